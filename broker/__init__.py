@@ -1,0 +1,1 @@
+"""The replicated state machine and the services of a broker node."""

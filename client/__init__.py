@@ -1,0 +1,1 @@
+"""Producers, consumers, admin and the command line."""

@@ -1,0 +1,1 @@
+"""The soft-state route registry."""

@@ -1,0 +1,299 @@
+from ledgermq.proto import route_pb2 as _route_pb2
+from ledgermq.proto import log_pb2 as _log_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class CreateTopicRequest(_message.Message):
+    __slots__ = ("topic", "queue_count", "message_type", "if_not_exists")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    IF_NOT_EXISTS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue_count: int
+    message_type: _route_pb2.TopicMessageType
+    if_not_exists: bool
+    def __init__(self, topic: _Optional[str] = ..., queue_count: _Optional[int] = ..., message_type: _Optional[_Union[_route_pb2.TopicMessageType, str]] = ..., if_not_exists: _Optional[bool] = ...) -> None: ...
+
+class CreateTopicResponse(_message.Message):
+    __slots__ = ("refusal", "topic")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    topic: _route_pb2.TopicInfo
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., topic: _Optional[_Union[_route_pb2.TopicInfo, _Mapping]] = ...) -> None: ...
+
+class DeleteTopicRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class DeleteTopicResponse(_message.Message):
+    __slots__ = ("refusal",)
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ...) -> None: ...
+
+class ListTopicsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTopicsResponse(_message.Message):
+    __slots__ = ("refusal", "topics")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    topics: _containers.RepeatedCompositeFieldContainer[_route_pb2.TopicInfo]
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., topics: _Optional[_Iterable[_Union[_route_pb2.TopicInfo, _Mapping]]] = ...) -> None: ...
+
+class DescribeTopicRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class DescribeTopicResponse(_message.Message):
+    __slots__ = ("refusal", "topic", "queues")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    topic: _route_pb2.TopicInfo
+    queues: _containers.RepeatedCompositeFieldContainer[_log_pb2.QueueOffset]
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., topic: _Optional[_Union[_route_pb2.TopicInfo, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[_log_pb2.QueueOffset, _Mapping]]] = ...) -> None: ...
+
+class ConsumerGroupInfo(_message.Message):
+    __slots__ = ("name", "start_position", "max_attempts", "fifo", "connected_clients")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    START_POSITION_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    FIFO_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    start_position: str
+    max_attempts: int
+    fifo: bool
+    connected_clients: int
+    def __init__(self, name: _Optional[str] = ..., start_position: _Optional[str] = ..., max_attempts: _Optional[int] = ..., fifo: _Optional[bool] = ..., connected_clients: _Optional[int] = ...) -> None: ...
+
+class CreateGroupRequest(_message.Message):
+    __slots__ = ("group", "if_not_exists")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    IF_NOT_EXISTS_FIELD_NUMBER: _ClassVar[int]
+    group: ConsumerGroupInfo
+    if_not_exists: bool
+    def __init__(self, group: _Optional[_Union[ConsumerGroupInfo, _Mapping]] = ..., if_not_exists: _Optional[bool] = ...) -> None: ...
+
+class CreateGroupResponse(_message.Message):
+    __slots__ = ("refusal",)
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ...) -> None: ...
+
+class DeleteGroupRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteGroupResponse(_message.Message):
+    __slots__ = ("refusal",)
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ...) -> None: ...
+
+class ListConsumerGroupsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListConsumerGroupsResponse(_message.Message):
+    __slots__ = ("refusal", "groups")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    groups: _containers.RepeatedCompositeFieldContainer[ConsumerGroupInfo]
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[ConsumerGroupInfo, _Mapping]]] = ...) -> None: ...
+
+class DescribeGroupRequest(_message.Message):
+    __slots__ = ("name", "topic")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    topic: str
+    def __init__(self, name: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
+
+class GroupQueueProgress(_message.Message):
+    __slots__ = ("topic", "queue_id", "committed_offset", "end_offset", "leased", "begin_offset")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue_id: int
+    committed_offset: int
+    end_offset: int
+    leased: int
+    begin_offset: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., committed_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., leased: _Optional[int] = ..., begin_offset: _Optional[int] = ...) -> None: ...
+
+class DescribeGroupResponse(_message.Message):
+    __slots__ = ("refusal", "group", "queues")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    group: ConsumerGroupInfo
+    queues: _containers.RepeatedCompositeFieldContainer[GroupQueueProgress]
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., group: _Optional[_Union[ConsumerGroupInfo, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[GroupQueueProgress, _Mapping]]] = ...) -> None: ...
+
+class ResetOffsetsRequest(_message.Message):
+    __slots__ = ("group", "topic", "earliest", "latest", "timestamp_ms")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    EARLIEST_FIELD_NUMBER: _ClassVar[int]
+    LATEST_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_MS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topic: str
+    earliest: bool
+    latest: bool
+    timestamp_ms: int
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., earliest: _Optional[bool] = ..., latest: _Optional[bool] = ..., timestamp_ms: _Optional[int] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeStatus(_message.Message):
+    __slots__ = ("node_id", "role", "addresses", "durable_index", "commit_index", "applied_index", "behind_bytes", "fsync_p50_ms", "fsync_p99_ms", "disk_used_ratio", "last_contact_ms", "state")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FSYNC_P50_MS_FIELD_NUMBER: _ClassVar[int]
+    FSYNC_P99_MS_FIELD_NUMBER: _ClassVar[int]
+    DISK_USED_RATIO_FIELD_NUMBER: _ClassVar[int]
+    LAST_CONTACT_MS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    role: str
+    addresses: _route_pb2.ListenerAddresses
+    durable_index: int
+    commit_index: int
+    applied_index: int
+    behind_bytes: int
+    fsync_p50_ms: float
+    fsync_p99_ms: float
+    disk_used_ratio: float
+    last_contact_ms: int
+    state: str
+    def __init__(self, node_id: _Optional[str] = ..., role: _Optional[str] = ..., addresses: _Optional[_Union[_route_pb2.ListenerAddresses, _Mapping]] = ..., durable_index: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., behind_bytes: _Optional[int] = ..., fsync_p50_ms: _Optional[float] = ..., fsync_p99_ms: _Optional[float] = ..., disk_used_ratio: _Optional[float] = ..., last_contact_ms: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("cluster", "group", "node_id", "role", "term", "term_age_ms", "leader_id", "leader", "voters", "voters_in_contact", "flush", "nodes", "produce_refused", "produce_refused_reason", "version", "incarnation", "first_index", "log_bytes", "uptime_ms")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    TERM_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_IN_CONTACT_FIELD_NUMBER: _ClassVar[int]
+    FLUSH_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    PRODUCE_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    PRODUCE_REFUSED_REASON_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LOG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    group: str
+    node_id: str
+    role: str
+    term: int
+    term_age_ms: int
+    leader_id: str
+    leader: _route_pb2.ListenerAddresses
+    voters: int
+    voters_in_contact: int
+    flush: str
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    produce_refused: bool
+    produce_refused_reason: str
+    version: str
+    incarnation: str
+    first_index: int
+    log_bytes: int
+    uptime_ms: int
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., term_age_ms: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader: _Optional[_Union[_route_pb2.ListenerAddresses, _Mapping]] = ..., voters: _Optional[int] = ..., voters_in_contact: _Optional[int] = ..., flush: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., produce_refused: _Optional[bool] = ..., produce_refused_reason: _Optional[str] = ..., version: _Optional[str] = ..., incarnation: _Optional[str] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ...) -> None: ...
+
+class TransferLeadershipRequest(_message.Message):
+    __slots__ = ("to_node",)
+    TO_NODE_FIELD_NUMBER: _ClassVar[int]
+    to_node: str
+    def __init__(self, to_node: _Optional[str] = ...) -> None: ...
+
+class TransferLeadershipResponse(_message.Message):
+    __slots__ = ("refusal", "leader_id")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ID_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    leader_id: str
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., leader_id: _Optional[str] = ...) -> None: ...
+
+class DumpRequest(_message.Message):
+    __slots__ = ("without_consume_queues",)
+    WITHOUT_CONSUME_QUEUES_FIELD_NUMBER: _ClassVar[int]
+    without_consume_queues: bool
+    def __init__(self, without_consume_queues: _Optional[bool] = ...) -> None: ...
+
+class DumpChunk(_message.Message):
+    __slots__ = ("refusal", "path", "offset", "data", "total_bytes")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    path: str
+    offset: int
+    data: bytes
+    total_bytes: int
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., path: _Optional[str] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
+class CleanRequest(_message.Message):
+    __slots__ = ("dry_run", "older_than_ms", "even_unexpired")
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    OLDER_THAN_MS_FIELD_NUMBER: _ClassVar[int]
+    EVEN_UNEXPIRED_FIELD_NUMBER: _ClassVar[int]
+    dry_run: bool
+    older_than_ms: int
+    even_unexpired: bool
+    def __init__(self, dry_run: _Optional[bool] = ..., older_than_ms: _Optional[int] = ..., even_unexpired: _Optional[bool] = ...) -> None: ...
+
+class CleanResponse(_message.Message):
+    __slots__ = ("refusal", "segments", "bytes", "log_start_index")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_INDEX_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    segments: _containers.RepeatedScalarFieldContainer[str]
+    bytes: int
+    log_start_index: int
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., segments: _Optional[_Iterable[str]] = ..., bytes: _Optional[int] = ..., log_start_index: _Optional[int] = ...) -> None: ...

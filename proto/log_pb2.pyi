@@ -1,0 +1,148 @@
+from ledgermq.proto import route_pb2 as _route_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ProduceRequest(_message.Message):
+    __slots__ = ("request_id", "sections", "section_count")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SECTIONS_FIELD_NUMBER: _ClassVar[int]
+    SECTION_COUNT_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    sections: bytes
+    section_count: int
+    def __init__(self, request_id: _Optional[int] = ..., sections: _Optional[bytes] = ..., section_count: _Optional[int] = ...) -> None: ...
+
+class SectionResult(_message.Message):
+    __slots__ = ("base_queue_offset", "count", "duplicate", "refusal")
+    BASE_QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    base_queue_offset: int
+    count: int
+    duplicate: bool
+    refusal: _route_pb2.Refusal
+    def __init__(self, base_queue_offset: _Optional[int] = ..., count: _Optional[int] = ..., duplicate: _Optional[bool] = ..., refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ...) -> None: ...
+
+class ProduceResponse(_message.Message):
+    __slots__ = ("request_id", "results", "refusal", "store_timestamp")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    STORE_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    results: _containers.RepeatedCompositeFieldContainer[SectionResult]
+    refusal: _route_pb2.Refusal
+    store_timestamp: int
+    def __init__(self, request_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[SectionResult, _Mapping]]] = ..., refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., store_timestamp: _Optional[int] = ...) -> None: ...
+
+class FetchPosition(_message.Message):
+    __slots__ = ("topic_id", "queue_id", "offset")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    queue_id: int
+    offset: int
+    def __init__(self, topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("positions", "max_bytes", "max_wait_ms")
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    positions: _containers.RepeatedCompositeFieldContainer[FetchPosition]
+    max_bytes: int
+    max_wait_ms: int
+    def __init__(self, positions: _Optional[_Iterable[_Union[FetchPosition, _Mapping]]] = ..., max_bytes: _Optional[int] = ..., max_wait_ms: _Optional[int] = ...) -> None: ...
+
+class FetchedSection(_message.Message):
+    __slots__ = ("section", "store_timestamp", "physical_offset")
+    SECTION_FIELD_NUMBER: _ClassVar[int]
+    STORE_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    PHYSICAL_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    section: bytes
+    store_timestamp: int
+    physical_offset: int
+    def __init__(self, section: _Optional[bytes] = ..., store_timestamp: _Optional[int] = ..., physical_offset: _Optional[int] = ...) -> None: ...
+
+class FetchedQueue(_message.Message):
+    __slots__ = ("topic_id", "queue_id", "refusal", "sections", "begin_offset", "end_offset")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    SECTIONS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    queue_id: int
+    refusal: _route_pb2.Refusal
+    sections: _containers.RepeatedCompositeFieldContainer[FetchedSection]
+    begin_offset: int
+    end_offset: int
+    def __init__(self, topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., sections: _Optional[_Iterable[_Union[FetchedSection, _Mapping]]] = ..., begin_offset: _Optional[int] = ..., end_offset: _Optional[int] = ...) -> None: ...
+
+class FetchResponse(_message.Message):
+    __slots__ = ("refusal", "queues", "applied_index", "node_id", "stale")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    queues: _containers.RepeatedCompositeFieldContainer[FetchedQueue]
+    applied_index: int
+    node_id: str
+    stale: bool
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[FetchedQueue, _Mapping]]] = ..., applied_index: _Optional[int] = ..., node_id: _Optional[str] = ..., stale: _Optional[bool] = ...) -> None: ...
+
+class QueueOffset(_message.Message):
+    __slots__ = ("topic", "queue_id", "offset", "begin_offset", "end_offset")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue_id: int
+    offset: int
+    begin_offset: int
+    end_offset: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., begin_offset: _Optional[int] = ..., end_offset: _Optional[int] = ...) -> None: ...
+
+class CommitOffsetsRequest(_message.Message):
+    __slots__ = ("group", "offsets", "reset")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    offsets: _containers.RepeatedCompositeFieldContainer[QueueOffset]
+    reset: bool
+    def __init__(self, group: _Optional[str] = ..., offsets: _Optional[_Iterable[_Union[QueueOffset, _Mapping]]] = ..., reset: _Optional[bool] = ...) -> None: ...
+
+class CommitOffsetsResponse(_message.Message):
+    __slots__ = ("refusal",)
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ...) -> None: ...
+
+class QueryOffsetsRequest(_message.Message):
+    __slots__ = ("group", "topic")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topic: str
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
+
+class QueryOffsetsResponse(_message.Message):
+    __slots__ = ("refusal", "offsets")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    offsets: _containers.RepeatedCompositeFieldContainer[QueueOffset]
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., offsets: _Optional[_Iterable[_Union[QueueOffset, _Mapping]]] = ...) -> None: ...

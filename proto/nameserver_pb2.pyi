@@ -1,0 +1,108 @@
+from ledgermq.proto import route_pb2 as _route_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("node_id", "incarnation", "route", "is_leader")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    IS_LEADER_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: str
+    route: _route_pb2.GroupRoute
+    is_leader: bool
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., route: _Optional[_Union[_route_pb2.GroupRoute, _Mapping]] = ..., is_leader: _Optional[bool] = ...) -> None: ...
+
+class RegisterResponse(_message.Message):
+    __slots__ = ("refusal", "expiry_ms")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    EXPIRY_MS_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    expiry_ms: int
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., expiry_ms: _Optional[int] = ...) -> None: ...
+
+class HeartbeatBeat(_message.Message):
+    __slots__ = ("cluster", "group", "node_id", "term", "leader_id")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ID_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    group: str
+    node_id: str
+    term: int
+    leader_id: str
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ...) -> None: ...
+
+class HeartbeatReply(_message.Message):
+    __slots__ = ("register_again",)
+    REGISTER_AGAIN_FIELD_NUMBER: _ClassVar[int]
+    register_again: bool
+    def __init__(self, register_again: _Optional[bool] = ...) -> None: ...
+
+class UnregisterRequest(_message.Message):
+    __slots__ = ("cluster", "group", "node_id")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    group: str
+    node_id: str
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ...) -> None: ...
+
+class UnregisterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetRouteRequest(_message.Message):
+    __slots__ = ("cluster", "topic")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    topic: str
+    def __init__(self, cluster: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
+
+class GetRouteResponse(_message.Message):
+    __slots__ = ("refusal", "groups", "cluster")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    groups: _containers.RepeatedCompositeFieldContainer[_route_pb2.GroupRoute]
+    cluster: str
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[_route_pb2.GroupRoute, _Mapping]]] = ..., cluster: _Optional[str] = ...) -> None: ...
+
+class WatchRoutesRequest(_message.Message):
+    __slots__ = ("cluster", "topics")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, cluster: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WatchRoutesResponse(_message.Message):
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[_route_pb2.GroupRoute]
+    def __init__(self, groups: _Optional[_Iterable[_Union[_route_pb2.GroupRoute, _Mapping]]] = ...) -> None: ...
+
+class ListGroupsRequest(_message.Message):
+    __slots__ = ("cluster",)
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    def __init__(self, cluster: _Optional[str] = ...) -> None: ...
+
+class ListGroupsResponse(_message.Message):
+    __slots__ = ("groups", "clusters")
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[_route_pb2.GroupRoute]
+    clusters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, groups: _Optional[_Iterable[_Union[_route_pb2.GroupRoute, _Mapping]]] = ..., clusters: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -1,0 +1,376 @@
+"""Layout of sections and records: the payload of a RECORDS entry, and what producers send and consumers fetch.
+
+Little-endian. The payload is 1..n sections; a section is a 64-byte header and a body, both multiples of 8 bytes.
+
+Section header
+     0  u8   kind              SectionKind: 1 records of one queue, 2 state commands
+     1  u8   version           1
+     2  u16  queue id
+     4  u32  topic id          0 for commands
+     8  i64  base queue offset filled in by the leader (producers send -1); -1 for commands
+    16  u32  count             records (or commands) in the body
+    20  u32  size              bytes of the body, multiple of 8
+    24  u32  crc32c            over the body
+    28  u32  entry distance    bytes from this header back to its entry's header; filled in by the leader
+    32  u64  producer id       0: not deduplicated by sequence
+    40  u32  producer epoch
+    44  u32  reserved          0
+    48  u64  base sequence     sequence of the first record
+    56  u64  reserved          0
+
+The checksum covers the body only, so the leader fills in its fields without touching the body.
+
+Record (64-byte fixed header, key hashes, two runs of protobuf wire bytes, padding to 8)
+     0  u32  size              whole record with padding, multiple of 8
+     4  u32  section distance  bytes from this record back to its section header
+     8  u16  flags             RecordFlags
+    10  u16  key count
+    12  u32  system size       bytes of the system run: fields of `SystemProperties` as the client sent them
+    16  u32  rest size         bytes of the rest run: fields topic, user_properties, body of `Message`
+    20  u32  body offset       from the record's start to the first body byte (inside the rest run)
+    24  u32  body size         bytes of the body as sent (compressed when flagged so)
+    28  u32  reserved          0
+    32  i64  tag hash          0: no tag
+    40  i64  born timestamp    ms since the epoch, the producer's clock
+    48  16   message id        bytes 1..16 of a 17-byte v1 id, else blake2b-128 of the id's text
+    64  u64[key count]        hashes of the keys
+    then the system run, the rest run, padding
+
+Command (in a section of kind 2): u16 type · u16 version · u32 size · payload · padding to 8.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import Final
+
+import numpy as np
+from crc32c import crc32c
+
+from .entry import Buffer, padded
+from .errors import CorruptError, NewerFormatError
+
+SECTION_HEADER_SIZE: Final = 64
+RECORD_HEADER_SIZE: Final = 64
+COMMAND_HEADER_SIZE: Final = 8
+SECTION_VERSION: Final = 1
+#: A body larger than this is refused (features.md A2.8: 4 MiB).
+MAX_BODY_SIZE: Final = 4 * 1024 * 1024
+#: Largest record: the body, 16 KiB of properties and the rest of the header fields.
+MAX_RECORD_SIZE: Final = MAX_BODY_SIZE + 64 * 1024
+
+_SECTION: Final = struct.Struct("<BBHIqIIIIQIIQQ")
+_RECORD: Final = struct.Struct("<IIHHIIIIIqq16s")
+_COMMAND: Final = struct.Struct("<HHI")
+assert _SECTION.size == SECTION_HEADER_SIZE
+assert _RECORD.size == RECORD_HEADER_SIZE
+
+RECORD_DTYPE: Final = np.dtype(
+    [
+        ("size", "<u4"),
+        ("section_distance", "<u4"),
+        ("flags", "<u2"),
+        ("key_count", "<u2"),
+        ("system_size", "<u4"),
+        ("rest_size", "<u4"),
+        ("body_offset", "<u4"),
+        ("body_size", "<u4"),
+        ("reserved", "<u4"),
+        ("tag_hash", "<i8"),
+        ("born_timestamp", "<i8"),
+        ("message_id", "V16"),
+    ]
+)
+
+
+class SectionKind(IntEnum):
+    RECORDS = 1
+    COMMANDS = 2
+
+
+class RecordFlags(IntFlag):
+    GZIP = 1  # the body is gzip-compressed (Encoding.GZIP)
+    V1_ID = 2  # `message_id` is a v1 id: text = "01" + upper-case hex of the 16 bytes
+    COPY = 4  # appended by the leader as a copy of a stored message (delay, transaction, dead letter)
+    FIFO = 8  # the message has a message group
+
+
+@dataclass(frozen=True, slots=True)
+class SectionHeader:
+    """A decoded section header. `size` and `entry_distance` are bytes."""
+
+    kind: SectionKind
+    queue_id: int
+    topic_id: int
+    base_queue_offset: int
+    count: int
+    size: int
+    crc: int
+    entry_distance: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+    @property
+    def total_size(self) -> int:
+        """Bytes of header and body."""
+        return SECTION_HEADER_SIZE + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class RecordView:
+    """One record inside a buffer; its runs are slices, nothing is copied."""
+
+    buffer: Buffer
+    position: int
+    size: int
+    section_distance: int
+    flags: RecordFlags
+    key_count: int
+    system_size: int
+    rest_size: int
+    body_offset: int
+    body_size: int
+    tag_hash: int
+    born_timestamp: int
+    message_id: bytes
+
+    @property
+    def _system_start(self) -> int:
+        return self.position + RECORD_HEADER_SIZE + 8 * self.key_count
+
+    @property
+    def system_run(self) -> memoryview:
+        """Wire bytes of `SystemProperties` as the client sent them."""
+        start = self._system_start
+        return memoryview(self.buffer)[start : start + self.system_size]
+
+    @property
+    def rest_run(self) -> memoryview:
+        """Wire bytes of the fields 1, 2 and 4 of `Message` (topic, user_properties, body)."""
+        start = self._system_start + self.system_size
+        return memoryview(self.buffer)[start : start + self.rest_size]
+
+    @property
+    def body(self) -> memoryview:
+        """The body as sent (compressed when `RecordFlags.GZIP` is set)."""
+        start = self.position + self.body_offset
+        return memoryview(self.buffer)[start : start + self.body_size]
+
+    @property
+    def key_hashes(self) -> tuple[int, ...]:
+        return struct.unpack_from(f"<{self.key_count}Q", self.buffer, self.position + RECORD_HEADER_SIZE)
+
+
+def hash_text(text: str) -> int:
+    """Return the signed 64-bit hash of a tag or key: stable across versions, languages and runs; 0 for ""."""
+    if not text:
+        return 0
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True) or 1
+
+
+def pack_message_id(text: str) -> tuple[bytes, RecordFlags]:
+    """Return the 16 stored bytes of a message id, and the flag that says how to read them."""
+    if len(text) == 34 and text.startswith("01"):
+        try:
+            raw = bytes.fromhex(text[2:])
+        except ValueError:
+            raw = b""
+        if len(raw) == 16 and raw.hex().upper() == text[2:]:
+            return raw, RecordFlags.V1_ID
+    return hashlib.blake2b(text.encode(), digest_size=16).digest(), RecordFlags(0)
+
+
+def encode_record(
+    system_run: bytes,
+    rest_run: bytes,
+    *,
+    section_distance: int,
+    body_offset_in_rest: int,
+    body_size: int,
+    message_id: bytes,
+    born_timestamp: int,
+    tag_hash: int = 0,
+    key_hashes: Sequence[int] = (),
+    flags: int = 0,
+) -> bytes:
+    """Return one record. `section_distance` is its offset from the start of the section header, in bytes."""
+    keys = struct.pack(f"<{len(key_hashes)}Q", *(key & 0xFFFFFFFFFFFFFFFF for key in key_hashes))
+    body_offset = RECORD_HEADER_SIZE + len(keys) + len(system_run) + body_offset_in_rest
+    exact = RECORD_HEADER_SIZE + len(keys) + len(system_run) + len(rest_run)
+    size = padded(exact)
+    header = _RECORD.pack(
+        size, section_distance, flags, len(key_hashes), len(system_run), len(rest_run),
+        body_offset, body_size, 0, tag_hash, born_timestamp, message_id,
+    )  # fmt: skip
+    return b"".join((header, keys, system_run, rest_run, bytes(size - exact)))
+
+
+def encode_section(
+    kind: SectionKind,
+    body_parts: Sequence[Buffer],
+    count: int,
+    *,
+    topic_id: int = 0,
+    queue_id: int = 0,
+    base_queue_offset: int = -1,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    base_sequence: int = 0,
+) -> bytearray:
+    """Return a section. The leader's fields (base offset, entry distance) are filled in later by `seal_section`."""
+    size = sum(len(part) for part in body_parts)
+    assert size % 8 == 0, "records and commands are padded to 8 bytes"
+    out = bytearray(SECTION_HEADER_SIZE + size)
+    position = SECTION_HEADER_SIZE
+    for part in body_parts:
+        out[position : position + len(part)] = part
+        position += len(part)
+    crc = crc32c(memoryview(out)[SECTION_HEADER_SIZE:])
+    _SECTION.pack_into(
+        out, 0, kind, SECTION_VERSION, queue_id, topic_id, base_queue_offset, count, size, crc, 0,
+        producer_id, producer_epoch, 0, base_sequence, 0,
+    )  # fmt: skip
+    return out
+
+
+def seal_section(section: bytearray | memoryview, *, base_queue_offset: int, entry_distance: int) -> None:
+    """Fill in the leader's fields of a writable section header."""
+    struct.pack_into("<q", section, 8, base_queue_offset)
+    struct.pack_into("<I", section, 28, entry_distance)
+
+
+def decode_section(buffer: Buffer, position: int = 0) -> SectionHeader:
+    """Decode the section header at `position` and check that its body is inside `buffer`.
+
+    Raises: CorruptError, NewerFormatError.
+    """
+    if len(buffer) - position < SECTION_HEADER_SIZE:
+        raise CorruptError("section header cut short", position)
+    (
+        kind, version, queue_id, topic_id, base_queue_offset, count, size, crc, entry_distance,
+        producer_id, producer_epoch, reserved, base_sequence, reserved2,
+    ) = _SECTION.unpack_from(buffer, position)  # fmt: skip
+    if version > SECTION_VERSION:
+        raise NewerFormatError("section", version, SECTION_VERSION)
+    if version != SECTION_VERSION or kind not in (1, 2) or reserved or reserved2:
+        raise CorruptError("no section header", position)
+    if size % 8 or position + SECTION_HEADER_SIZE + size > len(buffer):
+        raise CorruptError("section size does not fit", position)
+    return SectionHeader(
+        SectionKind(kind), queue_id, topic_id, base_queue_offset, count, size, crc, entry_distance,
+        producer_id, producer_epoch, base_sequence,
+    )  # fmt: skip
+
+
+def verify_section(buffer: Buffer, position: int, header: SectionHeader) -> None:
+    """Check the checksum of a section's body. Raises: CorruptError."""
+    start = position + SECTION_HEADER_SIZE
+    if crc32c(memoryview(buffer)[start : start + header.size]) != header.crc:
+        raise CorruptError("section checksum mismatch", position)
+
+
+def walk_sections(payload: Buffer, count: int) -> Iterator[tuple[int, SectionHeader]]:
+    """Yield (position, header) of the `count` sections of a payload. Raises: CorruptError."""
+    position = 0
+    for _ in range(count):
+        header = decode_section(payload, position)
+        yield position, header
+        position += header.total_size
+    if position != len(payload):
+        raise CorruptError("bytes behind the last section", position)
+
+
+def record_positions(body: Buffer, count: int, *, distance: int = SECTION_HEADER_SIZE) -> np.ndarray:
+    """Return the byte positions of a section's records inside its body (int64, shape (count,)).
+
+    Checks that sizes chain exactly through the body, that every run is inside its record, and that each record
+    names its section (`distance` = bytes between section header and body). Raises: CorruptError.
+    """
+    positions = np.empty(count, np.int64)
+    position, end = 0, len(body)
+    size_at = struct.Struct("<II").unpack_from
+    for i in range(count):
+        if position + RECORD_HEADER_SIZE > end:
+            raise CorruptError("record cut short", position)
+        size, section_distance = size_at(body, position)
+        if size < RECORD_HEADER_SIZE or size % 8 or section_distance != position + distance:
+            raise CorruptError("record header does not fit its section", position)
+        positions[i] = position
+        position += size
+    if position != end:
+        raise CorruptError("records do not fill their section", position)
+    _check_runs(body, positions)
+    return positions
+
+
+def _check_runs(body: Buffer, positions: np.ndarray) -> None:
+    """Check the inner lengths of all records at once. Raises: CorruptError."""
+    headers = record_headers(body, positions)
+    exact = (
+        RECORD_HEADER_SIZE
+        + 8 * headers["key_count"].astype(np.int64)
+        + headers["system_size"]
+        + headers["rest_size"]
+    )
+    rest_start = exact - headers["rest_size"]
+    body_end = headers["body_offset"].astype(np.int64) + headers["body_size"]
+    bad = ((exact + 7) & ~7 != headers["size"]) | (headers["body_offset"] < rest_start) | (body_end > exact)
+    if bad.any():
+        raise CorruptError("record runs do not fit the record", int(positions[int(bad.argmax())]))
+
+
+def record_headers(body: Buffer, positions: np.ndarray) -> np.ndarray:
+    """Return the fixed headers of the records at `positions` (RECORD_DTYPE, same length), copied once."""
+    raw = np.frombuffer(body, np.uint8)
+    if len(positions) == 0:
+        return np.empty(0, RECORD_DTYPE)
+    words = raw[: len(raw) // 8 * 8].view("<u8")
+    gathered = words[(positions // 8)[:, None] + np.arange(RECORD_HEADER_SIZE // 8)]
+    return np.ascontiguousarray(gathered).view(RECORD_DTYPE).reshape(-1)
+
+
+def decode_record(buffer: Buffer, position: int = 0) -> RecordView:
+    """Decode the record at `position`. Raises: CorruptError."""
+    if len(buffer) - position < RECORD_HEADER_SIZE:
+        raise CorruptError("record header cut short", position)
+    (
+        size, section_distance, flags, key_count, system_size, rest_size, body_offset, body_size, reserved,
+        tag_hash, born_timestamp, message_id,
+    ) = _RECORD.unpack_from(buffer, position)  # fmt: skip
+    exact = RECORD_HEADER_SIZE + 8 * key_count + system_size + rest_size
+    if size != padded(exact) or position + size > len(buffer) or body_offset + body_size > exact or reserved:
+        raise CorruptError("record sizes do not fit", position)
+    return RecordView(
+        buffer, position, size, section_distance, RecordFlags(flags), key_count, system_size, rest_size,
+        body_offset, body_size, tag_hash, born_timestamp, message_id,
+    )  # fmt: skip
+
+
+def encode_command(command_type: int, version: int, payload: bytes) -> bytes:
+    """Return one state command, padded."""
+    size = padded(COMMAND_HEADER_SIZE + len(payload))
+    return _COMMAND.pack(command_type, version, len(payload)) + payload.ljust(
+        size - COMMAND_HEADER_SIZE, b"\0"
+    )
+
+
+def walk_commands(body: Buffer, count: int) -> Iterator[tuple[int, int, memoryview]]:
+    """Yield (type, version, payload) of the commands in a section body. Raises: CorruptError."""
+    position, view = 0, memoryview(body)
+    for _ in range(count):
+        if position + COMMAND_HEADER_SIZE > len(view):
+            raise CorruptError("command cut short", position)
+        command_type, version, size = _COMMAND.unpack_from(view, position)
+        start = position + COMMAND_HEADER_SIZE
+        if start + size > len(view):
+            raise CorruptError("command cut short", position)
+        yield command_type, version, view[start : start + size]
+        position += padded(COMMAND_HEADER_SIZE + size)
+    if position != len(view):
+        raise CorruptError("bytes behind the last command", position)

@@ -1,0 +1,155 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REFUSAL_CODE_UNSPECIFIED: _ClassVar[RefusalCode]
+    NOT_LEADER: _ClassVar[RefusalCode]
+    NO_QUORUM: _ClassVar[RefusalCode]
+    OUTCOME_UNKNOWN: _ClassVar[RefusalCode]
+    TOO_MANY_REQUESTS: _ClassVar[RefusalCode]
+    DISK_FULL: _ClassVar[RefusalCode]
+    TOPIC_NOT_FOUND: _ClassVar[RefusalCode]
+    GROUP_NOT_FOUND: _ClassVar[RefusalCode]
+    QUEUE_NOT_FOUND: _ClassVar[RefusalCode]
+    ALREADY_EXISTS: _ClassVar[RefusalCode]
+    INVALID_ARGUMENT: _ClassVar[RefusalCode]
+    MESSAGE_TOO_LARGE: _ClassVar[RefusalCode]
+    CORRUPT_SECTION: _ClassVar[RefusalCode]
+    SEQUENCE_GAP: _ClassVar[RefusalCode]
+    STALE_PRODUCER_EPOCH: _ClassVar[RefusalCode]
+    OFFSET_OUT_OF_RANGE: _ClassVar[RefusalCode]
+    STALE_ROUTE: _ClassVar[RefusalCode]
+    SHUTTING_DOWN: _ClassVar[RefusalCode]
+    NOT_SUPPORTED: _ClassVar[RefusalCode]
+    INTERNAL: _ClassVar[RefusalCode]
+
+class QueuePermission(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    QUEUE_PERMISSION_UNSPECIFIED: _ClassVar[QueuePermission]
+    NONE: _ClassVar[QueuePermission]
+    READ: _ClassVar[QueuePermission]
+    WRITE: _ClassVar[QueuePermission]
+    READ_WRITE: _ClassVar[QueuePermission]
+
+class TopicMessageType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOPIC_MESSAGE_TYPE_UNSPECIFIED: _ClassVar[TopicMessageType]
+    NORMAL: _ClassVar[TopicMessageType]
+    FIFO: _ClassVar[TopicMessageType]
+    DELAY: _ClassVar[TopicMessageType]
+    TRANSACTION: _ClassVar[TopicMessageType]
+    MIXED: _ClassVar[TopicMessageType]
+REFUSAL_CODE_UNSPECIFIED: RefusalCode
+NOT_LEADER: RefusalCode
+NO_QUORUM: RefusalCode
+OUTCOME_UNKNOWN: RefusalCode
+TOO_MANY_REQUESTS: RefusalCode
+DISK_FULL: RefusalCode
+TOPIC_NOT_FOUND: RefusalCode
+GROUP_NOT_FOUND: RefusalCode
+QUEUE_NOT_FOUND: RefusalCode
+ALREADY_EXISTS: RefusalCode
+INVALID_ARGUMENT: RefusalCode
+MESSAGE_TOO_LARGE: RefusalCode
+CORRUPT_SECTION: RefusalCode
+SEQUENCE_GAP: RefusalCode
+STALE_PRODUCER_EPOCH: RefusalCode
+OFFSET_OUT_OF_RANGE: RefusalCode
+STALE_ROUTE: RefusalCode
+SHUTTING_DOWN: RefusalCode
+NOT_SUPPORTED: RefusalCode
+INTERNAL: RefusalCode
+QUEUE_PERMISSION_UNSPECIFIED: QueuePermission
+NONE: QueuePermission
+READ: QueuePermission
+WRITE: QueuePermission
+READ_WRITE: QueuePermission
+TOPIC_MESSAGE_TYPE_UNSPECIFIED: TopicMessageType
+NORMAL: TopicMessageType
+FIFO: TopicMessageType
+DELAY: TopicMessageType
+TRANSACTION: TopicMessageType
+MIXED: TopicMessageType
+
+class Refusal(_message.Message):
+    __slots__ = ("code", "message", "retryable", "retry_after_ms", "leader_id", "leader_address")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    code: RefusalCode
+    message: str
+    retryable: bool
+    retry_after_ms: int
+    leader_id: str
+    leader_address: str
+    def __init__(self, code: _Optional[_Union[RefusalCode, str]] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ...) -> None: ...
+
+class ListenerAddresses(_message.Message):
+    __slots__ = ("name", "messaging_address", "log_address")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MESSAGING_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LOG_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    messaging_address: str
+    log_address: str
+    def __init__(self, name: _Optional[str] = ..., messaging_address: _Optional[str] = ..., log_address: _Optional[str] = ...) -> None: ...
+
+class NodeInfo(_message.Message):
+    __slots__ = ("node_id", "listeners", "zone", "alive", "voter")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    LISTENERS_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    VOTER_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    listeners: _containers.RepeatedCompositeFieldContainer[ListenerAddresses]
+    zone: str
+    alive: bool
+    voter: bool
+    def __init__(self, node_id: _Optional[str] = ..., listeners: _Optional[_Iterable[_Union[ListenerAddresses, _Mapping]]] = ..., zone: _Optional[str] = ..., alive: _Optional[bool] = ..., voter: _Optional[bool] = ...) -> None: ...
+
+class TopicInfo(_message.Message):
+    __slots__ = ("name", "topic_id", "queue_count", "permission", "message_type", "version")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PERMISSION_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    topic_id: int
+    queue_count: int
+    permission: QueuePermission
+    message_type: TopicMessageType
+    version: int
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., queue_count: _Optional[int] = ..., permission: _Optional[_Union[QueuePermission, str]] = ..., message_type: _Optional[_Union[TopicMessageType, str]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class GroupRoute(_message.Message):
+    __slots__ = ("cluster", "group", "term", "leader_id", "nodes", "topics", "version", "writable")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ID_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WRITABLE_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    group: str
+    term: int
+    leader_id: str
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeInfo]
+    topics: _containers.RepeatedCompositeFieldContainer[TopicInfo]
+    version: int
+    writable: bool
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicInfo, _Mapping]]] = ..., version: _Optional[int] = ..., writable: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""Consensus: the pure Raft core, the CommitLog it owns, and the node that drives both."""

@@ -1,0 +1,1 @@
+"""Spark over log dumps (replica verification) and topics."""
