@@ -1,0 +1,76 @@
+"""What a RaftNode must be told: who it is, who the others are, where its data lies, and its limits.
+
+Owns: the defaults of the consensus layer and their validation. Must not: read files or the environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from .errors import ConfigurationError
+from .types import NodeId
+
+DEFAULT_SEGMENT_SIZE: Final = 1 << 30
+MAX_ENTRY_DIVISOR: Final = 4  # no entry is larger than a quarter of a segment (D4)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A configured voter of the group and the `host:port` of its Raft listener."""
+
+    node_id: NodeId
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaftConfig:
+    """Settings of one node of one group. Times are milliseconds, sizes are bytes."""
+
+    cluster_id: str
+    group: str
+    node_id: NodeId
+    members: tuple[Member, ...]  # every voter, this node included
+    data_dir: Path  # the node's data folder; the log is in `commitlog/` below it
+    bind: str = ""  # listener `host:port`; empty = this member's address
+    rejoin: bool = False  # come back with an empty log under a known id (P19)
+    segment_size: int = DEFAULT_SEGMENT_SIZE
+    flush: str = "sync"  # sync | async_timed | async_notify (D7)
+    tick_ms: int = 10
+    heartbeat_ms: int = 75
+    election_ms_min: int = 400
+    election_ms_max: int = 800
+    max_uncommitted_bytes: int = 64 << 20  # proposals beyond it are refused with BusyError
+    max_inflight_bytes: int = 8 << 20  # per follower, sent and not yet acknowledged
+    max_inflight_messages: int = 256
+    max_append_bytes: int = 1 << 20  # entry bytes in one AppendEntries (one entry may be larger)
+    apply_slice_bytes: int = 1 << 20  # entry bytes applied before the loop gets its turn
+    seed: int | None = None  # of the election timer; None = from the operating system
+    feature_level: int = 1
+    peers: tuple[Member, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ids = [member.node_id for member in self.members]
+        if len(set(ids)) != len(ids):
+            raise ConfigurationError(f"two members of group {self.group} have the same id: {', '.join(ids)}")
+        if self.node_id not in ids:
+            raise ConfigurationError(
+                f"node {self.node_id} is not among the members of group {self.group} ({', '.join(ids)})"
+            )
+        if not 0 < self.heartbeat_ms * 2 <= self.election_ms_min < self.election_ms_max:
+            raise ConfigurationError(
+                "election timeout must be at least twice the heartbeat interval, and its minimum below its maximum: "
+                f"heartbeat {self.heartbeat_ms} ms, election {self.election_ms_min}-{self.election_ms_max} ms"
+            )
+        object.__setattr__(self, "peers", tuple(m for m in self.members if m.node_id != self.node_id))
+
+    @property
+    def address(self) -> str:
+        """This node's address as its peers know it."""
+        return next(m.address for m in self.members if m.node_id == self.node_id)
+
+    @property
+    def max_entry_size(self) -> int:
+        """Bytes that one entry may take in the log, header included."""
+        return self.segment_size // MAX_ENTRY_DIVISOR

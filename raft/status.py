@@ -1,0 +1,58 @@
+"""What a node knows of its group, for `ledgermq cluster status` and the admin service. Plain values, no behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .types import LogIndex, NodeId, Term
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """One member as this node sees it. Progress fields are None unless this node leads."""
+
+    node_id: NodeId
+    address: str
+    role: str  # leader | follower | candidate | learner | unknown
+    connected: bool
+    durable_index: LogIndex | None  # highest index known to be on its disk
+    commit_index: LogIndex | None
+    behind_bytes: int | None  # log bytes that it does not hold yet
+    last_contact_ms: int | None  # since anything was heard from it
+    fsync_p99_ms: float | None  # as it reported it
+    disk_used_ratio: float | None  # 0..1 of its data file system, as it reported it
+    catching_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RaftStatus:
+    """A snapshot; `since_ms` is how long the role and term have been as they are."""
+
+    cluster_id: str
+    group: str
+    node_id: NodeId
+    incarnation: str
+    role: str  # starting | learner | follower | candidate | leader | faulted | stopped
+    term: Term
+    since_ms: int
+    leader_id: NodeId | None
+    leader_ready: bool
+    voters: int
+    voters_reachable: int  # itself included
+    flush: str
+    first_index: LogIndex
+    last_index: LogIndex
+    durable_index: LogIndex
+    commit_index: LogIndex
+    applied_index: LogIndex
+    log_bytes: int
+    fsync_p99_ms: float
+    disk_used_ratio: float
+    clock_offset_ms: int  # wall clock minus log time
+    fault: str | None
+    peers: tuple[PeerStatus, ...]  # every member, this one included, in configured order
+
+    @property
+    def has_quorum(self) -> bool:
+        """Tell whether a majority of the voters can be reached from here."""
+        return self.voters_reachable * 2 > self.voters
