@@ -1,0 +1,63 @@
+"""Log time: the only clock that the replicated state knows (D21).
+
+Owns: the estimate of log time and its slewing to the wall clock. Must not: read a clock; the caller gives the wall
+clock and a monotonic clock, both in ms. Invariants: what `lead` returns never decreases and is never below any
+timestamp that was observed or restored; a correction changes the pace by at most 1 %.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_SLEW: Final = 0.01
+WARN_OFFSET_MS: Final = 1000
+
+
+class LogTime:
+    """Estimate of log time on one node, leader or not."""
+
+    __slots__ = ("_at_ms", "_floor", "_value", "offset_ms")
+
+    def __init__(self) -> None:
+        self._floor = 0  # highest timestamp seen in the log or from a leader
+        self._value: float | None = None  # log time at monotonic `_at_ms`; None = no reference yet
+        self._at_ms = 0.0
+        self.offset_ms = 0.0  # wall clock minus log time, at the last call that knew both
+
+    @property
+    def floor(self) -> int:
+        """Highest timestamp (ms) known to be used."""
+        return self._floor
+
+    @property
+    def is_off(self) -> bool:
+        """Tell whether wall clock and log time are more than a second apart: a metric and a warning."""
+        return abs(self.offset_ms) > WARN_OFFSET_MS
+
+    def restore(self, timestamp: int) -> None:
+        """Take the last timestamp of a recovered log. How long ago that was, nobody knows: no reference yet."""
+        self._floor = max(self._floor, timestamp)
+
+    def observe(self, timestamp: int, wall_ms: float, monotonic_ms: float) -> None:
+        """Follow a leader: its entry or heartbeat carried `timestamp`."""
+        self._floor = max(self._floor, timestamp)
+        self._value, self._at_ms = float(timestamp), monotonic_ms
+        self.offset_ms = wall_ms - timestamp
+
+    def lead(self, wall_ms: float, monotonic_ms: float) -> int:
+        """Advance log time as the leader and return it: the timestamp of the next entry or heartbeat.
+
+        Continues from the last reference plus the monotonic time since, and slews to the wall clock. Without a
+        reference (first leader, or every node restarted) it starts at the wall clock, but never below the log.
+        """
+        if self._value is None:
+            self._value = max(float(self._floor), wall_ms)
+        else:
+            elapsed = max(0.0, monotonic_ms - self._at_ms)
+            wanted = wall_ms - (self._value + elapsed)
+            limit = elapsed * MAX_SLEW
+            self._value += elapsed + min(limit, max(-limit, wanted))
+        self._at_ms = monotonic_ms
+        self.offset_ms = wall_ms - self._value
+        self._floor = max(self._floor, int(self._value))
+        return self._floor

@@ -1,0 +1,63 @@
+"""Log time (D21): never decreasing, continued by a new leader, slewed by at most 1 %."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledgermq.raft.log_time import LogTime
+
+
+def test_the_first_leader_starts_at_its_wall_clock() -> None:
+    assert LogTime().lead(wall_ms=5_000, monotonic_ms=1) == 5_000
+
+
+def test_after_a_restart_of_all_nodes_log_time_goes_on_at_the_wall_clock_but_not_below_the_log() -> None:
+    ahead, behind = LogTime(), LogTime()
+    ahead.restore(5_000)
+    behind.restore(5_000)
+    assert ahead.lead(wall_ms=9_000, monotonic_ms=0) == 9_000
+    assert behind.lead(wall_ms=1_000, monotonic_ms=0) == 5_000
+
+
+def test_a_new_leader_continues_from_the_last_heartbeat_plus_monotonic_time() -> None:
+    clock = LogTime()
+    clock.observe(100_000, wall_ms=100_000, monotonic_ms=50)
+    assert clock.lead(wall_ms=100_700, monotonic_ms=750) == 100_700
+
+
+def test_a_wall_clock_that_is_ahead_is_approached_by_one_percent() -> None:
+    clock = LogTime()
+    clock.observe(100_000, wall_ms=200_000, monotonic_ms=0)
+    assert clock.lead(wall_ms=201_000, monotonic_ms=1_000) == 101_010
+    assert clock.is_off
+
+
+def test_a_wall_clock_that_is_behind_slows_log_time_and_never_turns_it_back() -> None:
+    clock = LogTime()
+    clock.observe(100_000, wall_ms=50_000, monotonic_ms=0)
+    assert clock.lead(wall_ms=51_000, monotonic_ms=1_000) == 100_990
+
+
+def test_a_small_difference_is_removed_and_is_no_warning() -> None:
+    clock = LogTime()
+    clock.observe(100_000, wall_ms=100_005, monotonic_ms=0)
+    assert clock.lead(wall_ms=101_005, monotonic_ms=1_000) == 101_005
+    assert not clock.is_off
+
+
+def test_a_timestamp_is_never_below_one_that_was_observed() -> None:
+    clock = LogTime()
+    clock.observe(100_000, wall_ms=0, monotonic_ms=0)
+    clock.observe(90_000, wall_ms=0, monotonic_ms=1)
+    assert clock.lead(wall_ms=0, monotonic_ms=1) == 100_000
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e12), st.floats(0, 1e6)), min_size=1, max_size=50))
+def test_timestamps_never_decrease_whatever_the_clocks_do(steps: list[tuple[float, float]]) -> None:
+    clock, monotonic, last = LogTime(), 0.0, -1
+    for wall, elapsed in steps:
+        monotonic += elapsed
+        now = clock.lead(wall, monotonic)
+        assert now >= last
+        last = now
