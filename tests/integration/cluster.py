@@ -1,0 +1,246 @@
+"""A cluster of real processes for tests: `python -m ledgermq.nameserver` and `python -m ledgermq.broker`.
+
+    with Cluster(folder, nodes=3) as cluster:
+        leader = cluster.wait_leader()
+        cluster.kill(leader)                 # kill -9
+        cluster.wait_leader(other_than=leader)
+
+Verbs: start_all · start · kill · pause · resume · terminate · restart · wait_leader · wait_ready · status · address · log.
+Ports are free ones of 127.0.0.1; data and logs stay in `folder`. Only processes that this object started are signalled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+
+from ledgermq.proto import admin_pb2, admin_pb2_grpc
+
+_START_TIMEOUT = 30.0
+_POLL = 0.02
+T = TypeVar("T")
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that were free a moment ago, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def wait_until(read: Callable[[], T | None], what: str, timeout: float = _START_TIMEOUT) -> T:
+    """Poll until `read` returns something true; fail with `what` after `timeout` seconds."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        if value := read():
+            return value
+        time.sleep(_POLL)
+    raise AssertionError(f"did not happen within {timeout:g} s: {what}")
+
+
+@dataclass
+class Process:
+    """One child with its log file. `arguments` are kept for a restart."""
+
+    name: str
+    arguments: list[str]
+    log_path: Path
+    ports: dict[str, int] = field(default_factory=dict)
+    popen: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log_path.open("ab") as log:
+            self.popen = subprocess.Popen(
+                [sys.executable, *self.arguments], stdout=log, stderr=subprocess.STDOUT
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self.popen is not None, f"{self.name} was never started"
+        return self.popen.pid
+
+    @property
+    def running(self) -> bool:
+        return self.popen is not None and self.popen.poll() is None
+
+    def log(self, lines: int = 30) -> str:
+        """Return the last lines that the process wrote."""
+        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+class Cluster:
+    """`nameservers` nameservers and one group g0 of `nodes` brokers n1, n2, …"""
+
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int = 3,
+        *,
+        nameservers: int = 1,
+        settings: dict[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        ports = iter(free_ports(nameservers + 4 * nodes))
+        self.nameservers = [self._nameserver(i + 1, next(ports)) for i in range(nameservers)]
+        names = [f"n{i + 1}" for i in range(nodes)]
+        kinds = ("raft", "messaging", "log", "http")
+        node_ports = {name: {kind: next(ports) for kind in kinds} for name in names}
+        peers = ",".join(f"{name}=127.0.0.1:{node_ports[name]['raft']}" for name in names)
+        options = {"segment-size": "64MiB", "auto-create-topics": "true", **(settings or {})}
+        self.nodes = {name: self._broker(name, node_ports[name], peers, options) for name in names}
+
+    def _nameserver(self, number: int, port: int) -> Process:
+        arguments = ["-m", "ledgermq.nameserver", "--bind", f"127.0.0.1:{port}"]
+        return Process(f"ns{number}", arguments, self.folder / f"ns{number}.log", {"bind": port})
+
+    def _broker(self, name: str, ports: dict[str, int], peers: str, options: dict[str, str]) -> Process:
+        listener = (
+            f"name=default,messaging_bind=127.0.0.1:{ports['messaging']},log_bind=127.0.0.1:{ports['log']}"
+        )
+        arguments = ["-m", "ledgermq.broker", "--node", name, "--data", str(self.folder / name)]
+        arguments += ["--peers", peers, "--raft-bind", f"127.0.0.1:{ports['raft']}"]
+        arguments += ["--http-bind", f"127.0.0.1:{ports['http']}", "--listener", listener]
+        arguments += ["--nameservers", ",".join(self.nameserver_addresses)]
+        for key, value in options.items():
+            arguments += [f"--{key}", value]
+        return Process(name, arguments, self.folder / f"{name}.log", ports)
+
+    @property
+    def nameserver_addresses(self) -> list[str]:
+        return [f"127.0.0.1:{process.ports['bind']}" for process in self.nameservers]
+
+    def __enter__(self) -> Cluster:
+        try:
+            self.start_all()
+        except BaseException:
+            self.stop_all()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop_all()
+
+    # -- verbs ---------------------------------------------------------------------------------------------------
+
+    def start_all(self) -> None:
+        """Start every process that does not run, and wait until all nodes are ready."""
+        for process in [*self.nameservers, *self.nodes.values()]:
+            if not process.running:
+                process.start()
+        for name in self.nodes:
+            self.wait_ready(name)
+
+    def start(self, name: str) -> None:
+        """Start a node that does not run; does not wait."""
+        self.nodes[name].start()
+
+    def kill(self, name: str) -> None:
+        """kill -9, and reap."""
+        process = self.nodes[name]
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.popen is not None
+        process.popen.wait()
+
+    def pause(self, name: str) -> None:
+        os.kill(self.nodes[name].pid, signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        os.kill(self.nodes[name].pid, signal.SIGCONT)
+
+    def terminate(self, name: str) -> int:
+        """SIGTERM; return the exit code."""
+        process = self.nodes[name]
+        assert process.popen is not None
+        process.popen.terminate()
+        return process.popen.wait(timeout=_START_TIMEOUT)
+
+    def restart(self, name: str) -> None:
+        """Start a stopped node again and wait until it is ready."""
+        self.start(name)
+        self.wait_ready(name)
+
+    def stop_all(self) -> None:
+        """End everything that still runs (also what is paused); brokers before nameservers."""
+        for process in [*self.nodes.values(), *self.nameservers]:
+            if process.running:
+                os.kill(process.pid, signal.SIGCONT)
+                os.kill(process.pid, signal.SIGTERM)
+        for process in [*self.nodes.values(), *self.nameservers]:
+            if process.popen is None:
+                continue
+            try:
+                process.popen.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.popen.kill()
+                process.popen.wait()
+
+    def wait_ready(self, name: str, timeout: float = _START_TIMEOUT) -> None:
+        """Wait for 200 of /readyz: caught up, and a leader known."""
+        process = self.nodes[name]
+
+        def ready() -> bool:
+            if not process.running:
+                raise AssertionError(f"{name} ended while it was awaited:\n{process.log()}")
+            return self.http(name, "/readyz")[0] == 200
+
+        try:
+            wait_until(ready, f"{name} ready", timeout)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{process.log()}") from None
+
+    def wait_leader(self, other_than: str = "", timeout: float = _START_TIMEOUT) -> str:
+        """Return the node that says of itself that it leads, when it does so."""
+
+        def leader() -> str | None:
+            for name, process in self.nodes.items():
+                if process.running and name != other_than and (status := self.status(name)):
+                    if status.role == "leader":
+                        return name
+            return None
+
+        return wait_until(leader, "a leader", timeout)
+
+    def status(self, name: str) -> admin_pb2.GetStatusResponse | None:
+        """Return the node's own view, None when it does not answer within a second."""
+        with grpc.insecure_channel(self.address(name)) as channel:
+            stub = admin_pb2_grpc.AdminServiceStub(channel)
+            try:
+                answer: admin_pb2.GetStatusResponse = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=1)
+            except grpc.RpcError:
+                return None
+        return answer
+
+    def address(self, name: str, kind: str = "log") -> str:
+        """Return host:port of a node's port: log, messaging, http or raft."""
+        return f"127.0.0.1:{self.nodes[name].ports[kind]}"
+
+    def http(self, name: str, path: str) -> tuple[int, str]:
+        """GET; return (status, text), status 0 when nothing answers."""
+        try:
+            with urllib.request.urlopen(f"http://{self.address(name, 'http')}{path}", timeout=2) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
