@@ -1,0 +1,176 @@
+"""Errors of the consensus layer.
+
+RaftError                     base; `retryable` tells whether the same call may be repeated elsewhere or later
+├── ConfigurationError        settings that cannot work
+├── NotLeaderError            this node does not lead; carries the leader when known (definite: nothing appended)
+├── BusyError                 too many uncommitted bytes (definite)
+├── TransferringError         the lead is being handed over (definite)
+├── EntryTooLargeError        larger than a quarter of a segment (definite)
+├── ProposalLostError         the outcome of a proposal is unknown
+├── TransferFailedError       nobody took over the lead
+├── NodeStoppedError          the node is stopping or has faulted
+└── StorageError              the data folder and the log
+    ├── DataFolderError       the folder cannot be used; nothing was changed
+    │   ├── ForeignFolderError    belongs to another node, group or cluster, or has another segment size
+    │   ├── LockedFolderError     another process uses it
+    │   ├── NewerFolderError      written by a newer LedgerMQ
+    │   └── DamagedFolderError    identity, hard state or manifest is missing or damaged
+    ├── DamagedLogError       an entry that must be there is damaged or missing; carries file and offset
+    ├── InvalidWireError      entries from a peer that do not fit: checksum, chain, index, offset, size
+    ├── LogTruncatedError     the range was cut off while it was read; look again
+    ├── LogCompactedError     the range is below the first retained index
+    ├── DiskFullError         no room for another segment (definite when raised by staging)
+    └── StorageFailedError    a write or fsync failed: terminal for the node (rule P15)
+
+Every message says what happened, why, and what to do next.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class RaftError(Exception):
+    """Base of the consensus layer's errors."""
+
+    retryable = False
+
+
+class ConfigurationError(RaftError, ValueError):
+    """Settings that cannot work."""
+
+
+class NotLeaderError(RaftError):
+    """This node does not lead. Nothing was appended."""
+
+    retryable = True
+
+    def __init__(self, leader: str | None = None) -> None:
+        super().__init__(f"not the leader; {leader} leads" if leader else "not the leader; no leader is known")
+        self.leader = leader
+
+
+class BusyError(RaftError):
+    """Too many bytes wait for commit. Nothing was appended."""
+
+    retryable = True
+
+
+class TransferringError(RaftError):
+    """The lead is being handed over. Nothing was appended."""
+
+    retryable = True
+
+    def __init__(self, to: str) -> None:
+        super().__init__(f"leadership is being transferred to {to}")
+        self.to = to
+
+
+class EntryTooLargeError(RaftError):
+    """An entry above the limit of a quarter of a segment. Nothing was appended."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"an entry of {size} bytes is above the limit of {limit} bytes")
+        self.size = size
+        self.limit = limit
+
+
+class ProposalLostError(RaftError):
+    """The fate of a proposal is unknown: it may be committed by another leader, or never."""
+
+    retryable = True
+
+
+class TransferFailedError(RaftError):
+    """Nobody took over the lead in time; this node still leads or steps down by itself."""
+
+    retryable = True
+
+
+class NodeStoppedError(RaftError):
+    """The node is stopping or has faulted."""
+
+
+class StorageError(RaftError):
+    """Base of everything about the data folder and the log."""
+
+
+class DataFolderError(StorageError):
+    """The data folder cannot be used. Nothing in it was changed."""
+
+
+class ForeignFolderError(DataFolderError):
+    """The folder belongs to another node, group or cluster, or to other settings."""
+
+
+class LockedFolderError(DataFolderError):
+    """Another process uses the folder."""
+
+
+class NewerFolderError(DataFolderError):
+    """The folder was written by a newer LedgerMQ."""
+
+    def __init__(self, node: str, path: Path, what: str, found: int, supported: int) -> None:
+        super().__init__(
+            f"{node} will not start: {path} ({what}) has format version {found}; this build reads up to version"
+            f" {supported}. Install the LedgerMQ that wrote it, or a newer one; nothing was changed."
+        )
+        self.path = path
+        self.found = found
+        self.supported = supported
+
+
+class DamagedFolderError(DataFolderError):
+    """Identity, hard state or manifest is missing or damaged."""
+
+
+class DamagedLogError(StorageError):
+    """An entry that must be there is damaged or missing. Never healed by truncation (rule P18)."""
+
+    def __init__(self, node: str, path: Path, position: int, offset: int, reason: str) -> None:
+        super().__init__(
+            f"{node} will not use its log: {path} is damaged at byte {position} (physical offset {offset}): {reason}."
+            f" Acknowledged messages may be stored there, so nothing was cut off. Fetch a clean copy from the other"
+            f" nodes: ledgermq broker --rejoin"
+        )
+        self.path = path
+        self.position = position
+        self.offset = offset
+        self.reason = reason
+
+
+class InvalidWireError(StorageError):
+    """Entries from a peer that do not fit this log. Nothing was stored."""
+
+
+class LogTruncatedError(StorageError):
+    """The range was cut off while it was being read. Look again; dropping the read is always safe."""
+
+    retryable = True
+
+
+class LogCompactedError(StorageError):
+    """The range lies below the first retained index."""
+
+    def __init__(self, wanted: int, first: int) -> None:
+        super().__init__(f"{wanted} was deleted by retention; the log starts at {first}")
+        self.wanted = wanted
+        self.first = first
+
+
+class DiskFullError(StorageError):
+    """The disk has no room for the next segment. Raised by staging, nothing was appended."""
+
+    retryable = True
+
+
+class StorageFailedError(StorageError):
+    """A write or fsync failed. Terminal: the node must go silent and exit (rule P15)."""
+
+    def __init__(self, path: Path, cause: OSError) -> None:
+        super().__init__(
+            f"writing {path} failed: {cause.strerror or cause}. What the disk holds is unknown, so this node stops;"
+            f" the others go on. Check the disk (dmesg), then start the node again."
+        )
+        self.path = path
+        self.cause = cause

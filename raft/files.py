@@ -1,0 +1,239 @@
+"""The file system as the storage layer sees it: small protocols, and the real implementation.
+
+Owns: the only calls into `os` for durable data.   Must not: know what is stored.
+Everything durable goes through a `FileSystem` given to a constructor, so tests can lose what was not synced.
+Methods block; errors are plain `OSError` (and `LockedError`), translated by the callers.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+#: The kernel takes at most this many buffers in one pwritev.
+MAX_BUFFERS: Final = 1024
+_ZERO_CHUNK: Final = bytes(1 << 20)
+
+
+class LockedError(OSError):
+    """Another process holds the lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """Bytes of a file system: all of it, and what an unprivileged process may still take."""
+
+    total: int
+    available: int
+
+
+class File(Protocol):
+    """An open file. Offsets and sizes are bytes. May be used from several threads."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def size(self) -> int:
+        """Length of the file."""
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Read up to `size` bytes (fewer only at the end of the file). May wait for the disk."""
+
+    def pread_nowait(self, size: int, offset: int) -> bytes | None:
+        """Read exactly `size` bytes when the page cache has them all, else None. Never waits for the disk."""
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """Write all `buffers` one behind the other. Complete, or OSError."""
+
+    def allocate(self, size: int) -> None:
+        """Reserve space up to `size` bytes. Raises: OSError ENOSPC."""
+
+    def fdatasync(self) -> None:
+        """Put the data (and a changed length) on stable storage. After an OSError the file must not be used."""
+
+    def close(self) -> None:
+        """Close; closing twice is harmless."""
+
+
+class Lock(Protocol):
+    """A held lock of a folder; it ends with the process."""
+
+    def release(self) -> None: ...
+
+
+class FileSystem(Protocol):
+    """Folders and names. A name or a length is durable after `sync_directory` of its folder."""
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
+        """Open a file; `create` makes an empty one when it is missing. Raises: FileNotFoundError."""
+
+    def exists(self, path: Path) -> bool: ...
+
+    def list_directory(self, path: Path) -> list[str]:
+        """Sorted names in a folder; empty when there is no such folder."""
+
+    def make_directory(self, path: Path) -> None:
+        """Create a folder and its parents; nothing happens when it is there."""
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Rename inside one file system, replacing `new`."""
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file. Raises: FileNotFoundError."""
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in a folder durable."""
+
+    def disk_use(self, path: Path) -> DiskUse: ...
+
+    def lock(self, path: Path) -> Lock:
+        """Take an exclusive lock on a file, creating it. Raises: LockedError."""
+
+
+def write_zeros(file: File, start: int, end: int) -> None:
+    """Fill [start, end) with zeros."""
+    position = start
+    while position < end:
+        count = min(end - position, len(_ZERO_CHUNK))
+        file.pwritev([memoryview(_ZERO_CHUNK)[:count]], position)
+        position += count
+
+
+def is_full(error: OSError) -> bool:
+    """Tell whether an error means that there is no room left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+class RealFile:
+    """A file of the operating system."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def pread(self, size: int, offset: int) -> bytes:
+        data = os.pread(self._fd, size, offset)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        done = len(data)
+        while done < size:
+            data = os.pread(self._fd, size - done, offset + done)
+            if not data:
+                break
+            parts.append(data)
+            done += len(data)
+        return b"".join(parts)
+
+    def pread_nowait(self, size: int, offset: int) -> bytes | None:
+        out = bytearray(size)
+        try:
+            count = os.preadv(self._fd, [out], offset, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+                return None
+            raise
+        return bytes(out) if count == size else None
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        for first in range(0, len(buffers), MAX_BUFFERS):
+            offset = self._pwritev(buffers[first : first + MAX_BUFFERS], offset)
+
+    def _pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
+        """Write up to MAX_BUFFERS buffers completely; return the offset behind them."""
+        size = sum(map(len, buffers))
+        count = os.pwritev(self._fd, buffers, offset)
+        if count < size:  # a signal, or a disk that is nearly full: the rest tells
+            rest = memoryview(b"".join(buffers))
+            while count < size:
+                written = os.pwrite(self._fd, rest[count:], offset + count)
+                if written == 0:
+                    raise OSError(errno.EIO, "write made no progress", str(self._path))
+                count += written
+        return offset + size
+
+    def allocate(self, size: int) -> None:
+        os.posix_fallocate(self._fd, 0, size)
+
+    def fdatasync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class RealLock:
+    """An flock on a file; its content tells people who holds it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class RealFileSystem:
+    """The file system of the operating system."""
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> RealFile:
+        flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        return RealFile(path, os.open(path, flags, 0o640))
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def list_directory(self, path: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(path))  # noqa: PTH208 (names are wanted, not paths)
+        except FileNotFoundError:
+            return []
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def rename(self, old: Path, new: Path) -> None:
+        old.rename(new)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def disk_use(self, path: Path) -> DiskUse:
+        found = os.statvfs(path)
+        return DiskUse(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+    def lock(self, path: Path) -> RealLock:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 64, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise LockedError(error.errno, f"locked by process {holder or '?'}", str(path)) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return RealLock(fd)
