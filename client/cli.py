@@ -1,0 +1,122 @@
+"""The command line `ledgermq`: collects the commands and turns every failure into one readable error.
+
+Owns: the typer app, the form of usage errors, exit codes (0 ok, 1 failed, 2 usage), no traceback for users.
+Must not: contain a command. Commands live in `cli_<area>.py`; each has `register(app)`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from typing import Any, Final
+
+import typer
+
+from .cli_output import print_error
+from .errors import LedgerMQError, did_you_mean, similar_names
+
+#: Modules of this package that add commands to the app by `register(app: typer.Typer) -> None`, in help order.
+COMMAND_MODULES: Final = (
+    "cli_up",  # up, broker, nameserver
+    "cli_topic",
+    "cli_group",
+    "cli_messages",  # send, consume
+    "cli_cluster",
+    "cli_dump",  # dump, check
+    "cli_demo",
+    "cli_bench",
+    "cli_admin",
+)
+
+# typer may carry its own click, so the classes are taken from what typer exports.
+_UsageFailure: Final[type[Any]] = typer.BadParameter.__mro__[1]
+_ClickFailure: Final[type[Any]] = typer.BadParameter.__mro__[2]
+
+
+def build_app() -> typer.Typer:
+    """Return the app with all commands."""
+    app = typer.Typer(
+        name="ledgermq",
+        help="A replicated message broker: send, consume, and look after clusters.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name in COMMAND_MODULES:
+        if importlib.util.find_spec(f"{__package__}.{name}") is not None:
+            importlib.import_module(f"{__package__}.{name}").register(app)
+    return app
+
+
+def _root() -> None:
+    """A replicated message broker: send, consume, and look after clusters."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point. Exits with 0, 1 (failed) or 2 (usage); commands may exit with codes of their own."""
+    sys.exit(run_cli(sys.argv[1:] if arguments is None else arguments))
+
+
+def run_cli(arguments: list[str]) -> int:
+    """Run one command line and return its exit code. No exception leaves, unless LEDGERMQ_DEBUG=1."""
+    debug = os.environ.get("LEDGERMQ_DEBUG") == "1"
+    try:
+        result = build_app()(arguments, prog_name="ledgermq", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except _UsageFailure as failure:
+        return _usage(failure)
+    except _ClickFailure as failure:
+        print_error(failure.format_message())
+        return int(failure.exit_code)
+    except typer.Abort:
+        print_error("stopped by the user.")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output (head, less) has gone: nothing is wrong, and nothing more can be written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except LedgerMQError as failure:
+        if debug:
+            raise
+        print_error(str(failure))
+        return 1
+    except OSError as failure:
+        if debug:
+            raise
+        print_error(f"{failure}. See the whole trace: run it again with LEDGERMQ_DEBUG=1 in the environment")
+        return 1
+    except Exception as failure:  # noqa: BLE001 - the last line of defence: users never see a traceback
+        if debug:
+            raise
+        print_error(
+            f"internal error: {type(failure).__name__}: {failure}. This is a defect of LedgerMQ. "
+            "See the whole trace: run it again with LEDGERMQ_DEBUG=1 in the environment"
+        )
+        return 1
+
+
+def _usage(failure: Any) -> int:
+    """Print a usage error, or the help when nothing was asked for."""
+    if type(failure).__name__ == "NoArgsIsHelpError":
+        typer.echo(failure.ctx.get_help())
+        return 0
+    text = str(failure.format_message()).rstrip(".")
+    context = failure.ctx
+    option = getattr(failure, "option_name", "")
+    if option and "ossible options" not in text and "Did you mean" not in text and context is not None:
+        known = [name for parameter in context.command.params for name in parameter.opts]
+        text = f"{text}. {did_you_mean(similar_names(option, known))}".rstrip(". ")
+    path = context.command_path if context is not None else "ledgermq"
+    print_error(f"{text}{'' if text.endswith('?') else '.'} See: {path} --help")
+    return 2
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What every command of the CLI shares: options, printing, and running asyncio code.
+
+Owns: the form of errors (what · why · next command), `--json`, the default nameserver. Exit codes: 0 ok, 1 failed,
+2 usage. Must not: know any single command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+DEFAULT_NAMESERVER = "127.0.0.1:9876"
+
+NameserverOption = Annotated[
+    str,
+    typer.Option(
+        "--nameserver",
+        "-n",
+        envvar="LEDGERMQ_NAMESERVER",
+        help="host:port of the nameservers, comma-separated.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+T = TypeVar("T")
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run asyncio code to its end; Ctrl-C cancels it cleanly."""
+    return asyncio.run(coroutine)
+
+
+def print_error(text: str) -> None:
+    """Print one error to stderr. The text has the three parts already."""
+    err.print(f"[bold red]error:[/] {escape(text)}" if err.is_terminal else escape(f"error: {text}"))
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document to stdout."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows for people. A column whose name ends in `>` is aligned to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        right = column.endswith(">")
+        table.add_column(column.rstrip(">"), justify="right" if right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(escape(_cell(value)) for value in row))
+    out.print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)

@@ -1,0 +1,351 @@
+"""Errors of the client library. Each carries fields; its text says what happened, why, and what to do next.
+
+LedgerMQError
+├── UsageError                  the call itself is wrong
+│   ├── MessageTooLargeError    a body above 4 MiB
+│   ├── InvalidMessageError     an empty body, a bad tag, key, property or message group
+│   ├── InvalidNameError        a topic or group name that is not allowed
+│   ├── ClosedError             used after close()
+│   └── BufferFullError         `send_nowait` with no room left (retryable)
+├── RouteError                  nobody to ask, or nobody knows
+│   ├── NameserversDownError    no nameserver answers
+│   ├── NoBrokersError          the nameserver answers, but no broker group has registered
+│   ├── TopicNotFoundError
+│   └── BrokerUnreachableError  a node does not answer
+├── RefusedError                a node or nameserver refused; `code` names the reason
+│   ├── NotLeaderError · NoQuorumError · TooManyRequestsError · DiskFullError · StaleRouteError
+│   ├── GroupNotFoundError · AlreadyExistsError · OffsetOutOfRangeError · SequenceGapError
+│   └── InvalidHandleError      a receipt handle that is no longer valid
+├── OutcomeUnknownError         sent, but no answer: it may or may not have been stored
+│   └── SendTimeoutError        the deadline passed before the answer came
+├── CorruptMessageError         fetched bytes that fail their checksum
+└── MissingExtraError           an optional part of the installation is missing
+
+`retryable`: the same call may succeed later.  `refresh_route`: the route that the call used is out of date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from typing import ClassVar
+
+from ledgermq.proto import route_pb2 as pb
+
+
+class LedgerMQError(Exception):
+    """Base of all client errors. `what`, `why` and `next_step` are the parts of its text."""
+
+    retryable: ClassVar[bool] = False
+    refresh_route: ClassVar[bool] = False
+
+    def __init__(self, what: str, why: str = "", next_step: str = "") -> None:
+        self.what = what
+        self.why = why
+        self.next_step = next_step
+        super().__init__(" ".join(_sentence(part) for part in (what, why, next_step) if part))
+
+
+def _sentence(text: str) -> str:
+    """Close a part with a full stop unless it ends in a command (after a colon) or is closed already."""
+    text = text.strip()
+    closed = text.endswith((".", "?", "!")) or ": ledgermq " in text or ": pip " in text
+    return text if closed else text + "."
+
+
+def similar_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return up to three of the `known` names that look like `name`, the most similar first."""
+    return get_close_matches(name, list(known), n=3, cutoff=0.6)
+
+
+def did_you_mean(similar: Sequence[str]) -> str:
+    """Return the question for similar names, or "" when there are none."""
+    return f"Did you mean {' or '.join(f'"{name}"' for name in similar)}?" if similar else ""
+
+
+# --- the call itself -------------------------------------------------------------------------------------------
+
+
+class UsageError(LedgerMQError):
+    """The caller must change the call."""
+
+
+class MessageTooLargeError(UsageError):
+    """A body above the limit. Sizes are bytes."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(
+            f"the message body has {size:,} bytes; the limit is {limit:,} (4 MiB)",
+            "Nothing was sent",
+            "Split it, or store it elsewhere and send its address",
+        )
+        self.size = size
+        self.limit = limit
+
+
+class InvalidMessageError(UsageError):
+    """A part of a message that no broker accepts."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"the message has an invalid {field}: {reason}", "Nothing was sent")
+        self.field = field
+        self.reason = reason
+
+
+class InvalidNameError(UsageError):
+    """A topic or group name that is not allowed."""
+
+    def __init__(self, kind: str, name: str, reason: str) -> None:
+        super().__init__(
+            f"{name!r} is not a valid {kind} name: {reason}",
+            "Allowed are letters, digits and _ - % |, at most 127 characters for topics and 120 for groups",
+        )
+        self.kind = kind
+        self.name = name
+
+
+class ClosedError(UsageError):
+    """Used before start() or after close()."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"this {what} is closed", "", "Make a new one")
+
+
+class BufferFullError(UsageError):
+    """`send_nowait` without room. Await `Producer.ready()`, then call again."""
+
+    retryable = True
+
+    def __init__(self, pending_bytes: int, limit: int) -> None:
+        super().__init__(
+            f"{pending_bytes:,} of at most {limit:,} bytes wait for their acknowledgement",
+            "Messages are sent faster than the brokers acknowledge them",
+            "Await producer.ready() before the next send_nowait(), or use send()",
+        )
+        self.pending_bytes = pending_bytes
+        self.limit = limit
+
+
+# --- routes ----------------------------------------------------------------------------------------------------
+
+
+class RouteError(LedgerMQError):
+    """Nobody to ask, or nobody knows."""
+
+    retryable = True
+    refresh_route = True
+
+
+class NameserversDownError(RouteError):
+    """No nameserver answers."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        count = len(addresses)
+        verb = "does" if count == 1 else "do"
+        super().__init__(
+            f"{count} of {count} nameservers {verb} not answer ({', '.join(addresses)})",
+            "",
+            "Start one: ledgermq up",
+        )
+        self.addresses = tuple(addresses)
+
+
+class NoBrokersError(RouteError):
+    """The nameserver answers, but no broker group has registered."""
+
+    def __init__(self, asked: str) -> None:
+        super().__init__(
+            f"no broker group is registered at the nameserver {asked}",
+            "The brokers are down, or know another nameserver",
+            "See: ledgermq cluster status",
+        )
+        self.asked = asked
+
+
+class TopicNotFoundError(RouteError):
+    """No broker group has the topic."""
+
+    retryable = False
+
+    def __init__(
+        self, topic: str, *, cluster: str = "", asked: str = "", similar: Sequence[str] = ()
+    ) -> None:
+        place = f' in cluster "{cluster}"' if cluster else ""
+        who = f" (asked {asked})" if asked else ""
+        super().__init__(
+            f'topic "{topic}" does not exist{place}{who}',
+            did_you_mean(similar),
+            f"Create it: ledgermq topic create {topic}",
+        )
+        self.topic = topic
+        self.cluster = cluster
+        self.asked = asked
+        self.similar = tuple(similar)
+
+
+class BrokerUnreachableError(RouteError):
+    """A node does not answer. Nothing was sent to it, or the call is safe to repeat."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(
+            f"the broker node at {address} does not answer", reason, "See: ledgermq cluster status"
+        )
+        self.address = address
+        self.reason = reason
+
+
+# --- refusals --------------------------------------------------------------------------------------------------
+
+
+class RefusedError(LedgerMQError):
+    """A definite no: nothing was stored or changed. `code` is the name of the refusal code."""
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        retry_after_ms: int = 0,
+        leader_id: str = "",
+        leader_address: str = "",
+        may_retry: bool | None = None,
+    ) -> None:
+        super().__init__(message or f"refused: {code}")
+        self.code = code
+        self.retry_after_ms = retry_after_ms
+        self.leader_id = leader_id
+        self.leader_address = leader_address
+        if may_retry is not None:
+            self.retryable = may_retry  # type: ignore[misc]  # the refusal itself knows better than its class
+
+
+class NotLeaderError(RefusedError):
+    """The node does not lead its group; `leader_address` says who does, "" while that is open."""
+
+    retryable = True
+    refresh_route = True
+
+
+class NoQuorumError(RefusedError):
+    """The group has no leader right now."""
+
+    retryable = True
+    refresh_route = True
+
+
+class TooManyRequestsError(RefusedError):
+    """A bound was reached; repeat after `retry_after_ms`."""
+
+    retryable = True
+
+
+class DiskFullError(RefusedError):
+    """The group takes no messages until space is freed."""
+
+    retryable = True
+
+
+class StaleRouteError(RefusedError):
+    """The topic was created again or lost queues since the route was fetched."""
+
+    retryable = True
+    refresh_route = True
+
+
+class GroupNotFoundError(RefusedError):
+    """The consumer group does not exist."""
+
+
+class AlreadyExistsError(RefusedError):
+    """What was to be created exists."""
+
+
+class OffsetOutOfRangeError(RefusedError):
+    """An offset that is deleted already, or not there yet."""
+
+
+class SequenceGapError(RefusedError):
+    """A section of this producer before the refused one is missing."""
+
+    retryable = True
+
+
+class InvalidHandleError(RefusedError):
+    """The lease of a received message is over; it is delivered again."""
+
+
+class OutcomeUnknownError(LedgerMQError):
+    """Sent, but not answered: it may or may not have been stored."""
+
+    retryable = True
+
+
+class SendTimeoutError(OutcomeUnknownError):
+    """The deadline passed. `sent` tells whether any node may have stored the message."""
+
+    def __init__(self, topic: str, timeout_ms: int, *, sent: bool, reason: str) -> None:
+        outcome = "it may or may not be stored" if sent else "it is not stored"
+        super().__init__(
+            f'a message to topic "{topic}" was not acknowledged within {timeout_ms:,} ms; {outcome}',
+            reason,
+            "See: ledgermq cluster status",
+        )
+        self.topic = topic
+        self.timeout_ms = timeout_ms
+        self.sent = sent
+
+
+class CorruptMessageError(LedgerMQError):
+    """Fetched bytes that fail their checksum."""
+
+    def __init__(self, topic: str, queue_id: int, reason: str) -> None:
+        super().__init__(
+            f'what was fetched from topic "{topic}" queue {queue_id} is damaged: {reason}',
+            "A node's disk or memory changed the bytes",
+            "Find the node: ledgermq dump, then ledgermq check",
+        )
+        self.topic = topic
+        self.queue_id = queue_id
+
+
+class MissingExtraError(LedgerMQError):
+    """A command needs a part of LedgerMQ that is not installed."""
+
+    def __init__(self, what: str, extra: str, module: str) -> None:
+        super().__init__(
+            f"{what} needs the module {module}, which is not installed",
+            f"It belongs to the extra [{extra}]",
+            f"Install it: pip install 'ledgermq[{extra}]'",
+        )
+        self.extra = extra
+        self.module = module
+
+
+_BY_CODE: dict[int, type[RefusedError]] = {
+    pb.NOT_LEADER: NotLeaderError,
+    pb.NO_QUORUM: NoQuorumError,
+    pb.SHUTTING_DOWN: NoQuorumError,
+    pb.TOO_MANY_REQUESTS: TooManyRequestsError,
+    pb.DISK_FULL: DiskFullError,
+    pb.STALE_ROUTE: StaleRouteError,
+    pb.QUEUE_NOT_FOUND: StaleRouteError,
+    pb.GROUP_NOT_FOUND: GroupNotFoundError,
+    pb.ALREADY_EXISTS: AlreadyExistsError,
+    pb.OFFSET_OUT_OF_RANGE: OffsetOutOfRangeError,
+    pb.SEQUENCE_GAP: SequenceGapError,
+}
+
+
+def error_of(refusal: pb.Refusal) -> LedgerMQError:
+    """Translate a refusal into the error to raise."""
+    if refusal.code == pb.OUTCOME_UNKNOWN:
+        return OutcomeUnknownError(refusal.message or "the outcome is unknown: it may or may not be stored")
+    make: Callable[..., RefusedError] = _BY_CODE.get(refusal.code, RefusedError)
+    return make(
+        pb.RefusalCode.Name(refusal.code),
+        refusal.message,
+        retry_after_ms=refusal.retry_after_ms,
+        leader_id=refusal.leader_id,
+        leader_address=refusal.leader_address,
+        may_retry=True if refusal.retryable else None,
+    )
