@@ -92,7 +92,7 @@ def run_cli(arguments: list[str]) -> int:
             raise
         print_error(f"{failure}. See the whole trace: run it again with LEDGERMQ_DEBUG=1 in the environment")
         return 1
-    except Exception as failure:  # noqa: BLE001 - the last line of defence: users never see a traceback
+    except Exception as failure:
         if debug:
             raise
         print_error(

@@ -60,7 +60,8 @@ def similar_names(name: str, known: Iterable[str]) -> list[str]:
 
 def did_you_mean(similar: Sequence[str]) -> str:
     """Return the question for similar names, or "" when there are none."""
-    return f"Did you mean {' or '.join(f'"{name}"' for name in similar)}?" if similar else ""
+    quoted = [f'"{name}"' for name in similar]
+    return f"Did you mean {' or '.join(quoted)}?" if quoted else ""
 
 
 # --- the call itself -------------------------------------------------------------------------------------------
