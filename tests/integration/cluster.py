@@ -213,9 +213,9 @@ class Cluster:
 
         def leader() -> str | None:
             for name, process in self.nodes.items():
-                if process.running and name != other_than and (status := self.status(name)):
-                    if status.role == "leader":
-                        return name
+                usable = process.running and name != other_than
+                if usable and (status := self.status(name)) and status.role == "leader":
+                    return name
             return None
 
         return wait_until(leader, "a leader", timeout)
