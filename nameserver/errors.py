@@ -1,0 +1,39 @@
+"""Errors of the nameserver process.
+
+NameserverError          what happened · why · the next command
+├── ConfigError          a setting is wrong; nothing was started
+└── BindError            an address cannot be listened on
+"""
+
+from __future__ import annotations
+
+
+class NameserverError(Exception):
+    """The nameserver will not start; the text says what to do."""
+
+
+class ConfigError(NameserverError):
+    """A setting is wrong. `key` names it, `source` says where it stands."""
+
+    def __init__(self, key: str, reason: str, source: str) -> None:
+        super().__init__(
+            f"the nameserver will not start: setting {key!r} ({source}) {reason}. "
+            "See all settings: ledgermq nameserver --help"
+        )
+        self.key = key
+        self.source = source
+
+
+class BindError(NameserverError):
+    """An address cannot be listened on."""
+
+    def __init__(self, listener: str, address: str, reason: str) -> None:
+        host, _, port = address.rpartition(":")
+        other = f"{host}:{int(port) + 1}" if port.isdigit() else "127.0.0.1:9877"
+        super().__init__(
+            f"the nameserver will not start: it cannot listen on {address} (listener {listener!r}): {reason}. "
+            "Another nameserver or `ledgermq up` may be running there. "
+            f"Choose another address: ledgermq nameserver --bind {other}"
+        )
+        self.listener = listener
+        self.address = address

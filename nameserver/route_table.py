@@ -1,0 +1,207 @@
+"""Who is where: what brokers said about themselves, and the routes that follow from it.
+
+Owns: one record per node, its expiry and suspicion, which node leads each group.
+Must not: read clocks (callers pass `now` in ms of any monotonic clock), send, know listeners' sockets.
+Invariants: `revision` grows with every change that an answer could show, and with nothing else;
+            a group's view is that of the highest (term, version), so an old leader never wins over a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from ledgermq.proto import route_pb2 as pb
+
+#: Silence after which a node is dropped, ms.
+EXPIRY_MS = 10_000
+
+GroupKey = tuple[str, str]  # cluster, group
+NodeKey = tuple[str, str, str]  # cluster, group, node id
+
+
+@dataclass(slots=True)
+class NodeRecord:
+    """What one node said last. Times are ms of the caller's clock."""
+
+    route: pb.GroupRoute  # as registered, with all listeners
+    incarnation: str
+    is_leader: bool
+    registered_at: int
+    heard_at: int
+    term: int  # newest term from registration or beat
+    leader_id: str  # the leader of that term, "" while unknown
+    suspect_since: int | None = None  # its stream closed at that time; None: fine
+
+    @property
+    def order(self) -> tuple[int, bool, int]:
+        """Sort key of views: the newest term, then the leader's own word, then the newest version."""
+        return (self.route.term, self.is_leader, self.route.version)
+
+
+class RouteTable:
+    """Routes of all groups of all clusters. Every method that may change a view bumps `revision` if it did."""
+
+    def __init__(self, expiry_ms: int = EXPIRY_MS) -> None:
+        self.expiry_ms = expiry_ms
+        self.revision = 0
+        self._nodes: dict[NodeKey, NodeRecord] = {}
+
+    # --- what brokers say -------------------------------------------------------------------------------------
+
+    def register(
+        self, node_id: str, incarnation: str, route: pb.GroupRoute, is_leader: bool, now: int
+    ) -> bool:
+        """Take a full registration; return whether a view changed. An older registration of a group never hides a newer one."""
+        key = (route.cluster, route.group, node_id)
+        before = self._shown(key[:2])
+        known = self._nodes.get(key)
+        term, leader_id = route.term, route.leader_id
+        if known is not None and known.incarnation == incarnation and known.term > term:
+            term, leader_id = known.term, known.leader_id  # a beat brought newer news already
+        self._nodes[key] = NodeRecord(route, incarnation, is_leader, now, now, term, leader_id)
+        return self._bump_if_changed(key[:2], before)
+
+    def beat(self, cluster: str, group: str, node_id: str, term: int, leader_id: str, now: int) -> bool:
+        """Take a heartbeat; return False when the node must register again (it is not known)."""
+        record = self._nodes.get((cluster, group, node_id))
+        if record is None:
+            return False
+        before = self._shown((cluster, group))
+        record.heard_at = now
+        record.suspect_since = None
+        if (term, bool(leader_id)) >= (record.term, bool(record.leader_id)):
+            record.term, record.leader_id = term, leader_id
+        self._bump_if_changed((cluster, group), before)
+        return True
+
+    def suspect(self, cluster: str, group: str, node_id: str, now: int) -> bool:
+        """The node's stream closed: it is not shown as alive until it is heard again. Return whether a view changed."""
+        record = self._nodes.get((cluster, group, node_id))
+        if record is None:
+            return False
+        before = self._shown((cluster, group))
+        record.suspect_since = now
+        return self._bump_if_changed((cluster, group), before)
+
+    def unregister(self, cluster: str, group: str, node_id: str) -> bool:
+        """The node says goodbye: forget it at once. Return whether a view changed."""
+        before = self._shown((cluster, group))
+        self._nodes.pop((cluster, group, node_id), None)
+        return self._bump_if_changed((cluster, group), before)
+
+    def expire(self, now: int) -> list[NodeKey]:
+        """Drop nodes that were silent for `expiry_ms`; return them."""
+        gone = [key for key, record in self._nodes.items() if now - record.heard_at >= self.expiry_ms]
+        for key in gone:
+            before = self._shown(key[:2])
+            del self._nodes[key]
+            self._bump_if_changed(key[:2], before)
+        return gone
+
+    # --- what clients ask -------------------------------------------------------------------------------------
+
+    def clusters(self) -> list[str]:
+        """Return the names of all known clusters."""
+        return sorted({cluster for cluster, _, _ in self._nodes})
+
+    def the_cluster(self, cluster: str) -> str:
+        """Return `cluster`, or the only known one when it is ""; "" when that is ambiguous or nothing is known."""
+        known = self.clusters()
+        return cluster or (known[0] if len(known) == 1 else "")
+
+    def groups(self, cluster: str, listener: str = "") -> list[pb.GroupRoute]:
+        """Return the views of all groups of `cluster`, with the addresses of the listener of that name."""
+        names = sorted({group for each, group, _ in self._nodes if each == cluster})
+        return [self._view((cluster, name), listener) for name in names]
+
+    def route(self, cluster: str, topic: str, listener: str = "") -> list[pb.GroupRoute]:
+        """Return the groups that have `topic`, each with that topic only; empty when no group has it."""
+        return [view for view in self.groups(cluster, listener) if keep_topics(view, {topic})]
+
+    def similar_topics(self, cluster: str, topic: str) -> list[str]:
+        """Return up to three known topic names that look like `topic`."""
+        known = {info.name for view in self.groups(cluster) for info in view.topics}
+        return get_close_matches(topic, sorted(known), n=3, cutoff=0.6)
+
+    # --- views ------------------------------------------------------------------------------------------------
+
+    def _records(self, key: GroupKey) -> Iterator[tuple[str, NodeRecord]]:
+        return ((node_id, record) for (c, g, node_id), record in self._nodes.items() if (c, g) == key)
+
+    def _shown(self, key: GroupKey) -> bytes:
+        """The group as an answer would show it with all listeners, for comparison."""
+        if not any(True for _ in self._records(key)):
+            return b""
+        return self._view(key, None).SerializeToString(deterministic=True)
+
+    def _bump_if_changed(self, key: GroupKey, before: bytes) -> bool:
+        changed = self._shown(key) != before
+        self.revision += changed
+        return changed
+
+    def _view(self, key: GroupKey, listener: str | None) -> pb.GroupRoute:
+        """Join what the group's nodes said. `listener` None keeps all listeners."""
+        records = dict(self._records(key))
+        _, best = max(records.items(), key=lambda item: (item[1].order, item[0]))
+        view = pb.GroupRoute(
+            cluster=key[0], group=key[1], version=best.route.version, writable=best.route.writable
+        )
+        view.term, view.leader_id = _leader(records)
+        view.topics.extend(sorted(best.route.topics, key=lambda info: info.name))
+        infos = {info.node_id: info for info in best.route.nodes}
+        for node_id in sorted(infos.keys() | records.keys()):
+            view.nodes.append(_node(node_id, infos.get(node_id), records.get(node_id), best, listener))
+        return view
+
+
+def keep_topics(view: pb.GroupRoute, topics: set[str]) -> bool:
+    """Remove all other topics from `view`; return whether any is left."""
+    kept = [info for info in view.topics if info.name in topics]
+    del view.topics[:]
+    view.topics.extend(kept)
+    return bool(kept)
+
+
+def _leader(records: dict[str, NodeRecord]) -> tuple[int, str]:
+    """Return (term, leader id) by the highest term; no leader while the one that led it is suspect."""
+    term = max(record.term for record in records.values())
+    named = {record.leader_id for record in records.values() if record.term == term and record.leader_id}
+    leader_id = min(named, default="")
+    leader = records.get(leader_id)
+    if leader is not None and leader.suspect_since is not None:
+        leader_id = ""
+    return term, leader_id
+
+
+def _node(
+    node_id: str, told: pb.NodeInfo | None, own: NodeRecord | None, best: NodeRecord, listener: str | None
+) -> pb.NodeInfo:
+    """Join what the best view tells of a node with what the node says itself (its own word on addresses wins)."""
+    own_info = next((info for info in own.route.nodes if info.node_id == node_id), None) if own else None
+    info = pb.NodeInfo(node_id=node_id)
+    info.CopyFrom(own_info or told or info)
+    info.node_id = node_id
+    if told is not None:
+        info.voter = told.voter
+    if own is None:
+        info.alive = told is not None and told.alive
+    elif own.suspect_since is not None:
+        # Its stream closed here. The leader's later word that it lives counts more.
+        info.alive = (
+            told is not None and told.alive and best is not own and best.registered_at > own.suspect_since
+        )
+    else:
+        info.alive = True
+    if listener is not None:
+        _keep_listener(info, listener)
+    return info
+
+
+def _keep_listener(info: pb.NodeInfo, listener: str) -> None:
+    """Keep the addresses of the listener of that name, else of the first."""
+    chosen = next((each for each in info.listeners if each.name == listener), None)
+    kept = [chosen] if chosen is not None else list(info.listeners[:1])
+    del info.listeners[:]
+    info.listeners.extend(kept)

@@ -1,0 +1,246 @@
+"""NameServerService on grpc.aio: lets brokers register, answers clients, pushes changes to watchers.
+
+Owns: the listeners (one gRPC server each, so that an answer knows by which one the call came in), the watch streams,
+the expiry timer. Must not: decide anything that `route_table` decides.
+Invariant: a watcher holds no queue. It is woken, and sends the newest view if that differs from what it sent last, so
+a slow watcher costs one view and never an unbounded backlog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+
+import grpc
+from grpc import aio
+
+from ledgermq.proto import nameserver_pb2 as pb
+from ledgermq.proto import nameserver_pb2_grpc, route_pb2
+
+from .errors import BindError
+from .route_table import RouteTable, keep_topics
+
+logger = logging.getLogger(__name__)
+
+#: Open watch streams of one nameserver; one more is refused.
+MAX_WATCHERS = 10_000
+_EXPIRY_CHECK_S = 0.5
+_SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # a second nameserver on the same port must fail, not share it
+    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
+
+
+def now_ms() -> int:
+    """Milliseconds of the monotonic clock."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Changes:
+    """Wakes everybody who waits for the next change of the table."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def tell(self) -> None:
+        """Wake all current waiters."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    def next(self) -> asyncio.Event:
+        """Return the event of the next change. Take it before reading the table, wait for it after."""
+        return self._event
+
+
+class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
+    """The calls that come in on one listener. All listeners share `table` and `changes`."""
+
+    def __init__(self, table: RouteTable, changes: Changes, listener: str) -> None:
+        self._table = table
+        self._changes = changes
+        self._listener = listener
+        self._watchers = 0
+
+    def _told(self, revision: int) -> None:
+        if self._table.revision != revision:
+            self._changes.tell()
+
+    async def Register(
+        self,
+        request: pb.RegisterRequest,
+        context: aio.ServicerContext[pb.RegisterRequest, pb.RegisterResponse],
+    ) -> pb.RegisterResponse:
+        route = request.route
+        if not (request.node_id and route.cluster and route.group):
+            refusal = route_pb2.Refusal(
+                code=route_pb2.INVALID_ARGUMENT,
+                message="a registration needs cluster, group and node id. This is a defect of the broker: report it.",
+            )
+            return pb.RegisterResponse(refusal=refusal)
+        revision = self._table.revision
+        self._table.register(request.node_id, request.incarnation, route, request.is_leader, now_ms())
+        if self._table.revision != revision:
+            logger.info(
+                "registered node=%s group=%s term=%d leader=%s topics=%d",
+                request.node_id, route.group, route.term, route.leader_id, len(route.topics),
+            )  # fmt: skip
+        self._told(revision)
+        return pb.RegisterResponse(expiry_ms=self._table.expiry_ms)
+
+    async def Heartbeat(
+        self,
+        request_iterator: AsyncIterator[pb.HeartbeatBeat],
+        context: aio.ServicerContext[pb.HeartbeatBeat, pb.HeartbeatReply],
+    ) -> AsyncIterator[pb.HeartbeatReply]:
+        last: pb.HeartbeatBeat | None = None
+        try:
+            async for beat in request_iterator:
+                last = beat
+                revision = self._table.revision
+                known = self._table.beat(
+                    beat.cluster, beat.group, beat.node_id, beat.term, beat.leader_id, now_ms()
+                )
+                self._told(revision)
+                yield pb.HeartbeatReply(register_again=not known)
+        finally:
+            if last is not None:
+                self._on_stream_end(last)
+
+    def _on_stream_end(self, last: pb.HeartbeatBeat) -> None:
+        if self._table.suspect(last.cluster, last.group, last.node_id, now_ms()):
+            logger.warning("heartbeat stream closed node=%s group=%s", last.node_id, last.group)
+            self._changes.tell()
+
+    async def Unregister(
+        self,
+        request: pb.UnregisterRequest,
+        context: aio.ServicerContext[pb.UnregisterRequest, pb.UnregisterResponse],
+    ) -> pb.UnregisterResponse:
+        if self._table.unregister(request.cluster, request.group, request.node_id):
+            logger.info("unregistered node=%s group=%s", request.node_id, request.group)
+            self._changes.tell()
+        return pb.UnregisterResponse()
+
+    async def GetRoute(
+        self,
+        request: pb.GetRouteRequest,
+        context: aio.ServicerContext[pb.GetRouteRequest, pb.GetRouteResponse],
+    ) -> pb.GetRouteResponse:
+        cluster = self._table.the_cluster(request.cluster)
+        groups = self._table.route(cluster, request.topic, self._listener)
+        if groups:
+            return pb.GetRouteResponse(groups=groups, cluster=cluster)
+        return pb.GetRouteResponse(
+            refusal=self._topic_not_found(request.cluster, cluster, request.topic), cluster=cluster
+        )
+
+    def _topic_not_found(self, asked: str, cluster: str, topic: str) -> route_pb2.Refusal:
+        """Say why there is no route. Known names that look alike go into the message."""
+        known = self._table.clusters()
+        if not known:
+            message = "no broker group is registered at this nameserver. See: ledgermq cluster status"
+            return route_pb2.Refusal(code=route_pb2.NO_QUORUM, message=message, retryable=True)
+        if not cluster or cluster not in known:
+            what = (
+                f'cluster "{asked}" is not known here'
+                if asked
+                else "several clusters are known here, none was named"
+            )
+            message = f"{what}. Known: {', '.join(known)}. Name one of them: --cluster {known[0]}"
+            return route_pb2.Refusal(code=route_pb2.INVALID_ARGUMENT, message=message)
+        similar = [f'"{name}"' for name in self._table.similar_topics(cluster, topic)]
+        hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
+        message = f'topic "{topic}" does not exist in cluster "{cluster}".{hint} Create it: ledgermq topic create {topic}'
+        return route_pb2.Refusal(code=route_pb2.TOPIC_NOT_FOUND, message=message)
+
+    async def ListGroups(
+        self,
+        request: pb.ListGroupsRequest,
+        context: aio.ServicerContext[pb.ListGroupsRequest, pb.ListGroupsResponse],
+    ) -> pb.ListGroupsResponse:
+        cluster = self._table.the_cluster(request.cluster)
+        return pb.ListGroupsResponse(
+            groups=self._table.groups(cluster, self._listener), clusters=self._table.clusters()
+        )
+
+    async def WatchRoutes(
+        self,
+        request: pb.WatchRoutesRequest,
+        context: aio.ServicerContext[pb.WatchRoutesRequest, pb.WatchRoutesResponse],
+    ) -> AsyncIterator[pb.WatchRoutesResponse]:
+        if self._watchers >= MAX_WATCHERS:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{MAX_WATCHERS} clients watch already (the limit). Ask another nameserver, or poll GetRoute.",
+            )
+        self._watchers += 1
+        sent: bytes | None = None
+        try:
+            while True:
+                change = self._changes.next()
+                answer = self._watched(request)
+                encoded = answer.SerializeToString(deterministic=True)
+                if encoded != sent:
+                    sent = encoded
+                    yield answer
+                await change.wait()
+        finally:
+            self._watchers -= 1
+
+    def _watched(self, request: pb.WatchRoutesRequest) -> pb.WatchRoutesResponse:
+        groups = self._table.groups(self._table.the_cluster(request.cluster), self._listener)
+        if request.topics:
+            wanted = set(request.topics)
+            for view in groups:
+                keep_topics(view, wanted)
+        return pb.WatchRoutesResponse(groups=groups)
+
+
+class NameServer:
+    """A whole nameserver: its listeners, one table, the expiry timer."""
+
+    def __init__(self, listeners: Mapping[str, str], expiry_ms: int) -> None:
+        """`listeners` maps each listener's name to its host:port; port 0 takes a free one."""
+        self.table = RouteTable(expiry_ms)
+        self.addresses: dict[str, str] = {}  # as bound, after start()
+        self._listeners = dict(listeners)
+        self._changes = Changes()
+        self._servers: list[aio.Server] = []
+        self._expiry: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen on every address, or on none. Raises: BindError."""
+        for name, address in self._listeners.items():
+            server = aio.server(options=_SERVER_OPTIONS)
+            service = NameServerService(self.table, self._changes, name)
+            nameserver_pb2_grpc.add_NameServerServiceServicer_to_server(service, server)
+            try:
+                port = server.add_insecure_port(address)
+            except RuntimeError as error:
+                await self.stop()
+                raise BindError(name, address, "the address is in use or not one of this machine") from error
+            self.addresses[name] = f"{address.rpartition(':')[0]}:{port}"
+            self._servers.append(server)
+        for server in self._servers:
+            await server.start()
+        self._expiry = asyncio.create_task(self._expire_nodes(), name="nameserver-expiry")
+
+    async def stop(self, grace_s: float = 0.2) -> None:
+        """Close all streams and ports."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            await asyncio.gather(self._expiry, return_exceptions=True)
+        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
+        self._servers.clear()
+
+    async def _expire_nodes(self) -> None:
+        while True:
+            await asyncio.sleep(_EXPIRY_CHECK_S)
+            revision = self.table.revision
+            for cluster, group, node_id in self.table.expire(now_ms()):
+                logger.warning("node silent, dropped cluster=%s group=%s node=%s", cluster, group, node_id)
+            if self.table.revision != revision:
+                self._changes.tell()
