@@ -1,0 +1,264 @@
+"""Settings of a broker node: TOML file < `LEDGERMQ_*` environment < flags (§11), validated before anything starts.
+
+Owns: the keys, their defaults, and the sentence a person reads when one is wrong.
+Must not: open ports or create folders. An unknown key in the file, a mistyped variable or an unknown flag is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+ENV_PREFIX: Final = "LEDGERMQ_"
+_SIZE: Final = re.compile(r"(\d+)\s*(B|KiB|MiB|GiB|TiB)?", re.IGNORECASE)
+_UNITS: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the text says which key of which source, why, and what to do."""
+
+
+def parse_size(value: object) -> object:
+    """Turn "64MiB" into bytes; a plain number is bytes."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(f'"{value}" is not a size; write bytes or a number with KiB, MiB, GiB or TiB')
+    return int(match[1]) * _UNITS[(match[2] or "").lower()]
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Return (host, port) of "host:port" (IPv6 hosts in brackets). Raises: ValueError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f'"{text}" is not host:port')
+    return host.strip("[]"), int(port)
+
+
+def _check_address(text: str) -> str:
+    split_address(text)
+    return text
+
+
+def _check_name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(f'"{text}" is not a name; use 1 to 64 letters, digits, "-" and "_"')
+    return text
+
+
+def _check_clock(text: str) -> str:
+    if not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", text):
+        raise ValueError(f'"{text}" is not a time of day; write it like 04:00')
+    return text
+
+
+def _parse_peers(value: object) -> object:
+    """Accept `n1=host:port,n2=host:port` besides a table."""
+    if not isinstance(value, str):
+        return value
+    pairs = [part.strip().partition("=") for part in value.split(",") if part.strip()]
+    if any(not equals for _, equals, _ in pairs):
+        raise ValueError(f'"{value}" is not a list like n1=host:port,n2=host:port')
+    return {name.strip(): address.strip() for name, _, address in pairs}
+
+
+def _parse_list(value: object) -> object:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _parse_range(value: object) -> object:
+    """Accept "400-800" or "400,800" besides a list of two numbers."""
+    return [part.strip() for part in re.split(r"[-,]", value)] if isinstance(value, str) else value
+
+
+def _parse_listeners(value: object) -> object:
+    """Accept `name=x,messaging_bind=h:p,log_bind=h:p` with `;` between listeners besides tables."""
+    if not isinstance(value, str):
+        return value
+    return [_parse_peers(part) for part in value.split(";") if part.strip()]
+
+
+Address = Annotated[str, AfterValidator(_check_address)]
+Name = Annotated[str, AfterValidator(_check_name)]
+Size = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
+
+
+class ListenerConfig(BaseModel):
+    """One network that clients come from: where to bind, and the addresses that answers carry."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Name = "default"
+    messaging_bind: Address = "127.0.0.1:8081"
+    messaging_advertise: str = ""
+    log_bind: Address = "127.0.0.1:8082"
+    log_advertise: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _advertise_the_bind_address(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            for key, default in (("messaging", "127.0.0.1:8081"), ("log", "127.0.0.1:8082")):
+                data = {
+                    **data,
+                    f"{key}_advertise": data.get(f"{key}_advertise") or data.get(f"{key}_bind", default),
+                }
+        return data
+
+    @model_validator(mode="after")
+    def _advertise_something_reachable(self) -> ListenerConfig:
+        for key in ("messaging", "log"):
+            address = getattr(self, f"{key}_advertise")
+            host, _ = split_address(address)
+            if host in ("0.0.0.0", "::", "*"):
+                raise ValueError(
+                    f'nobody can connect to "{address}"; set {key}_advertise to the address that clients use'
+                )
+        return self
+
+
+class BrokerConfig(BaseSettings):
+    """All settings of a broker node. Sizes are bytes, times as the names say."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, env_prefix=ENV_PREFIX)
+
+    cluster: Name = "local"
+    group: Name = "g0"
+    node_id: Name = "n1"
+    data_dir: Path = Path("ledgermq-data")
+    zone: str = ""
+    nameservers: Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_parse_list)] = ("127.0.0.1:9876",)
+    flush: Literal["sync", "async_timed", "async_notify"] = "sync"
+    peers: Annotated[dict[Name, Address], NoDecode, BeforeValidator(_parse_peers)] = {}
+    raft_bind: Address = "127.0.0.1:20911"
+    http_bind: Address = "127.0.0.1:5557"
+    segment_size: Size = 1 << 30
+    auto_create_topics: bool = False
+    queues_per_topic: int = Field(default=4, ge=1, le=1024)
+    max_store_bytes: Size = 0  # 0: the whole file system counts
+    retention_hours: float = Field(default=72, gt=0)
+    clean_at: Annotated[str, AfterValidator(_check_clock)] = "04:00"
+    heartbeat_ms: int = Field(default=75, ge=10)
+    election_timeout_ms: Annotated[tuple[int, int], NoDecode, BeforeValidator(_parse_range)] = (400, 800)
+    min_invisible_ms: int = Field(default=10_000, ge=0)
+    tls_front: bool = True
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    rejoin: bool = False
+    listener: Annotated[tuple[ListenerConfig, ...], NoDecode, BeforeValidator(_parse_listeners)] = Field(
+        default=(ListenerConfig(),), min_length=1
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The sources are merged by `load`, which must know where each value came from to name it in an error."""
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> BrokerConfig:
+        if self.peers and self.node_id not in self.peers:
+            raise ValueError(
+                f"peers: node {self.node_id} itself is missing; it lists {', '.join(self.peers)}"
+            )
+        if len({listener.name for listener in self.listener}) < len(self.listener):
+            raise ValueError("listener: two listeners have the same name")
+        if self.segment_size < 1 << 20:
+            raise ValueError("segment_size: must be at least 1MiB")
+        return self
+
+    @property
+    def voters(self) -> dict[str, str]:
+        """Raft address by node id; a node without peers is a group of its own."""
+        return self.peers or {self.node_id: self.raft_bind}
+
+
+def load(
+    config_file: Path | None, flags: Mapping[str, object], environment: Mapping[str, str] | None = None
+) -> BrokerConfig:
+    """Merge the three sources and validate. `flags` holds only what was given. Raises: ConfigError."""
+    from_file = _read_file(config_file) if config_file else {}
+    from_env = _read_environment(os.environ if environment is None else environment)
+    merged = {**from_file, **from_env, **flags}
+
+    def source(key: str) -> str:
+        if key in flags:
+            return f"flag --{key.replace('_', '-')}"
+        if key in from_env:
+            return f"environment variable {ENV_PREFIX}{key.upper()}"
+        return f'{config_file}: key "{key}"' if key in from_file else f'setting "{key}"'
+
+    try:
+        return BrokerConfig(**merged)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(_explain(dict(first), source)) from None
+
+
+def _explain(error: dict[str, Any], source: Any) -> str:
+    location = [str(part) for part in error["loc"]]
+    reason = str(error["msg"]).removeprefix("Value error, ")
+    if not location:
+        key, _, rest = reason.partition(": ")
+        return f"{source(key)}: {rest}. Correct it and start again."
+    where = source(location[0]) + "".join(f" [{part}]" for part in location[1:])
+    if error["type"] == "extra_forbidden":
+        known = list(ListenerConfig.model_fields) if len(location) > 1 else list(BrokerConfig.model_fields)
+        return f"{where}: there is no such setting.{_did_you_mean(location[-1], known)} Correct or remove it."
+    return f"{where}: {reason} (given: {error.get('input')!r}). Correct it and start again."
+
+
+def _did_you_mean(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, 1)
+    return f' Did you mean "{close[0]}"?' if close else f" Known: {', '.join(sorted(known))}."
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}. Correct that line and start again.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"{path}: cannot be read: {reason}. Point --config to a readable TOML file."
+        ) from None
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    """Take the variables of known keys; refuse a near miss, which is a typing error. Others are not ours."""
+    found: dict[str, object] = {}
+    for name, value in environment.items():
+        if not name.startswith(ENV_PREFIX):
+            continue
+        key = name.removeprefix(ENV_PREFIX).lower()
+        if key in BrokerConfig.model_fields:
+            found[key] = value
+        elif close := difflib.get_close_matches(key, list(BrokerConfig.model_fields), 1, 0.85):
+            raise ConfigError(
+                f"environment variable {name}: there is no such setting. Did you mean {ENV_PREFIX}{close[0].upper()}?"
+            )
+    return found

@@ -1,0 +1,68 @@
+"""The metrics of a broker node: one table, one registry per process, gauges read when somebody asks.
+
+Names follow RocketMQ's where the meaning is the same; base units; labels come from closed sets only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+_LATENCY_BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A value that is read at scrape time. `kind` is gauge or counter."""
+
+    name: str
+    kind: str
+    help: str
+    read: Callable[[], float]
+
+
+class _Readings(Collector):
+    def __init__(self, readings: list[Reading]) -> None:
+        self._readings = readings
+
+    def collect(self) -> Iterable[Metric]:
+        for reading in self._readings:
+            family = CounterMetricFamily if reading.kind == "counter" else GaugeMetricFamily
+            yield family(reading.name, reading.help, value=reading.read())
+
+
+class Metrics:
+    """What the services count. Create one per process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._readings: list[Reading] = []
+        self.registry.register(_Readings(self._readings))
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=self.registry)
+
+        self.messages_in = counter("rocketmq_messages_in", "Messages acknowledged as committed", "service")
+        self.messages_out = counter("rocketmq_messages_out", "Messages handed to consumers", "service")
+        self.bytes_in = counter("rocketmq_throughput_in", "Bytes of sections appended by producers")
+        self.bytes_out = counter("rocketmq_throughput_out", "Bytes handed to consumers", "service")
+        self.entries = counter("ledgermq_append_turns", "Log entries that the append pipeline proposed")
+        self.duplicates = counter("ledgermq_duplicates", "Retried sends that were recognised", "service")
+        self.refusals = counter("ledgermq_refusals", "Requests refused, by reason", "code")
+        self.forwards = counter("ledgermq_forwards", "Calls forwarded to the leader", "result")
+        self.commit_seconds = Histogram(
+            "ledgermq_commit_seconds", "Proposal to commit", buckets=_LATENCY_BUCKETS, registry=self.registry
+        )
+
+    def add_reading(self, name: str, kind: str, text: str, read: Callable[[], float]) -> None:
+        """Publish a value that `read` gives at scrape time."""
+        self._readings.append(Reading(name, kind, text, read))
+
+    def render(self) -> bytes:
+        """Return the exposition text."""
+        return generate_latest(self.registry)
