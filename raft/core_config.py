@@ -1,0 +1,32 @@
+"""What a RaftCore must be told. Times are ticks; the shell decides how long a tick is (10 ms by default)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .types import NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreConfig:
+    """Settings of one core. Invariant: 2 * heartbeat_ticks <= election_ticks_min < election_ticks_max."""
+
+    node_id: NodeId
+    voters: tuple[NodeId, ...]  # every configured member, this node included
+    heartbeat_ticks: int = 7
+    election_ticks_min: int = 40  # also: how long a silent leader is protected, and a lonely one leads
+    election_ticks_max: int = 80  # exclusive
+    forget_ticks_max: int = 5  # campaign within this many ticks after the leader was found dead
+    suspect_ticks_max: int = 60  # campaign timer after a broken connection that was not refused: 10 to this
+    max_inflight_messages: int = 256  # per follower
+    max_inflight_bytes: int = 8 << 20  # per follower
+    max_append_bytes: int = 1 << 20  # of one AppendEntries
+    max_uncommitted_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if self.node_id not in self.voters:
+            raise ValueError(f"{self.node_id} is not one of the voters {', '.join(self.voters)}")
+        if len(set(self.voters)) != len(self.voters):
+            raise ValueError(f"a voter is named twice: {', '.join(self.voters)}")
+        if not 0 < 2 * self.heartbeat_ticks <= self.election_ticks_min < self.election_ticks_max:
+            raise ValueError("need 0 < 2 * heartbeat_ticks <= election_ticks_min < election_ticks_max")
