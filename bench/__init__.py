@@ -1,0 +1,1 @@
+"""Benchmarks: ours beside other replicated brokers, in one run. Not part of the installed packages."""

@@ -1,0 +1,1 @@
+"""LedgerMQ, RabbitMQ quorum queues and NATS JetStream under the same workloads, interleaved in one run."""

@@ -1,0 +1,165 @@
+"""What every peer is measured with: closed and open loops, percentiles, CPU and memory of processes.
+
+A figure is only comparable with figures of the same run: the machine is shared and its speed drifts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+clock = time.perf_counter
+Send = Callable[[], Awaitable[Any]]
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the nearest-rank percentile; NaN of nothing."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] if ordered else float("nan")
+
+
+async def closed_loop(
+    send: Send,
+    in_flight: int,
+    seconds: float,
+    most: int | None = None,
+    failed: list[BaseException] | None = None,
+) -> list[float]:
+    """Keep `in_flight` sends open until time or count is up; return the latencies in seconds.
+
+    With `failed`, a send that raises is counted there instead of ending the run.
+    """
+    latencies: list[float] = []
+    left = most if most is not None else 1 << 62
+    end = clock() + seconds
+
+    async def worker() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            begin = clock()
+            if begin >= end:
+                return
+            try:
+                await send()
+            except Exception as error:
+                if failed is None:
+                    raise
+                failed.append(error)
+                continue
+            latencies.append(clock() - begin)
+
+    await asyncio.gather(*(worker() for _ in range(in_flight)))
+    return latencies
+
+
+async def open_loop(send: Send, rate: float, seconds: float) -> int:
+    """Begin a send at each tick of a fixed rate, whatever the answers do; return how many."""
+    begin, tasks = clock(), []
+    for number in range(int(rate * seconds)):
+        wait = begin + number / rate - clock()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        tasks.append(asyncio.ensure_future(send()))
+    await asyncio.gather(*tasks)
+    return len(tasks)
+
+
+async def write_gap(
+    send: Callable[[int], Awaitable[Any]], kill: Callable[[], None]
+) -> tuple[float, list[int]]:
+    """Write one by one, kill in the middle; return (gap, acknowledged numbers).
+
+    The gap is from the kill to the acknowledgement of the first write that was begun after it, in seconds.
+    """
+    acknowledged: list[int] = []
+    begin = clock()
+    killed: float | None = None
+    gap: float | None = None
+    number = 0
+    while clock() - begin < 60 and (gap is None or clock() - (killed or 0) < gap + 0.5):
+        if killed is None and clock() - begin > 1:
+            kill()
+            killed = clock()
+        started = clock()
+        try:
+            await send(number)
+        except Exception:  # noqa: BLE001 - each client has errors of its own; the write is simply tried again
+            await asyncio.sleep(0.01)
+            continue
+        acknowledged.append(number)
+        number += 1
+        if killed is not None and gap is None and started >= killed:
+            gap = clock() - killed
+    if gap is None:
+        raise TimeoutError("no write was acknowledged within 60 s after the kill")
+    return gap, acknowledged
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def anonymous_mib(pid: int) -> float:
+    """RssAnon of a process: its memory without the page cache."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"no RssAnon of {pid}")
+
+
+@dataclass
+class Meter:
+    """Wall time and CPU of this process and of the servers over a `with` block."""
+
+    pids: Sequence[int]
+    seconds: float = 0
+    client_cpu: float = 0
+    server_cpu: list[float] = field(default_factory=list)
+    memory_mib: list[float] = field(default_factory=list)
+
+    def __enter__(self) -> Meter:
+        self._begin = clock()
+        self._client = time.process_time()
+        self._servers = [cpu_seconds(pid) for pid in self.pids]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = clock() - self._begin
+        self.client_cpu = time.process_time() - self._client
+        self.server_cpu = [
+            cpu_seconds(pid) - before for pid, before in zip(self.pids, self._servers, strict=True)
+        ]
+        self.memory_mib = [anonymous_mib(pid) for pid in self.pids]
+
+
+def spawn(command: Sequence[str], log: Path, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start a server with its output in `log`."""
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, env=env, start_new_session=True
+        )
+
+
+def stop(processes: Iterable[subprocess.Popen[bytes]], patience: float = 15) -> None:
+    """SIGTERM, wait, SIGKILL what is left."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+    end = clock() + patience
+    for process in running:
+        try:
+            process.wait(max(0.1, end - clock()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

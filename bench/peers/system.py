@@ -1,0 +1,47 @@
+"""What a peer must be able to do to be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Session(Protocol):
+    """One connected client, with a fresh queue, topic or stream of its own."""
+
+    async def send(self, body: bytes) -> Any:
+        """Store one message; return when it is acknowledged."""
+
+    async def preload(self, body: bytes, count: int) -> int:
+        """Fill the queue as fast as the client can; return how many are stored."""
+
+    async def drain(self, count: int) -> int:
+        """Receive and acknowledge `count` messages; return how many came."""
+
+    async def listen(self, on_body: Callable[[bytes], None]) -> None:
+        """Start a consumer in this process that acknowledges each message."""
+
+    async def close(self) -> None: ...
+
+
+class System(Protocol):
+    """Three nodes of a peer on loopback."""
+
+    name: str
+    fsync: str  # does it flush to disk before it acknowledges?
+
+    def version(self) -> str: ...
+
+    async def start(self, folder: Path) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def pids(self) -> Sequence[int]: ...
+
+    async def open(self, name: str) -> Session: ...
+
+    async def open_for_failover(
+        self, name: str
+    ) -> tuple[Callable[[int], Awaitable[Any]], Callable[[], None], Callable[[], Awaitable[Any]]]:
+        """Return (send number, kill -9 the leader, close and restart what was killed)."""
