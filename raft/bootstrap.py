@@ -1,0 +1,102 @@
+"""When a node's vote begins to count: first start of a group, and the return of a node that lost its disk (P19).
+
+Pure. The danger is an empty disk under the id of a voter: it forgot its vote and its log, and could help to elect a
+leader without acknowledged entries. So:
+
+- A node knows each peer by the incarnation of its data folder, durably (`MemberRecord`); another incarnation under
+  the same id is refused unless it says that it comes back as a learner.
+- A FRESH node becomes a voter when every other member answered and is fresh too, or already knows its incarnation
+  (`may_become_voter`). Before it does, it has stored the incarnations of all of them. Hence whoever voted is known,
+  by its incarnation, to every node that could ever meet an empty disk under its id.
+- A LEARNER becomes a voter again when it holds everything that was committed when the others had replaced its old
+  incarnation, at a term that no voter is ahead of, with its vote bound to that term's leader (`Rejoin`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .hello import Hello, Refusal, RefusalKind, Standing
+from .types import LogIndex, NodeId, Term
+
+
+@dataclass(slots=True)
+class MemberRecord:
+    """The incarnations by which this node knows the others. `known` must be durable before anybody is told."""
+
+    group: str
+    known: dict[NodeId, int] = field(default_factory=dict)
+
+    def refusal_of(self, hello: Hello) -> Refusal | None:
+        """Return why the sender is not the node that this one knows, or None."""
+        known = self.known.get(hello.node_id)
+        if not known or known == hello.incarnation or hello.standing is Standing.LEARNER:
+            return None
+        if hello.standing is Standing.FRESH:
+            return Refusal(
+                RefusalKind.INCARNATION,
+                f"{hello.node_id} is a known voter of group {self.group} and its data folder is empty: a node that "
+                "forgot its votes must not vote. Give it its data back, or let it fetch everything from the others: "
+                "ledgermq broker --rejoin",
+            )
+        return Refusal(
+            RefusalKind.INCARNATION,
+            f"{hello.node_id} of group {self.group} came back with an old data folder "
+            f"(incarnation {hello.incarnation:016x}, known is {known:016x}): it was replaced since. "
+            "Let it fetch everything from the others: ledgermq broker --rejoin",
+        )
+
+    def would_change(self, hello: Hello) -> bool:
+        """Tell whether the sender's incarnation is new and must be stored before answering."""
+        return self.known.get(hello.node_id) != hello.incarnation
+
+
+def may_become_voter(me: NodeId, incarnation: int, others: Iterable[NodeId], hellos: dict[NodeId, Hello]) -> bool:
+    """Tell whether a FRESH node may vote from now on: the rule at the top of this module.
+
+    `hellos` are the latest greetings, each of an incarnation that is already stored durably here.
+    """
+    for other in others:
+        hello = hellos.get(other)
+        if hello is None:
+            return False
+        if hello.standing is not Standing.FRESH and hello.known_incarnations.get(me) != incarnation:
+            return False
+    return True
+
+
+@dataclass(slots=True)
+class Rejoin:
+    """A learner's way back to its vote. Feed it greetings and the read-index of the leader, then ask."""
+
+    me: NodeId
+    incarnation: int
+    others: frozenset[NodeId]
+    target: LogIndex | None = None  # commit index of the leader after all others had replaced the incarnation
+    min_term: Term = Term(0)  # highest term that any of them reported by then
+
+    def is_known_to_all(self, hellos: dict[NodeId, Hello]) -> bool:
+        """Tell whether every other member stored the new incarnation; only then ask the leader for `target`."""
+        return all(
+            (hello := hellos.get(other)) is not None and hello.known_incarnations.get(self.me) == self.incarnation
+            for other in self.others
+        )
+
+    def aim(self, target: LogIndex, hellos: dict[NodeId, Hello]) -> None:
+        """Fix what must be held: the leader's read index, and the terms reported until now."""
+        self.target = target
+        self.min_term = Term(max((hellos[other].term for other in self.others), default=0))
+
+    def is_done(
+        self, *, durable: LogIndex, commit: LogIndex, term: Term, leader: NodeId | None, voted_for: NodeId | None
+    ) -> bool:
+        """Tell whether the learner may vote again. All arguments are its own, and durable."""
+        return (
+            self.target is not None
+            and durable >= self.target
+            and commit >= self.target
+            and term >= self.min_term
+            and leader is not None
+            and voted_for == leader
+        )

@@ -1,0 +1,251 @@
+"""Streams between the nodes of a group: accepts those of the peers, keeps two open to each of them (D10).
+
+Owns: the gRPC server on the Raft port, one `PeerLink` per peer. Must not: know what the frames mean, nor decide who
+may talk: it asks the `Gate`. A frame is handed up only from a stream whose greeting was accepted and whose sender's
+incarnation is still the known one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from ledgermq.proto import raft_pb2 as pb
+
+from .config import Member
+from .errors import AddressInUseError
+from .hello import Hello, Refusal, RefusalKind
+from .out_stream import GREETING_TIMEOUT_S, Frame, MakeFrame, OutStream, StreamKind
+from .types import NodeId
+
+logger = logging.getLogger(__name__)
+
+ControlItem = TypeVar("ControlItem")
+AppendItem = TypeVar("AppendItem")
+CONTROL_LIMIT: Final = 1024  # queued control messages per peer; the oldest goes first
+APPEND_LIMIT: Final = 1024  # the core's inflight limit is far below
+
+SERVER_OPTIONS: Final = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+class Gate(Protocol):
+    """Decides on greetings and takes what comes in; implemented by the node."""
+
+    def hello(self, to: NodeId | None) -> Hello:
+        """Return this node's greeting; `to` is None in an answer."""
+
+    async def admit(self, hello: Hello) -> Refusal | None:
+        """Judge a peer's greeting; when it is accepted, its incarnation is stored durably on return."""
+
+    def on_frame(self, peer: NodeId, kind: StreamKind, frame: Frame) -> None:
+        """Take one frame of an accepted stream. Runs on the loop and must not wait."""
+
+    def on_refused(self, peer: NodeId, refusal: Refusal) -> None:
+        """A peer refused this node's greeting."""
+
+    def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
+        """An outgoing stream is ready."""
+
+    def on_link_lost(self, peer: NodeId, kind: StreamKind, *, gone: bool) -> None:
+        """An outgoing stream ended; `gone`: the peer's process seems dead."""
+
+
+class PeerLink(Generic[ControlItem, AppendItem]):
+    """The two outgoing streams to one peer."""
+
+    def __init__(
+        self,
+        peer: Member,
+        gate: Gate,
+        control: MakeFrame[ControlItem],
+        append: MakeFrame[AppendItem],
+        log_refusal: Callable[[NodeId, Refusal], None],
+    ) -> None:
+        self.peer = peer
+        self._gate = gate
+        self._log_refusal = log_refusal
+        self.control = OutStream(StreamKind.CONTROL, peer.address, self, control, CONTROL_LIMIT)
+        self.append = OutStream(StreamKind.APPEND, peer.address, self, append, APPEND_LIMIT)
+
+    def greeting(self, kind: StreamKind) -> Frame:
+        """Return the serialized Hello that opens a stream."""
+        return self._gate.hello(self.peer.node_id).to_proto().SerializeToString()
+
+    async def on_accepted(self, kind: StreamKind, answer: Frame) -> bool:
+        """Judge the peer's answer; both sides must agree."""
+        reply = pb.HelloReply.FromString(answer)
+        if reply.refusal_kind:
+            refusal = Refusal(RefusalKind(reply.refusal_kind), reply.refusal)
+            self._log_refusal(self.peer.node_id, refusal)
+            self._gate.on_refused(self.peer.node_id, refusal)
+            return False
+        theirs = Hello.from_proto(reply.hello)
+        mine = await self._gate.admit(theirs)
+        if mine is not None:
+            self._log_refusal(self.peer.node_id, mine)
+        return mine is None
+
+    def on_up(self, kind: StreamKind) -> None:
+        """Pass on that a stream is ready."""
+        self._gate.on_link_up(self.peer.node_id, kind)
+
+    def on_lost(self, kind: StreamKind, *, gone: bool) -> None:
+        """Pass on that a stream ended."""
+        self._gate.on_link_lost(self.peer.node_id, kind, gone=gone)
+
+    def start(self) -> None:
+        """Begin to connect both streams."""
+        self.control.start()
+        self.append.start()
+
+    async def close(self) -> None:
+        """Close both streams at once."""
+        await asyncio.gather(self.control.close(), self.append.close())
+
+
+@dataclass(slots=True, eq=False)
+class _Incoming:
+    """One accepted stream of a peer."""
+
+    incarnation: int
+    task: asyncio.Task[Any]
+
+
+class Transport(Generic[ControlItem, AppendItem]):
+    """Use: `await listen()`, `connect()`, `links[peer].control.put(…)`, `await close()`."""
+
+    def __init__(
+        self,
+        bind: str,
+        peers: tuple[Member, ...],
+        gate: Gate,
+        make_control: Callable[[deque[ControlItem]], Frame | None],
+        make_append: Callable[[NodeId], MakeFrame[AppendItem]],
+    ) -> None:
+        self.bind = bind
+        self._gate = gate
+        self._server: Any = None
+        self._incoming: dict[NodeId, set[_Incoming]] = {peer.node_id: set() for peer in peers}
+        self._logged: set[tuple[NodeId, RefusalKind]] = set()
+        self.links = {
+            peer.node_id: PeerLink(peer, gate, make_control, make_append(peer.node_id), self._log_refusal)
+            for peer in peers
+        }
+
+    async def listen(self) -> None:
+        """Open the Raft port. Raises: AddressInUseError."""
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        handlers = {
+            StreamKind.CONTROL.value: grpc.stream_stream_rpc_method_handler(self._handler(StreamKind.CONTROL)),
+            StreamKind.APPEND.value: grpc.stream_stream_rpc_method_handler(self._handler(StreamKind.APPEND)),
+        }
+        service = grpc.method_handlers_generic_handler("ledgermq.v1.RaftService", handlers)
+        self._server.add_generic_rpc_handlers((service,))
+        try:
+            self._server.add_insecure_port(self.bind)
+        except RuntimeError:
+            raise AddressInUseError(self.bind) from None
+        await self._server.start()
+
+    def connect(self) -> None:
+        """Begin to connect to every peer."""
+        for link in self.links.values():
+            link.start()
+
+    async def close(self) -> None:
+        """Close every stream and the port at once."""
+        await asyncio.gather(*(link.close() for link in self.links.values()))
+        if self._server is not None:
+            await self._server.stop(0)
+
+    def drop_other_incarnations(self, peer: NodeId, incarnation: int) -> None:
+        """End the incoming streams of a peer's former data folder: whatever is still in them must not count."""
+        for stream in list(self._incoming[peer]):
+            if stream.incarnation != incarnation:
+                self._incoming[peer].discard(stream)
+                stream.task.cancel()
+
+    def is_heard(self, peer: NodeId) -> bool:
+        """Tell whether the peer has a stream open to this node."""
+        return bool(self._incoming[peer])
+
+    def _handler(self, kind: StreamKind) -> Callable[[Any, Any], Awaitable[None]]:
+        async def serve(_requests: Any, context: Any) -> None:
+            await self._serve(kind, context)
+
+        return serve
+
+    async def _serve(self, kind: StreamKind, context: Any) -> None:
+        hello = await self._greeted(context)
+        if hello is None:
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        stream = _Incoming(hello.incarnation, task)
+        streams = self._incoming[hello.node_id]
+        streams.add(stream)
+        try:
+            await self._receive(kind, hello.node_id, stream, context)
+        except asyncio.CancelledError:
+            if stream in streams:
+                raise  # the server stops
+            task.uncancel()  # `drop_other_incarnations`: a return ends the stream for the peer too
+        finally:
+            streams.discard(stream)
+
+    async def _receive(self, kind: StreamKind, peer: NodeId, stream: _Incoming, context: Any) -> None:
+        streams, on_frame, read, eof = self._incoming[peer], self._gate.on_frame, context.read, grpc.aio.EOF
+        while True:
+            frame = await read()
+            if frame is eof or stream not in streams:
+                return
+            on_frame(peer, kind, frame)
+
+    async def _greeted(self, context: Any) -> Hello | None:
+        """Take and answer the greeting; return it when it was accepted."""
+        try:
+            async with asyncio.timeout(GREETING_TIMEOUT_S):
+                first = await context.read()
+        except TimeoutError:
+            return None
+        if first is grpc.aio.EOF:
+            return None
+        try:
+            hello = Hello.from_proto(pb.Hello.FromString(first))
+        except ValueError as error:
+            refusal = Refusal(RefusalKind.MALFORMED, f"the greeting cannot be read: {error}")
+            await context.write(_reply(self._gate.hello(None), refusal))
+            return None
+        refused = await self._gate.admit(hello)
+        await context.write(_reply(self._gate.hello(None), refused))
+        if refused is not None:
+            self._log_refusal(hello.node_id, refused)
+            return None
+        return hello
+
+    def _log_refusal(self, peer: NodeId, refusal: Refusal) -> None:
+        """Log each reason once per peer, not once per attempt."""
+        if (peer, refusal.kind) not in self._logged:
+            self._logged.add((peer, refusal.kind))
+            logger.error("peer refused peer=%s reason=%s: %s", peer, refusal.kind.name.lower(), refusal.text)
+
+
+def _reply(hello: Hello, refusal: Refusal | None) -> bytes:
+    reply = pb.HelloReply(hello=hello.to_proto())
+    if refusal is not None:
+        reply.refusal, reply.refusal_kind = refusal.text, refusal.kind.value
+    return reply.SerializeToString()
