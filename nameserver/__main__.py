@@ -21,9 +21,9 @@ from typing import Any
 # gRPC's own lines on stderr would stand beside our error messages; what it reports reaches us as exceptions.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from .config import NameserverConfig, resolve  # noqa: E402
-from .errors import ConfigError, NameserverError  # noqa: E402
-from .service import NameServer  # noqa: E402
+from .config import NameserverConfig, resolve
+from .errors import ConfigError, NameserverError
+from .service import NameServer
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
