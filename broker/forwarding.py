@@ -1,0 +1,107 @@
+"""Calls that a follower passes on to the leader: request bytes as they came, one hop at most, over the Raft port (D17).
+
+Owns: one channel per peer, apart from Raft's own. Must not: look into requests, or decide what may be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+logger = logging.getLogger(__name__)
+
+#: Metadata that marks a forwarded call: the node it came to, and the listener whose addresses the answer must carry.
+FORWARDED_BY: Final = "x-ledgermq-forwarded-by"
+LISTENER: Final = "x-ledgermq-listener"
+#: Trailing metadata of a refusal by a node that does not lead.
+NOT_LEADER: Final = "x-ledgermq-not-leader"
+
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
+_PASSED_ON: Final = "x-mq-"
+
+Metadata = Sequence[tuple[str, str]]
+
+
+class ForwardError(Exception):
+    """A forwarded call did not get through. `definite`: the other node refused it, nothing happened there."""
+
+    def __init__(self, definite: bool, reason: str) -> None:
+        super().__init__(reason)
+        self.definite = definite
+
+
+class Forwarder:
+    """Calls other nodes of the group by id. `addresses` are their Raft addresses."""
+
+    def __init__(self, own_id: str, addresses: Mapping[str, str]) -> None:
+        self._own_id = own_id
+        self._addresses = dict(addresses)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def channel(self, node_id: str) -> grpc.aio.Channel:
+        """Return the (kept) channel to a node."""
+        channel = self._channels.get(node_id)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(self._addresses[node_id], options=_CHANNEL_OPTIONS)
+            self._channels[node_id] = channel
+        return channel
+
+    def metadata(self, received: Metadata, listener: str) -> Metadata:
+        """Return the metadata to send on: the client's own, and the marks."""
+        passed = [(key, value) for key, value in received if key.startswith(_PASSED_ON)]
+        return (*passed, (FORWARDED_BY, self._own_id), (LISTENER, listener))
+
+    async def unary(
+        self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
+    ) -> bytes:
+        """Return the answer's bytes. Raises: ForwardError."""
+        call = self.channel(node_id).unary_unary(method)
+        try:
+            answer: bytes = await call(request, timeout=timeout, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            raise _translated(error) from None
+        return answer
+
+    async def stream(
+        self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
+    ) -> AsyncIterator[bytes]:
+        """Yield the frames of the answer. Raises: ForwardError."""
+        call = self.channel(node_id).unary_stream(method)(request, timeout=timeout, metadata=metadata)
+        try:
+            async for frame in call:
+                yield frame
+        except grpc.aio.AioRpcError as error:
+            raise _translated(error) from None
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Close every channel."""
+        for channel in self._channels.values():
+            await channel.close()
+
+
+def _translated(error: grpc.aio.AioRpcError) -> ForwardError:
+    trailing: Any = error.trailing_metadata() or ()
+    definite = any(key == NOT_LEADER for key, _ in trailing)
+    return ForwardError(definite, f"{error.code().name}: {error.details()}")
+
+
+async def refuse_not_leader(context: Any, node_id: str, leader_id: str | None) -> None:
+    """End a forwarded call at a node that does not lead: definite, the caller looks for the leader again."""
+    await context.abort(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f"{node_id} does not lead (leader: {leader_id or 'unknown'})",
+        ((NOT_LEADER, leader_id or ""),),
+    )

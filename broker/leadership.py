@@ -1,0 +1,66 @@
+"""Who leads this group, as this node knows it now, and a way to wait for a change of that.
+
+Owns: the leader's id, term and readiness on the event-loop thread. Must not: decide anything; Raft does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class Leadership:
+    """Fed by the Raft node's callbacks; asked by services. `ready`: this node leads and serves as leader."""
+
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id
+        self.leader_id: str | None = None
+        self.term = 0
+        self.ready = False
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._listeners: list[Callable[[], None]] = []
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after every change."""
+        self._listeners.append(listener)
+
+    def on_ready(self, term: int) -> None:
+        """This node leads and has applied its no-op."""
+        self.leader_id, self.term, self.ready = self.node_id, term, True
+        self._changed()
+
+    def on_lost(self) -> None:
+        """This node leads no longer; the next leader is not known yet."""
+        self.ready = False
+        if self.leader_id == self.node_id:
+            self.leader_id = None
+        self._changed()
+
+    def on_changed(self, leader_id: str | None, term: int) -> None:
+        """Another leader is known, or none."""
+        self.leader_id, self.term = leader_id, term
+        if leader_id != self.node_id:
+            self.ready = False
+        self._changed()
+
+    @property
+    def known_other(self) -> str | None:
+        """The leader, when it is known and another node."""
+        return self.leader_id if self.leader_id != self.node_id else None
+
+    async def wait_change(self, timeout: float) -> None:
+        """Return after the next change, or after `timeout` seconds."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait((waiter,), timeout=timeout)
+        finally:
+            self._waiters.discard(waiter)
+
+    def _changed(self) -> None:
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        for listener in self._listeners:
+            listener()

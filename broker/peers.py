@@ -1,0 +1,99 @@
+"""Keeps the nodes of the group acquainted: addresses, liveness and client sessions, over the Raft port.
+
+A follower reports to the leader every second and after each change of leader; the answer is the leader's view of all
+nodes. Owns: the reporting task and the Report handler. Must not: judge liveness (Members does, from Raft's view).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from ledgermq.proto import peer_pb2, route_pb2
+
+from .forwarding import Forwarder, ForwardError
+from .leadership import Leadership
+from .members import Members
+
+logger = logging.getLogger(__name__)
+
+REPORT_INTERVAL: Final = 1.0  # seconds
+_METHOD: Final = "/ledgermq.v1.PeerService/Report"
+
+
+class Peers:
+    """`client_ids` gives the clients connected here; `on_clients` takes those of another node (leader side)."""
+
+    def __init__(
+        self,
+        members: Members,
+        leadership: Leadership,
+        forwarder: Forwarder,
+        client_ids: Callable[[], Iterable[str]],
+        on_clients: Callable[[Iterable[str]], None],
+        silence_ms: Callable[[], dict[str, int | None]],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._members = members
+        self._leadership = leadership
+        self._forwarder = forwarder
+        self._client_ids = client_ids
+        self._on_clients = on_clients
+        self._silence_ms = silence_ms
+        self._on_change = on_change
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to report."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Stop reporting."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            if self._leadership.ready:
+                self._on_clients(self._client_ids())
+                if self._members.set_silence(self._silence_ms()):
+                    self._on_change()
+            elif leader := self._leadership.known_other:
+                await self._report(leader)
+            await self._leadership.wait_change(REPORT_INTERVAL)
+
+    async def _report(self, leader: str) -> None:
+        report = peer_pb2.NodeReport(node=self._members.own, client_ids=self._client_ids())
+        try:
+            answer = await self._forwarder.unary(
+                leader, _METHOD, report.SerializeToString(), (), REPORT_INTERVAL
+            )
+        except ForwardError:
+            return  # the leader is gone or new: Raft tells, and the next round asks again
+        view = peer_pb2.GroupView.FromString(answer)
+        if not view.refusal.code and self._members.take_view(view.nodes):
+            self._on_change()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return what the Raft port serves for other nodes' reports."""
+
+        async def report(request: peer_pb2.NodeReport, context: Any) -> peer_pb2.GroupView:
+            if not self._leadership.ready:
+                return peer_pb2.GroupView(refusal=route_pb2.Refusal(code=route_pb2.NOT_LEADER))
+            if self._members.learn(request.node):
+                self._on_change()
+            self._on_clients(request.client_ids)
+            return peer_pb2.GroupView(nodes=self._members.all())
+
+        method = grpc.unary_unary_rpc_method_handler(
+            report,
+            request_deserializer=peer_pb2.NodeReport.FromString,
+            response_serializer=peer_pb2.GroupView.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler("ledgermq.v1.PeerService", {"Report": method})

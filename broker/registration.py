@@ -1,0 +1,138 @@
+"""Keeps this node known to every nameserver (§8): full registration at start, every 30 s and at once on a change, and a
+beat every second on an open stream.
+
+Owns: one task and one channel per nameserver. Must not: let a nameserver that is down disturb anything; it is logged
+once when it goes and once when it comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from ledgermq.proto import nameserver_pb2 as pb
+from ledgermq.proto import nameserver_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+REGISTER_INTERVAL: Final = 30.0  # seconds
+BEAT_INTERVAL: Final = 1.0
+CALL_TIMEOUT: Final = 2.0
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+)
+
+
+class _Link:
+    """The connection to one nameserver."""
+
+    def __init__(self, address: str, registration: Registration) -> None:
+        self.address = address
+        self._registration = registration
+        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._stub = nameserver_pb2_grpc.NameServerServiceStub(self._channel)
+        self._answered: bool | None = None
+        self.wanted = asyncio.Event()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self.wanted.set()
+        self.tasks = [asyncio.create_task(self._register()), asyncio.create_task(self._beat())]
+
+    async def _register(self) -> None:
+        """Register whenever it is wanted, and every 30 s; soon again after a failure."""
+        while True:
+            self.wanted.clear()
+            registered = await self._call()
+            try:
+                async with asyncio.timeout(REGISTER_INTERVAL if registered else BEAT_INTERVAL):
+                    await self.wanted.wait()
+            except TimeoutError:
+                continue
+
+    async def _call(self) -> bool:
+        try:
+            answer = await self._stub.Register(self._registration.request(), timeout=CALL_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            if self._answered is not False:
+                logger.warning(
+                    "nameserver does not answer address=%s code=%s", self.address, error.code().name
+                )
+            self._answered = False
+            return False
+        if answer.refusal.code:
+            logger.error("nameserver refuses this node address=%s: %s", self.address, answer.refusal.message)
+            return False
+        if self._answered is False:
+            logger.info("nameserver answers again address=%s", self.address)
+        self._answered = True
+        return True
+
+    async def _beat(self) -> None:
+        while True:
+            try:
+                call = self._stub.Heartbeat(self._beats())
+                async for reply in call:
+                    if reply.register_again:
+                        self.wanted.set()
+            except grpc.aio.AioRpcError:
+                pass  # it is down; `_call` says so once
+            await asyncio.sleep(BEAT_INTERVAL)
+
+    async def _beats(self) -> AsyncIterator[pb.HeartbeatBeat]:
+        while True:
+            yield self._registration.beat()
+            await asyncio.sleep(BEAT_INTERVAL)
+
+    async def stop(self, goodbye: pb.UnregisterRequest) -> None:
+        """Say goodbye and close; a nameserver that is down only costs the short timeout."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        if self._answered:
+            with contextlib.suppress(grpc.aio.AioRpcError):  # it forgets this node by silence
+                await self._stub.Unregister(goodbye, timeout=0.5)
+        await self._channel.close()
+
+
+class Registration:
+    """Use: `start()`, `changed()` after each change of leader, topics or nodes, `await stop()`.
+
+    `request` and `beat` give the current content.
+    """
+
+    def __init__(
+        self,
+        nameservers: tuple[str, ...],
+        request: Callable[[], pb.RegisterRequest],
+        beat: Callable[[], pb.HeartbeatBeat],
+    ) -> None:
+        self.request = request
+        self.beat = beat
+        self._addresses = nameservers
+        self._links: list[_Link] = []
+
+    def start(self) -> None:
+        """Begin to register with every nameserver."""
+        self._links = [_Link(address, self) for address in self._addresses]
+        for link in self._links:
+            link.start()
+
+    def changed(self) -> None:
+        """Register again now, everywhere."""
+        for link in self._links:
+            link.wanted.set()
+
+    async def stop(self) -> None:
+        """Unregister where a nameserver answers, and close."""
+        beat = self.beat()
+        goodbye = pb.UnregisterRequest(cluster=beat.cluster, group=beat.group, node_id=beat.node_id)
+        await asyncio.gather(*(link.stop(goodbye) for link in self._links))
