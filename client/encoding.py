@@ -1,0 +1,217 @@
+"""From a message to the bytes of its record. Pure: the clock, ids and the host name come from the caller.
+
+Owns: the checks that need no broker, compression, and the protobuf wire bytes of `Message`, written by hand because
+an object per message would cost more than all the rest.
+
+The two runs of a record (see proto/record.py):
+    system run   fields of `SystemProperties`: 1 tag, 2 keys, 3 message_id, 5 body_encoding, 6 message_type,
+                 7 born_timestamp, 8 born_host, 17 message_group
+    rest run     fields of `Message`: 1 topic, 2 user_properties, 4 body
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from ledgermq.proto.record import MAX_BODY_SIZE, RecordFlags, encode_record, hash_text
+
+from .errors import InvalidMessageError, InvalidNameError, MessageTooLargeError
+
+#: Bodies above this are compressed when that makes them smaller, bytes.
+COMPRESS_ABOVE: Final = 4096
+_GZIP_LEVEL: Final = 5
+_MAX_PROPERTIES: Final = 128
+_MAX_PROPERTIES_SIZE: Final = 16384
+_MAX_TOPIC: Final = 127
+_MAX_GROUP: Final = 120
+_MAX_MESSAGE_GROUP: Final = 63
+_NAME: Final = re.compile(r"^[%|a-zA-Z0-9_-]+$")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_V1_ID: Final = int(RecordFlags.V1_ID)
+_FIFO: Final = int(RecordFlags.FIFO)
+_GZIP: Final = int(RecordFlags.GZIP)
+
+# body_encoding (5) and message_type (6) of the four cases that occur, by flags.
+_KIND_RUN: Final = {
+    0: b"\x28\x01\x30\x01",  # IDENTITY, NORMAL
+    _GZIP: b"\x28\x02\x30\x01",
+    _FIFO: b"\x28\x01\x30\x02",
+    _GZIP | _FIFO: b"\x28\x02\x30\x02",
+}
+
+
+def varint(value: int) -> bytes:
+    """Encode a non-negative integer the protobuf way."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def field_bytes(number: int, value: bytes) -> bytes:
+    """Encode a length-delimited field."""
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def check_name(kind: str, name: str) -> None:
+    """Check a topic or (consumer) group name as every broker does. Raises: InvalidNameError."""
+    limit = _MAX_TOPIC if kind == "topic" else _MAX_GROUP
+    if not name:
+        raise InvalidNameError(kind, name, "it is empty")
+    if len(name) > limit:
+        raise InvalidNameError(kind, name, f"it has {len(name)} characters, {limit} are allowed")
+    if not _NAME.match(name):
+        bad = next(character for character in name if not _NAME.match(character))
+        raise InvalidNameError(kind, name, f"the character {bad!r} is not allowed")
+
+
+def check_text(field: str, text: str) -> None:
+    """Check a tag, key, property or message group. Raises: InvalidMessageError."""
+    if not isinstance(text, str):
+        raise InvalidMessageError(field, f"{text!r} is of type {type(text).__name__}; a str is wanted")
+    if not text.strip():
+        raise InvalidMessageError(field, "it is empty or only white space")
+    if _CONTROL.search(text):
+        raise InvalidMessageError(field, f"{text!r} contains a control character")
+
+
+class RecordEncoder:
+    """Encodes the messages of one topic. Keeps the runs that do not change from message to message."""
+
+    __slots__ = ("_body_tags", "_born_ms", "_born_run", "_compress_above", "_host_run", "_topic_run", "topic")
+
+    def __init__(self, topic: str, *, born_host: str, compress_above: int | None = COMPRESS_ABOVE) -> None:
+        """`compress_above` None never compresses. Raises: InvalidNameError."""
+        check_name("topic", topic)
+        self.topic = topic
+        self._topic_run = field_bytes(1, field_bytes(2, topic.encode()))
+        self._host_run = field_bytes(8, born_host.encode())
+        self._compress_above = MAX_BODY_SIZE if compress_above is None else compress_above
+        self._born_ms = -1
+        self._born_run = b""
+        self._body_tags: dict[int, bytes] = {}  # body size → tag and length of the field, bounded
+
+    def encode(
+        self,
+        section_distance: int,
+        body: bytes,
+        message_id: tuple[bytes, str],
+        born_ms: int,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str = "",
+    ) -> bytes:
+        """Return the record. `message_id` is (16 bytes, text) of a v1 id; `section_distance` in bytes.
+
+        Raises: MessageTooLargeError, InvalidMessageError.
+        """
+        size = len(body)
+        flags = 0
+        if size > self._compress_above or not size:
+            body, flags = self._squeeze(body)
+            size = len(body)
+        if message_group:
+            flags |= _FIFO
+        if born_ms != self._born_ms:
+            self._keep_born(born_ms)
+        system = b"\x1a\x22%b%b%b%b" % (
+            message_id[1].encode(), _KIND_RUN[flags], self._born_run, self._host_run,
+        )  # fmt: skip
+        tag_hash = 0
+        key_hashes: Sequence[int] = ()
+        head = self._topic_run
+        if tag or keys or properties or message_group:
+            check_sizes(tag, keys, properties or {}, message_group)
+            system, tag_hash, key_hashes = _with_labels(system, tag, keys, message_group)
+            if properties:
+                head += _properties_run(properties)
+        head += self._body_tags.get(size) or self._keep_body_tag(size)
+        return encode_record(
+            system,
+            head + body,
+            section_distance=section_distance,
+            body_offset_in_rest=len(head),
+            body_size=size,
+            message_id=message_id[0],
+            born_timestamp=born_ms,
+            tag_hash=tag_hash,
+            key_hashes=key_hashes,
+            flags=flags | _V1_ID,
+        )
+
+    def _squeeze(self, body: bytes) -> tuple[bytes, int]:
+        """Check the size of a body and compress it when that pays."""
+        if not body:
+            raise InvalidMessageError("body", "it is empty")
+        if len(body) > MAX_BODY_SIZE:
+            raise MessageTooLargeError(len(body), MAX_BODY_SIZE)
+        packed = gzip.compress(body, _GZIP_LEVEL, mtime=0)
+        return (packed, _GZIP) if len(packed) < len(body) else (body, 0)
+
+    def _keep_born(self, born_ms: int) -> None:
+        seconds, ms = divmod(born_ms, 1000)
+        stamp = b"\x08" + varint(seconds) + (b"\x10" + varint(ms * 1_000_000) if ms else b"")
+        self._born_run = field_bytes(7, stamp)
+        self._born_ms = born_ms
+
+    def _keep_body_tag(self, size: int) -> bytes:
+        if len(self._body_tags) >= 1024:
+            self._body_tags.clear()
+        tag = self._body_tags[size] = b"\x22" + varint(size)
+        return tag
+
+
+def check_sizes(tag: str, keys: Sequence[str], properties: Mapping[str, str], message_group: str) -> None:
+    """Check everything beside the body as every broker does. Raises: InvalidMessageError."""
+    if isinstance(keys, str):
+        raise InvalidMessageError("keys", f"{keys!r} is a single str; a list of keys is wanted")
+    if tag:
+        check_text("tag", tag)
+        if "|" in tag:
+            raise InvalidMessageError("tag", f"{tag!r} contains '|', which separates tags in filters")
+    for key in keys:
+        check_text("key", key)
+    for name, value in properties.items():
+        check_text("property", name)
+        if not isinstance(value, str) or _CONTROL.search(value):
+            raise InvalidMessageError("property", f"{name!r} must be a str without control characters")
+    if message_group:
+        check_text("message_group", message_group)
+        if len(message_group.encode()) > _MAX_MESSAGE_GROUP:
+            raise InvalidMessageError("message_group", f"it has more than {_MAX_MESSAGE_GROUP} bytes")
+    if len(properties) > _MAX_PROPERTIES:
+        raise InvalidMessageError("property", f"there are {len(properties)}, {_MAX_PROPERTIES} are allowed")
+    total = _total((tag, *keys, *properties.keys(), *properties.values()))
+    if total > _MAX_PROPERTIES_SIZE:
+        raise InvalidMessageError(
+            "property", f"tag, keys and properties have {total} bytes, {_MAX_PROPERTIES_SIZE} are allowed"
+        )
+
+
+def _total(texts: Iterable[str]) -> int:
+    return sum(len(text.encode()) for text in texts)
+
+
+def _with_labels(
+    system: bytes, tag: str, keys: Sequence[str], message_group: str
+) -> tuple[bytes, int, list[int]]:
+    """Return the system run with tag, keys and message group, the tag's hash and the keys' hashes."""
+    parts = [field_bytes(1, tag.encode())] if tag else []
+    parts += [field_bytes(2, key.encode()) for key in keys]
+    parts.append(system)
+    if message_group:
+        parts.append(field_bytes(17, message_group.encode()))
+    return b"".join(parts), hash_text(tag), [hash_text(key) for key in keys]
+
+
+def _properties_run(properties: Mapping[str, str]) -> bytes:
+    return b"".join(
+        field_bytes(2, field_bytes(1, name.encode()) + field_bytes(2, value.encode()))
+        for name, value in properties.items()
+    )

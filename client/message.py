@@ -1,0 +1,194 @@
+"""Messages as users see them: what they send, and what they get back, decoded only where it is looked at.
+
+Owns: `Message` (to send), `SendReceipt`, `MessageQueue`, `MessageView` (fetched from the log), `LeasedMessage`
+(received with a lease). Must not: do I/O. Times are ms since the epoch.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.proto.entry import Buffer
+from ledgermq.proto.record import RecordFlags, RecordView, decode_record
+
+
+@dataclass(slots=True)
+class Message:
+    """A message to send. `message_group` asks for order: messages of one group stay in one queue, in order."""
+
+    topic: str
+    body: bytes
+    tag: str = ""
+    keys: Sequence[str] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    message_group: str = ""
+
+
+class MessageQueue(NamedTuple):
+    """One queue of a topic. Queue ids count from 0 in each broker group."""
+
+    topic: str
+    broker_group: str
+    queue_id: int
+
+
+class SendReceipt(NamedTuple):
+    """Where an acknowledged message stands. `duplicate`: a retry met the copy that was stored first."""
+
+    message_id: str
+    topic: str
+    broker_group: str
+    queue_id: int
+    queue_offset: int
+    duplicate: bool = False
+
+
+def unpack_body(body: Buffer, gzipped: bool) -> bytes:
+    """Return the body as the producer gave it. Some clients put zlib bytes under the GZIP mark: both are read."""
+    if not gzipped:
+        return bytes(body)
+    raw = bytes(body)
+    return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else zlib.decompress(raw)
+
+
+class MessageView:
+    """A message as it stands in the log. Attributes decode what they need from the section's bytes when asked."""
+
+    __slots__ = ("_buffer", "_position", "_record", "_system", "queue", "queue_offset", "store_timestamp")
+
+    def __init__(
+        self, buffer: Buffer, position: int, queue: MessageQueue, queue_offset: int, store_timestamp: int
+    ) -> None:
+        self._buffer = buffer
+        self._position = position
+        self._record: RecordView | None = None
+        self._system: v2.SystemProperties | None = None
+        self.queue = queue
+        self.queue_offset = queue_offset
+        self.store_timestamp = store_timestamp
+
+    def __repr__(self) -> str:
+        return f"<MessageView {self.message_id} {self.topic}[{self.queue_id}]@{self.queue_offset}>"
+
+    @property
+    def topic(self) -> str:
+        return self.queue.topic
+
+    @property
+    def queue_id(self) -> int:
+        return self.queue.queue_id
+
+    @property
+    def record(self) -> RecordView:
+        """The record's fixed header and where its parts are."""
+        if self._record is None:
+            self._record = decode_record(self._buffer, self._position)
+        return self._record
+
+    @property
+    def system_properties(self) -> v2.SystemProperties:
+        """What the producer's client set beside the message: id, tag, keys, times."""
+        if self._system is None:
+            self._system = v2.SystemProperties.FromString(bytes(self.record.system_run))
+        return self._system
+
+    @property
+    def body(self) -> bytes:
+        record = self.record
+        return unpack_body(record.body, bool(record.flags & RecordFlags.GZIP))
+
+    @property
+    def message_id(self) -> str:
+        record = self.record
+        if record.flags & RecordFlags.V1_ID:
+            return "01" + record.message_id.hex().upper()
+        return self.system_properties.message_id
+
+    @property
+    def born_timestamp(self) -> int:
+        return self.record.born_timestamp
+
+    @property
+    def tag(self) -> str:
+        return self.system_properties.tag if self.record.tag_hash else ""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self.system_properties.keys) if self.record.key_count else ()
+
+    @property
+    def message_group(self) -> str:
+        return self.system_properties.message_group if self.record.flags & RecordFlags.FIFO else ""
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return dict(v2.Message.FromString(bytes(self.record.rest_run)).user_properties)
+
+
+class LeasedMessage:
+    """A received message: this consumer's until it is acknowledged or its invisible time is over."""
+
+    __slots__ = ("_raw", "queue", "receipt_handle")
+
+    def __init__(self, raw: v2.Message, broker_group: str) -> None:
+        system = raw.system_properties
+        self._raw = raw
+        self.queue = MessageQueue(raw.topic.name, broker_group, system.queue_id)
+        self.receipt_handle = system.receipt_handle
+
+    def __repr__(self) -> str:
+        return f"<LeasedMessage {self.message_id} {self.topic}[{self.queue_id}]@{self.queue_offset}>"
+
+    @property
+    def topic(self) -> str:
+        return self.queue.topic
+
+    @property
+    def queue_id(self) -> int:
+        return self.queue.queue_id
+
+    @property
+    def queue_offset(self) -> int:
+        return self._raw.system_properties.queue_offset
+
+    @property
+    def body(self) -> bytes:
+        return unpack_body(self._raw.body, self._raw.system_properties.body_encoding == v2.GZIP)
+
+    @property
+    def message_id(self) -> str:
+        return self._raw.system_properties.message_id
+
+    @property
+    def tag(self) -> str:
+        return self._raw.system_properties.tag
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self._raw.system_properties.keys)
+
+    @property
+    def message_group(self) -> str:
+        return self._raw.system_properties.message_group
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return dict(self._raw.user_properties)
+
+    @property
+    def born_timestamp(self) -> int:
+        return self._raw.system_properties.born_timestamp.ToMilliseconds()
+
+    @property
+    def store_timestamp(self) -> int:
+        return self._raw.system_properties.store_timestamp.ToMilliseconds()
+
+    @property
+    def delivery_attempt(self) -> int:
+        """1 for the first delivery."""
+        return self._raw.system_properties.delivery_attempt
