@@ -1,0 +1,75 @@
+# Everything that people and CI run. `make help` lists it. Nothing is installed outside this folder.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+# The first Python that is new enough; deploy/preflight.py says what to do when there is none.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
+BIN := .venv/bin
+STAMP := .venv/.installed
+TYPES := build/types/ledgermq
+PACKAGES := proto raft broker nameserver client spark_jobs
+NODES ?= 3
+KILLS ?= 1
+DOCKER ?= 0
+MESSAGES ?= 200000
+
+.PHONY: help preflight setup fmt lint types test unit sim integration e2e bench proto image up demo clean
+
+help: ## this list
+	@grep -hE '^[a-z0-9 ]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-27s %s\n", $$1, $$2}'
+
+preflight: # is everything there that cannot be installed into this folder? Less than 2 s, before any download.
+	@$(PYTHON) deploy/preflight.py
+
+setup: preflight $(STAMP) ## make .venv with everything, at the versions of constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt deploy/install.py
+	@$(PYTHON) deploy/install.py
+	@touch $@
+
+fmt: $(STAMP) ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(STAMP) ## format, lint rules, and generated code that is up to date
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python -m ledgermq.proto.generate --check
+
+# The folders are the packages ledgermq.<folder>; a type checker wants to see a folder of that name.
+$(TYPES): pyproject.toml
+	@mkdir -p $(TYPES)
+	@for package in $(PACKAGES); do ln -sfn ../../../$$package $(TYPES)/$$package; done
+	@touch $(TYPES)
+
+types: $(STAMP) $(TYPES) ## mypy --strict on the packages, and mypy on what is around them
+	MYPYPATH=build/types $(BIN)/mypy $(PACKAGES:%=-p ledgermq.%)
+	MYPYPATH=build/types $(BIN)/mypy tests $(wildcard bench/*.py) deploy/preflight.py deploy/install.py
+
+test: preflight lint types ## everything: lint, types and all suites, with one summary at the end
+	@$(BIN)/python tests/run_suites.py unit sim integration e2e
+
+unit sim integration e2e: $(STAMP) ## one suite of tests
+	@$(BIN)/python tests/run_suites.py $@
+
+bench: $(STAMP) ## measure throughput, latency and failover (docs/performance.md)
+	$(BIN)/python -m bench
+
+proto: $(STAMP) ## generate the code of proto/*.proto again
+	$(BIN)/python -m ledgermq.proto.generate
+
+image: $(STAMP) ## container images ledgermq:dev and ledgermq-spark:dev; works without a container registry
+	@deploy/build_images.sh
+
+up: setup ## a cluster of three brokers and a nameserver on this machine
+	@$(BIN)/ledgermq up
+
+demo: setup ## watch a group lose its leader and no message (NODES=5 KILLS=10, DOCKER=1)
+	@if [ "$(DOCKER)" = 1 ]; then deploy/build_images.sh; fi
+	@$(BIN)/ledgermq demo --nodes $(NODES) --kills $(KILLS) --messages $(MESSAGES) $(if $(filter 1,$(DOCKER)),--docker)
+
+clean: ## remove what the build made; the data of `ledgermq up` stays
+	rm -rf build dist .mypy_cache .ruff_cache .hypothesis *.egg-info spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
