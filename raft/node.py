@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import grpc
 
 from ledgermq.proto.entry import Buffer
 
@@ -24,6 +26,7 @@ class RaftNode:
         state_machine: StateMachine,
         *,
         on_fatal: Callable[[str], None] | None = None,
+        rpc_handlers: Sequence[grpc.GenericRpcHandler] = (),  # served on the Raft port for other nodes
     ) -> None:
         raise NotImplementedError
 
