@@ -16,9 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from .hello import Hello, Refusal, RefusalKind, Standing
 from .types import LogIndex, NodeId, Term
+
+NO_TERM: Final = Term(0)
 
 
 @dataclass(slots=True)
@@ -52,7 +55,9 @@ class MemberRecord:
         return self.known.get(hello.node_id) != hello.incarnation
 
 
-def may_become_voter(me: NodeId, incarnation: int, others: Iterable[NodeId], hellos: dict[NodeId, Hello]) -> bool:
+def may_become_voter(
+    me: NodeId, incarnation: int, others: Iterable[NodeId], hellos: dict[NodeId, Hello]
+) -> bool:
     """Tell whether a FRESH node may vote from now on: the rule at the top of this module.
 
     `hellos` are the latest greetings, each of an incarnation that is already stored durably here.
@@ -74,12 +79,13 @@ class Rejoin:
     incarnation: int
     others: frozenset[NodeId]
     target: LogIndex | None = None  # commit index of the leader after all others had replaced the incarnation
-    min_term: Term = Term(0)  # highest term that any of them reported by then
+    min_term: Term = NO_TERM  # highest term that any of them reported by then
 
     def is_known_to_all(self, hellos: dict[NodeId, Hello]) -> bool:
         """Tell whether every other member stored the new incarnation; only then ask the leader for `target`."""
         return all(
-            (hello := hellos.get(other)) is not None and hello.known_incarnations.get(self.me) == self.incarnation
+            (hello := hellos.get(other)) is not None
+            and hello.known_incarnations.get(self.me) == self.incarnation
             for other in self.others
         )
 
@@ -89,7 +95,13 @@ class Rejoin:
         self.min_term = Term(max((hellos[other].term for other in self.others), default=0))
 
     def is_done(
-        self, *, durable: LogIndex, commit: LogIndex, term: Term, leader: NodeId | None, voted_for: NodeId | None
+        self,
+        *,
+        durable: LogIndex,
+        commit: LogIndex,
+        term: Term,
+        leader: NodeId | None,
+        voted_for: NodeId | None,
     ) -> bool:
         """Tell whether the learner may vote again. All arguments are its own, and durable."""
         return (

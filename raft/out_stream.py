@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Frame = bytes
-MakeFrame = Callable[["deque[Item]"], "Frame | None | Awaitable[Frame | None]"]
+MakeFrame = Callable[["deque[Item]"], Frame]  # takes at least one item off the queue
 
 GREETING_TIMEOUT_S: Final = 2.0
 RECONNECT_DELAY_S: Final = 0.02
@@ -98,7 +98,9 @@ class OutStream(Generic[Item]):
 
     def start(self) -> None:
         """Begin to connect."""
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"{self.kind.value} {self.address}")
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(), name=f"{self.kind.value} {self.address}"
+        )
 
     async def close(self) -> None:
         """Stop at once; what is queued is dropped."""
@@ -184,11 +186,7 @@ class OutStream(Generic[Item]):
         queue, wakeup = self._queue, self._wakeup
         while True:
             while queue:
-                frame = self._make_frame(queue)
-                if frame is not None and not isinstance(frame, bytes):
-                    frame = await frame
-                if frame is not None:
-                    await call.write(frame)
+                await call.write(self._make_frame(queue))
             wakeup.clear()
             await wakeup.wait()
 

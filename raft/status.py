@@ -31,7 +31,7 @@ class RaftStatus:
     cluster_id: str
     group: str
     node_id: NodeId
-    incarnation: str
+    incarnation: int
     role: str  # starting | learner | follower | candidate | leader | faulted | stopped
     term: Term
     since_ms: int

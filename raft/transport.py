@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -133,28 +132,31 @@ class Transport(Generic[ControlItem, AppendItem]):
         bind: str,
         peers: tuple[Member, ...],
         gate: Gate,
-        make_control: Callable[[deque[ControlItem]], Frame | None],
-        make_append: Callable[[NodeId], MakeFrame[AppendItem]],
+        make_control: MakeFrame[ControlItem],
+        make_append: MakeFrame[AppendItem],
+        rpc_handlers: Sequence[grpc.GenericRpcHandler] = (),
     ) -> None:
         self.bind = bind
+        self._rpc_handlers = tuple(rpc_handlers)  # what the layer above serves on the Raft port
         self._gate = gate
         self._server: Any = None
         self._incoming: dict[NodeId, set[_Incoming]] = {peer.node_id: set() for peer in peers}
         self._logged: set[tuple[NodeId, RefusalKind]] = set()
         self.links = {
-            peer.node_id: PeerLink(peer, gate, make_control, make_append(peer.node_id), self._log_refusal)
-            for peer in peers
+            peer.node_id: PeerLink(peer, gate, make_control, make_append, self._log_refusal) for peer in peers
         }
 
     async def listen(self) -> None:
         """Open the Raft port. Raises: AddressInUseError."""
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         handlers = {
-            StreamKind.CONTROL.value: grpc.stream_stream_rpc_method_handler(self._handler(StreamKind.CONTROL)),
+            StreamKind.CONTROL.value: grpc.stream_stream_rpc_method_handler(
+                self._handler(StreamKind.CONTROL)
+            ),
             StreamKind.APPEND.value: grpc.stream_stream_rpc_method_handler(self._handler(StreamKind.APPEND)),
         }
         service = grpc.method_handlers_generic_handler("ledgermq.v1.RaftService", handlers)
-        self._server.add_generic_rpc_handlers((service,))
+        self._server.add_generic_rpc_handlers((service, *self._rpc_handlers))
         try:
             self._server.add_insecure_port(self.bind)
         except RuntimeError:

@@ -28,14 +28,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def take_one(queue: deque[bytes]) -> bytes | None:
+def take_one(queue: deque[bytes]) -> bytes:
     return queue.popleft()
 
 
 class Peer:
     """One end with a gate that records what happens."""
 
-    def __init__(self, name: str, members: tuple[Member, ...], group: str = "g0", incarnation: int = 1) -> None:
+    def __init__(
+        self, name: str, members: tuple[Member, ...], group: str = "g0", incarnation: int = 1
+    ) -> None:
         self.id = NodeId(name)
         self.group, self.incarnation = group, incarnation
         self.standing = Standing.VOTER
@@ -48,9 +50,7 @@ class Peer:
         self.changed = asyncio.Event()
         own = next(m for m in members if m.node_id == name)
         others = tuple(m for m in members if m.node_id != name)
-        self.transport: Transport[bytes, bytes] = Transport(
-            own.address, others, self, take_one, lambda _peer: take_one
-        )
+        self.transport: Transport[bytes, bytes] = Transport(own.address, others, self, take_one, take_one)
 
     def hello(self, to: NodeId | None) -> Hello:
         return Hello(
@@ -138,7 +138,9 @@ def test_a_frame_larger_than_the_usual_grpc_limit_passes() -> None:
     run(scenario)
 
 
-def test_a_node_of_another_group_is_refused_and_both_sides_say_why_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_of_another_group_is_refused_and_both_sides_say_why_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario(one: Peer, two: Peer) -> None:
         await one.start()
         await two.start()
@@ -200,5 +202,3 @@ def test_a_port_in_use_is_told_by_its_address() -> None:
             await two.transport.listen()
 
     run(scenario)
-
-
