@@ -1,0 +1,139 @@
+"""Client histories: what was acknowledged, and what each node really serves.
+
+Every message has a body of its own, so that a lost, a doubled and a misplaced message are told apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import grpc
+
+from ledgermq.client import Producer
+from ledgermq.client.errors import LedgerMQError
+from ledgermq.proto import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc, record
+
+Place = tuple[int, int]  # queue id, queue offset
+
+
+@dataclass
+class History:
+    """Bodies by outcome. A body in `unknown` may be stored or not; one in `acknowledged` must be."""
+
+    acknowledged: dict[bytes, Place] = field(default_factory=dict)
+    unknown: dict[bytes, str] = field(default_factory=dict)
+
+    def check(self, stored: dict[Place, bytes], where: str) -> None:
+        """Compare with what a node serves: nothing lost, nothing moved, nothing stored twice, nothing invented."""
+        lost = [body for body, place in self.acknowledged.items() if stored.get(place) != body]
+        assert not lost, (
+            f"{where}: {len(lost)} acknowledged messages are not at their place, first {lost[:3]}"
+        )
+        doubled = [body for body, times in Counter(stored.values()).items() if times > 1]
+        assert not doubled, f"{where}: {len(doubled)} messages are stored twice, first {doubled[:3]}"
+        invented = [b for b in stored.values() if b not in self.acknowledged and b not in self.unknown]
+        assert not invented, f"{where}: {len(invented)} messages nobody sent, first {invented[:3]}"
+
+
+class Load:
+    """A producer in a thread of its own that keeps `in_flight` messages open until it is stopped."""
+
+    def __init__(
+        self, nameserver: str, topic: str, *, in_flight: int = 64, prefix: str = "m", timeout: float = 20
+    ) -> None:
+        self.history = History()
+        self._nameserver, self._topic, self._in_flight, self._prefix = nameserver, topic, in_flight, prefix
+        self._timeout = timeout
+        self._stop = threading.Event()
+        self._numbers = iter(range(1 << 62))
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._produce())
+        except Exception as error:  # noqa: BLE001 - reported by `stop` in the test's own thread
+            self._failure = error
+
+    async def _produce(self) -> None:
+        async with Producer(self._nameserver, timeout=self._timeout) as producer:
+            await asyncio.gather(*(self._worker(producer) for _ in range(self._in_flight)))
+
+    async def _worker(self, producer: Producer) -> None:
+        while not self._stop.is_set():
+            body = f"{self._prefix}-{next(self._numbers)}".encode()
+            self.history.unknown[body] = "in flight"
+            try:
+                receipt = await producer.send(self._topic, body)
+            except LedgerMQError as error:
+                self.history.unknown[body] = str(error)
+                await asyncio.sleep(0.05)
+                continue
+            del self.history.unknown[body]
+            self.history.acknowledged[body] = (receipt.queue_id, receipt.queue_offset)
+
+    @property
+    def count(self) -> int:
+        return len(self.history.acknowledged)
+
+    @contextmanager
+    def running(self) -> Iterator[Load]:
+        """Produce inside the block; the first messages are acknowledged when it begins."""
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self.stop()
+
+    def stop(self) -> History:
+        self._stop.set()
+        self._thread.join(self._timeout + 30)
+        assert not self._thread.is_alive(), "the producer does not end"
+        if self._failure is not None:
+            raise AssertionError(f"the producer failed: {self._failure!r}") from self._failure
+        return self.history
+
+
+def read_topic(address: str, topic: str, queue_count: int | None = None) -> dict[Place, bytes]:
+    """Return everything that one node serves of a topic by Fetch, from the first offset to its end."""
+    with grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)]) as channel:
+        described = admin_pb2_grpc.AdminServiceStub(channel).DescribeTopic(
+            admin_pb2.DescribeTopicRequest(topic=topic), timeout=20
+        )
+        assert not described.refusal.code, described.refusal.message
+        stub = log_pb2_grpc.LogServiceStub(channel)
+        stored: dict[Place, bytes] = {}
+        for queue_id in range(described.topic.queue_count):
+            _read_queue(stub, described.topic.topic_id, queue_id, stored)
+        return stored
+
+
+def _read_queue(
+    stub: log_pb2_grpc.LogServiceStub, topic_id: int, queue_id: int, stored: dict[Place, bytes]
+) -> None:
+    offset = 0
+    while True:
+        position = log_pb2.FetchPosition(topic_id=topic_id, queue_id=queue_id, offset=offset)
+        answer = stub.Fetch(log_pb2.FetchRequest(positions=[position], max_bytes=4 << 20), timeout=20)
+        assert not answer.refusal.code, answer.refusal.message
+        if not answer.queues or not answer.queues[0].sections:
+            return
+        assert not answer.queues[0].refusal.code, answer.queues[0].refusal.message
+        for fetched in answer.queues[0].sections:
+            offset = _take_section(fetched.section, queue_id, offset, stored)
+
+
+def _take_section(section: bytes, queue_id: int, offset: int, stored: dict[Place, bytes]) -> int:
+    header = record.decode_section(section)
+    record.verify_section(section, 0, header)
+    body = section[record.SECTION_HEADER_SIZE :]
+    for number, position in enumerate(record.record_positions(body, header.count)):
+        place = (queue_id, header.base_queue_offset + number)
+        if place[1] >= offset:
+            stored[place] = bytes(record.decode_record(body, int(position)).body)
+    return max(offset, header.base_queue_offset + header.count)

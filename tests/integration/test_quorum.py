@@ -1,0 +1,43 @@
+"""Without a majority nothing is acknowledged, and nothing uncommitted is shown to anybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ledgermq.client.errors import LedgerMQError
+from ledgermq.client.sync import Consumer, Producer
+
+from .cluster import Cluster, wait_until
+from .history import Load, read_topic
+
+TOPIC = "quorum"
+
+
+def test_a_leader_without_followers_acknowledges_and_shows_nothing(tmp_path: Path) -> None:
+    with Cluster(tmp_path, nodes=3) as cluster:
+        nameserver = cluster.nameserver_addresses[0]
+        with Producer(nameserver, timeout=10) as producer:
+            producer.send(TOPIC, b"before")
+        leader = cluster.wait_leader()
+        followers = [name for name in cluster.nodes if name != leader]
+        for name in followers:
+            cluster.pause(name)
+
+        load = Load(nameserver, TOPIC, in_flight=8, prefix="cut-off", timeout=3)
+        with load.running():
+            with pytest.raises(LedgerMQError), Producer(nameserver, timeout=3) as producer:
+                producer.send(TOPIC, b"nobody hears this")
+            assert load.count == 0, "a send was acknowledged by a leader alone"
+            assert set(read_topic(cluster.address(leader), TOPIC).values()) == {b"before"}
+            with Consumer(nameserver, group="watchers", topic=TOPIC) as consumer:
+                seen = {message.body for message in consumer.messages(timeout=3)}
+            assert seen <= {b"before"}, "a consumer saw what was never committed"
+
+            cluster.resume(followers[0])
+            wait_until(lambda: load.count > 0, "sends are acknowledged again with two of three")
+        load.history.unknown[b"nobody hears this"] = "sent without a quorum"
+        load.history.unknown[b"before"] = "sent first"
+        load.history.check(read_topic(cluster.address(cluster.wait_leader()), TOPIC), "the leader")
+        cluster.resume(followers[1])
