@@ -202,7 +202,7 @@ def load(
     """Merge the three sources and validate. `flags` holds only what was given. Raises: ConfigError."""
     from_file = _read_file(config_file) if config_file else {}
     from_env = _read_environment(os.environ if environment is None else environment)
-    merged = {**from_file, **from_env, **flags}
+    merged: dict[str, Any] = {**from_file, **from_env, **flags}
 
     def source(key: str) -> str:
         if key in flags:

@@ -47,9 +47,9 @@ class Forwarder:
     def __init__(self, own_id: str, addresses: Mapping[str, str]) -> None:
         self._own_id = own_id
         self._addresses = dict(addresses)
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[str, Any] = {}
 
-    def channel(self, node_id: str) -> grpc.aio.Channel:
+    def channel(self, node_id: str) -> Any:
         """Return the (kept) channel to a node."""
         channel = self._channels.get(node_id)
         if channel is None:
@@ -66,7 +66,7 @@ class Forwarder:
         self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
     ) -> bytes:
         """Return the answer's bytes. Raises: ForwardError."""
-        call = self.channel(node_id).unary_unary(method)
+        call = self.channel(node_id).unary_unary(method, None, None)
         try:
             answer: bytes = await call(request, timeout=timeout, metadata=metadata)
         except grpc.aio.AioRpcError as error:
@@ -77,7 +77,9 @@ class Forwarder:
         self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
     ) -> AsyncIterator[bytes]:
         """Yield the frames of the answer. Raises: ForwardError."""
-        call = self.channel(node_id).unary_stream(method)(request, timeout=timeout, metadata=metadata)
+        call = self.channel(node_id).unary_stream(method, None, None)(
+            request, timeout=timeout, metadata=metadata
+        )
         try:
             async for frame in call:
                 yield frame
@@ -89,7 +91,7 @@ class Forwarder:
     async def close(self) -> None:
         """Close every channel."""
         for channel in self._channels.values():
-            await channel.close()
+            await channel.close(None)
 
 
 def _translated(error: grpc.aio.AioRpcError) -> ForwardError:

@@ -14,9 +14,8 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Final
+from typing import Any, Final
 
-import grpc
 import grpc.aio
 
 from .config import ListenerConfig, split_address
@@ -36,7 +35,7 @@ _OPTIONS: Final = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 
-Handlers = Sequence[grpc.GenericRpcHandler]
+Handlers = Sequence[Any]
 
 
 class PortError(Exception):

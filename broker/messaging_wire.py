@@ -75,7 +75,7 @@ def outgoing_record(message: v2.Message) -> OutgoingRecord:
     """Take a checked message apart. `message` loses its system properties and body on the way."""
     system, body = message.system_properties, message.body
     for name in SERVER_FIELDS:
-        system.ClearField(name)  # type: ignore[arg-type]
+        system.ClearField(name)
     kind = derived_type(system)
     system.message_type = kind
     message_id, flags = pack_message_id(system.message_id)

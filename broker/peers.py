@@ -80,7 +80,7 @@ class Peers:
         if not view.refusal.code and self._members.take_view(view.nodes):
             self._on_change()
 
-    def handler(self) -> grpc.GenericRpcHandler:
+    def handler(self) -> Any:
         """Return what the Raft port serves for other nodes' reports."""
 
         async def report(request: peer_pb2.NodeReport, context: Any) -> peer_pb2.GroupView:

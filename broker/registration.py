@@ -100,7 +100,7 @@ class _Link:
         if self._answered:
             with contextlib.suppress(grpc.aio.AioRpcError):  # it forgets this node by silence
                 await self._stub.Unregister(goodbye, timeout=0.5)
-        await self._channel.close()
+        await self._channel.close(None)
 
 
 class Registration:

@@ -1,0 +1,122 @@
+"""`python -m ledgermq.broker`: read the configuration, run one broker node until SIGTERM, SIGINT or a fault.
+
+Exit codes: 0 clean stop · 1 a fault while running · 2 wrong configuration or flags · 3 will not start (data folder, ports).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from ledgermq.raft.errors import RaftError
+
+from .config import BrokerConfig, ConfigError, load
+
+logger = logging.getLogger(__name__)
+
+EXIT_FAULT: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_WILL_NOT_START: Final = 3
+_ALIASES: Final = {"data_dir": "--data", "node_id": "--node"}
+_SWITCHES: Final = {"rejoin"}
+_HELP: Final = {
+    "data_dir": "folder of this node's log and state; created when missing",
+    "node_id": "id of this node in its group",
+    "peers": "all voters, this node included: n1=host:port,n2=host:port",
+    "listener": "name=x,messaging_bind=h:p,log_bind=h:p[,messaging_advertise=h:p,log_advertise=h:p]; more after a ';'",
+    "nameservers": "host:port,host:port",
+    "rejoin": "come back with an empty data folder under a known node id, as a non-voting learner first",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and what to do, without a page of usage."""
+        sys.stderr.write(f"ledgermq broker: {message}. See all flags: python -m ledgermq.broker --help\n")
+        raise SystemExit(EXIT_USAGE)
+
+
+def parse_flags(arguments: Sequence[str]) -> tuple[Path | None, dict[str, Any]]:
+    """Return the configuration file and the flags that were given, by key."""
+    parser = _Parser(
+        prog="python -m ledgermq.broker", description="One node of a broker group.", allow_abbrev=False
+    )
+    parser.add_argument("--config", type=Path, help="TOML file; environment and flags are stronger")
+    for key in BrokerConfig.model_fields:
+        names = [f"--{key.replace('_', '-')}"] + ([_ALIASES[key]] if key in _ALIASES else [])
+        if key in _SWITCHES:
+            parser.add_argument(*names, dest=key, action="store_true", default=None, help=_HELP.get(key))
+        else:
+            parser.add_argument(*names, dest=key, default=None, metavar="VALUE", help=_HELP.get(key))
+    given = vars(parser.parse_args(arguments))
+    config_file = given.pop("config")
+    return config_file, {key: value for key, value in given.items() if value is not None}
+
+
+async def run(config: BrokerConfig) -> int:
+    """Run a node until it is told to stop or faults; return the exit code."""
+    from .server import BrokerNode
+
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    node = BrokerNode(config)
+    try:
+        await node.start()
+        sys.stdout.write(node.ready_line() + "\n")
+        sys.stdout.flush()
+        return await _until_stopped(node, stop)
+    finally:
+        await node.stop()
+
+
+async def _until_stopped(node: Any, stop: asyncio.Event) -> int:
+    stopped = asyncio.create_task(stop.wait())
+    faulted = asyncio.create_task(node.wait_fatal())
+    await asyncio.wait((stopped, faulted), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not faulted.done():
+        faulted.cancel()
+        return 0
+    sys.stderr.write(f"{node.node_id} stops: {faulted.result()}\n")
+    return EXIT_FAULT
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, validate, run. Every refusal is one sentence on stderr: what, why, what to do."""
+    from .listeners import PortError
+
+    config_file, flags = parse_flags(sys.argv[1:] if arguments is None else arguments)
+    try:
+        config = load(config_file, flags)
+    except ConfigError as error:
+        sys.stderr.write(f"ledgermq broker: {error}\n")
+        return EXIT_USAGE
+    logging.basicConfig(
+        level=config.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    try:
+        import uvloop
+    except ImportError:
+        sys.stderr.write(
+            "ledgermq broker: the server parts are not installed. Run: pip install 'ledgermq[server]'\n"
+        )
+        return EXIT_WILL_NOT_START
+    try:
+        return uvloop.run(run(config))
+    except (RaftError, PortError, OSError) as error:
+        sys.stderr.write(f"{config.node_id} will not start: {error}\n")
+        return EXIT_WILL_NOT_START
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,85 @@
+"""The configuration: three sources, one validation, sentences that name the source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledgermq.broker.config import BrokerConfig, ConfigError, load, parse_size, split_address
+
+
+def test_flags_are_stronger_than_the_environment_and_that_is_stronger_than_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text('cluster = "a"\ngroup = "a"\nnode_id = "a"\n')
+    config = load(file, {"node_id": "c"}, {"LEDGERMQ_NODE_ID": "b", "LEDGERMQ_GROUP": "b"})
+    assert (config.cluster, config.group, config.node_id) == ("a", "b", "c")
+
+
+def test_lists_and_tables_can_be_written_in_one_line() -> None:
+    config = load(
+        None,
+        {
+            "peers": "n1=127.0.0.1:1, n2=127.0.0.1:2",
+            "nameservers": "127.0.0.1:9876,127.0.0.1:9886",
+            "election_timeout_ms": "300-500",
+            "segment_size": "64MiB",
+            "listener": "name=in,messaging_bind=0.0.0.0:1,messaging_advertise=n1:1,log_bind=127.0.0.1:2",
+        },
+        {},
+    )
+    assert config.voters == {"n1": "127.0.0.1:1", "n2": "127.0.0.1:2"}
+    assert config.nameservers == ("127.0.0.1:9876", "127.0.0.1:9886")
+    assert config.election_timeout_ms == (300, 500)
+    assert config.segment_size == 64 << 20
+    assert config.listener[0].messaging_advertise == "n1:1"
+    assert config.listener[0].log_advertise == "127.0.0.1:2"
+
+
+def test_a_node_without_peers_is_a_group_of_its_own() -> None:
+    assert BrokerConfig().voters == {"n1": "127.0.0.1:20911"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "words"),
+    [
+        ({"flush": "never"}, {}, ["--flush", "'sync'", "'never'"]),
+        ({"segment_size": "12 pounds"}, {}, ["--segment-size", "not a size"]),
+        ({"peers": "n2=127.0.0.1:1"}, {}, ["--peers", "n1 itself is missing"]),
+        ({"listener": "messaging_bind=0.0.0.0:1"}, {}, ["messaging_advertise", "0.0.0.0:1"]),
+        ({"listener": "name=a,mesaging_bind=a:1"}, {}, ["mesaging_bind", "messaging_bind"]),
+        ({"raft_bind": "nowhere"}, {}, ["--raft-bind", "not host:port"]),
+        ({"clean_at": "25:00"}, {}, ["--clean-at", "04:00"]),
+        ({}, {"LEDGERMQ_DATA_DIRR": "x"}, ["LEDGERMQ_DATA_DIRR", "LEDGERMQ_DATA_DIR"]),
+        ({}, {"LEDGERMQ_FLUSH": "x"}, ["environment variable LEDGERMQ_FLUSH"]),
+    ],
+)
+def test_an_error_names_the_source_and_the_reason(
+    flags: dict[str, Any], environment: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(None, flags, environment)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_an_unknown_key_in_the_file_is_an_error_that_names_file_and_key(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text('nodeid = "n1"\n')
+    with pytest.raises(ConfigError, match=r'broker.toml: key "nodeid": .*Did you mean "node_id"'):
+        load(file, {}, {})
+
+
+def test_a_file_that_is_missing_or_no_toml_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "none.toml", {}, {})
+    (tmp_path / "bad.toml").write_text("a = = 1")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load(tmp_path / "bad.toml", {}, {})
+
+
+def test_sizes_and_addresses_are_parsed() -> None:
+    assert [parse_size(text) for text in ("10", "1KiB", "2 gib", 7)] == [10, 1024, 2 << 30, 7]
+    assert split_address("[::1]:80") == ("::1", 80)
+    with pytest.raises(ValueError, match="host:port"):
+        split_address("localhost")
