@@ -1,0 +1,120 @@
+"""Errors of the broker's state machine and of what it stores.
+
+BrokerError
+├── StateError                  the log and the state do not fit: the node must stop, replicas would differ
+│   ├── UnknownCommandError     a command (or a version of one) that this build does not know (D23)
+│   └── DivergedError           an entry contradicts the state it is applied to
+├── NotThereError               something was named that does not exist
+│   ├── TopicNotFoundError
+│   ├── QueueNotFoundError
+│   └── GroupNotFoundError
+├── InvalidNameError            a topic or group name that cannot be used
+├── InvalidReceiptHandleError   a receipt handle that is not ours, damaged, or no longer the current one
+├── CheckpointError             a checkpoint that cannot be used
+│   └── CheckpointVersionError  ... because a newer LedgerMQ wrote it
+└── ConsumeQueueError           queue files that do not fit the checkpoint
+"""
+
+from __future__ import annotations
+
+
+class BrokerError(Exception):
+    """Base of the package's errors."""
+
+
+class StateError(BrokerError):
+    """The log cannot be applied to this state; going on would make replicas differ."""
+
+
+class UnknownCommandError(StateError):
+    """A committed command that this build cannot apply."""
+
+    def __init__(self, command_type: int, version: int, index: int) -> None:
+        super().__init__(
+            f"entry {index} holds command type {command_type} version {version}, which this build does not know; "
+            "a newer LedgerMQ wrote it. Install that version on this node and start it again; nothing was changed"
+        )
+        self.command_type = command_type
+        self.version = version
+        self.index = index
+
+
+class DivergedError(StateError):
+    """An entry that contradicts the state: this node's state is not that of the group."""
+
+    def __init__(self, reason: str, index: int) -> None:
+        super().__init__(
+            f"entry {index} does not fit this node's state: {reason}. Compare the nodes with `ledgermq dump` and "
+            "`ledgermq check`, then rebuild this one: ledgermq broker --rejoin"
+        )
+        self.reason = reason
+        self.index = index
+
+
+class NotThereError(BrokerError):
+    """A topic, queue or group that does not exist."""
+
+
+class TopicNotFoundError(NotThereError):
+    def __init__(self, topic: str | int) -> None:
+        super().__init__(f'topic "{topic}" does not exist')
+        self.topic = topic
+
+
+class QueueNotFoundError(NotThereError):
+    def __init__(self, topic: str | int, queue_id: int) -> None:
+        super().__init__(f'topic "{topic}" has no queue {queue_id}')
+        self.topic = topic
+        self.queue_id = queue_id
+
+
+class GroupNotFoundError(NotThereError):
+    def __init__(self, group: str | int) -> None:
+        super().__init__(f'consumer group "{group}" does not exist')
+        self.group = group
+
+
+class InvalidNameError(BrokerError):
+    """A name that cannot be used; the text says why."""
+
+
+class InvalidReceiptHandleError(BrokerError):
+    """A receipt handle that cannot be used; `reason` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"receipt handle is not valid: {reason}")
+        self.reason = reason
+
+
+class CheckpointError(BrokerError):
+    """A checkpoint file that cannot be used."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class CheckpointVersionError(CheckpointError):
+    """A checkpoint of a newer format."""
+
+    def __init__(self, path: str, found: int, supported: int) -> None:
+        super().__init__(
+            path,
+            f"the checkpoint has format version {found}; this build reads up to version {supported}. "
+            "Start this node with the LedgerMQ version that wrote it; nothing was changed",
+        )
+        self.found = found
+        self.supported = supported
+
+
+class ConsumeQueueError(BrokerError):
+    """The files of a ConsumeQueue do not hold what the checkpoint says."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"{path}: {reason}. Move this node's folders `checkpoint` and `consumequeue` away and start it again: "
+            "both are rebuilt from the log when it still begins at its first entry; else use ledgermq broker --rejoin"
+        )
+        self.path = path
+        self.reason = reason
