@@ -1,0 +1,91 @@
+"""Routes and assignments as official clients want them: policy `nodes` (D17).
+
+Every live node lists all queue ids under its own broker name, with one address. Ids are labels: the server picks the
+queue, and any node takes any call. Pure; the order is stable, so that an unchanged group gives an unchanged answer.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import Final
+
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.proto.route_pb2 import ListenerAddresses, TopicMessageType
+
+LiveNodes = Sequence[tuple[str, ListenerAddresses]]
+
+#: Stands between group and node in a broker name; neither may contain it.
+SEPARATOR: Final = "."
+_ACCEPTED: Final = {
+    TopicMessageType.NORMAL: (v2.NORMAL,),
+    TopicMessageType.FIFO: (v2.FIFO,),
+    TopicMessageType.DELAY: (v2.DELAY,),
+    TopicMessageType.TRANSACTION: (v2.TRANSACTION,),
+    TopicMessageType.MIXED: (v2.NORMAL, v2.FIFO, v2.DELAY, v2.TRANSACTION),
+}
+
+
+def accepted_types(message_type: int) -> tuple[v2.MessageType, ...]:
+    """Return the message types that a topic takes; one without a type takes ordinary messages."""
+    return _ACCEPTED.get(TopicMessageType.ValueType(message_type), (v2.NORMAL,))
+
+
+def broker_name(group: str, node_id: str) -> str:
+    """Return the name under which a node of a group appears to official clients."""
+    return f"{group}{SEPARATOR}{node_id}"
+
+
+def endpoints(address: str) -> v2.Endpoints:
+    """Return the endpoints of one `host:port`."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    return v2.Endpoints(scheme=_scheme(host), addresses=[v2.Address(host=host, port=int(port))])
+
+
+def _scheme(host: str) -> v2.AddressScheme:
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        return v2.DOMAIN_NAME
+    return v2.IPv4 if version == 4 else v2.IPv6
+
+
+def route(
+    topic: v2.Resource, group: str, queue_count: int, message_type: int, nodes: LiveNodes
+) -> list[v2.MessageQueue]:
+    """Return the queues of a route, nodes alternating: a client that retries the next queue meets another node."""
+    types = accepted_types(message_type)
+    return [
+        v2.MessageQueue(
+            topic=topic,
+            id=queue_id,
+            permission=v2.READ_WRITE,
+            broker=_broker(group, node_id, addresses),
+            accept_message_types=types,
+        )
+        for queue_id in range(queue_count)
+        for node_id, addresses in nodes
+    ]
+
+
+def assignments(
+    topic: v2.Resource, group: str, queue_count: int, nodes: LiveNodes, *, fifo: bool
+) -> list[v2.Assignment]:
+    """Return what a push consumer polls: "any queue" (-1) of every live node, or each queue of one node when FIFO."""
+    if fifo:
+        pairs = [(queue_id, nodes[queue_id % len(nodes)]) for queue_id in range(queue_count)]
+    else:
+        pairs = [(-1, node) for node in nodes]
+    return [
+        v2.Assignment(
+            message_queue=v2.MessageQueue(
+                topic=topic, id=queue_id, permission=v2.READ_WRITE, broker=_broker(group, node_id, addresses)
+            )
+        )
+        for queue_id, (node_id, addresses) in pairs
+    ]
+
+
+def _broker(group: str, node_id: str, addresses: ListenerAddresses) -> v2.Broker:
+    return v2.Broker(name=broker_name(group, node_id), id=0, endpoints=endpoints(addresses.messaging_address))
