@@ -1,0 +1,278 @@
+"""`ledgermq cluster status|leader|transfer`: what the nodes say about themselves, also without a nameserver.
+
+Owns: finding the nodes, asking all of them at once, the loop of `--watch` and `--wait`.
+Must not: judge (that is `status_report`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Annotated
+
+import grpc
+import grpc.aio
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from ledgermq.proto import admin_pb2 as pb
+from ledgermq.proto import nameserver_pb2, nameserver_pb2_grpc, route_pb2
+from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
+
+from . import status_report
+from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, out, print_error, print_json, run
+from .errors import BrokerUnreachableError, LedgerMQError, NameserversDownError, UsageError, error_of
+from .status_report import GroupAnswers, GroupReport, Verdict
+
+_ASK_SECONDS = 2.0
+_POLL_SECONDS = 0.25
+_COLOURS = {
+    Verdict.HEALTHY: "green",
+    Verdict.DEGRADED: "yellow",
+    Verdict.NO_QUORUM: "red",
+    Verdict.NO_ANSWER: "red",
+}
+
+NodeOption = Annotated[
+    list[str] | None,
+    typer.Option("--node", help="host:port of a node's log port (8082); repeatable. No nameserver is asked."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    cluster = typer.Typer(help="Look at a cluster and its leaders.", no_args_is_help=True)
+    cluster.command("status")(status)
+    cluster.command("leader")(leader)
+    cluster.command("transfer")(transfer)
+    app.add_typer(cluster, name="cluster")
+
+
+def status(
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    node: NodeOption = None,
+    as_json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second.")] = False,
+    wait: Annotated[
+        str, typer.Option("--wait", help="Wait this long for a healthy cluster, e.g. 30s or 2m.")
+    ] = "",
+) -> int:
+    """Show every node. Exit code: 0 healthy, 1 degraded, 2 no quorum, 3 nothing answers."""
+    seconds = parse_duration(wait) if wait else 0.0
+    if watch:
+        return run(_watch(nameserver, node or []))
+    reports, failure = run(_until_healthy(nameserver, node or [], seconds))
+    if as_json:
+        print_json({"groups": [each.as_json() for each in reports], "error": str(failure or "")})
+    else:
+        _print(reports, failure)
+    return status_report.exit_code(reports)
+
+
+def leader(
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    node: NodeOption = None,
+    group: Annotated[str, typer.Option("--group", help="The broker group.")] = "g0",
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the node id only, for scripts.")
+    ] = False,
+) -> int:
+    """Print who leads. Exit code 2 when nobody does, 3 when nothing answers."""
+    reports, failure = run(collect(nameserver, node or []))
+    found = next((each for each in reports if each.group == group), None)
+    if found is None or found.verdict in (Verdict.NO_QUORUM, Verdict.NO_ANSWER):
+        known = ", ".join(each.group for each in reports) or "none"
+        text = (
+            f"group {group} has no leader"
+            if found
+            else f'there is no answer of group "{group}" (known: {known})'
+        )
+        print_error(f"{failure or text + '. See: ledgermq cluster status'}")
+        return 2 if found and found.verdict is Verdict.NO_QUORUM else 3
+    address = next((row.address for row in found.rows if row.node_id == found.leader_id), "")
+    out.print(escape(found.leader_id if quiet else f"{found.leader_id}   {address}   term {found.term:,}"))
+    return 0
+
+
+def transfer(
+    to_node: Annotated[str, typer.Argument(metavar="NODE", help="Node that shall lead, e.g. n2.")],
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    node: NodeOption = None,
+) -> None:
+    """Hand leadership to another node; writes pause for a few milliseconds."""
+    answer = run(_transfer(nameserver, node or [], to_node))
+    if answer.HasField("refusal") and answer.refusal.code:
+        raise error_of(answer.refusal)
+    out.print(escape(f"{answer.leader_id} leads"))
+
+
+def parse_duration(text: str) -> float:
+    """Return seconds of `30s`, `500ms`, `2m`, `30`. Raises: UsageError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip())
+    if match is None:
+        raise UsageError(f'"{text}" is not a length of time', "", "Write it like 30s, 500ms or 2m")
+    return float(match[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}[match[2]]
+
+
+async def collect(nameserver: str, nodes: list[str]) -> tuple[list[GroupReport], LedgerMQError | None]:
+    """Find all nodes, ask them all at once, judge. The error says why nothing could be found out."""
+    try:
+        groups = await _groups_by_nodes(nodes) if nodes else await _groups_by_nameserver(nameserver)
+    except LedgerMQError as failure:
+        return [], failure
+    return [status_report.report(each) for each in groups], None
+
+
+async def ask(address: str) -> pb.GetStatusResponse | None:
+    """Return a node's own view, None when it does not answer in time."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            answer: pb.GetStatusResponse = await AdminServiceStub(channel).GetStatus(
+                pb.GetStatusRequest(), timeout=_ASK_SECONDS
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise UsageError(
+                    f"{address} is not the log port of a node",
+                    "AdminService is not served there; the messaging port is another one",
+                    "Give the port that the broker prints as log= (8082 by default)",
+                ) from error
+            return None
+        return answer
+
+
+async def _groups_by_nameserver(nameserver: str) -> list[GroupAnswers]:
+    addresses = [part.strip() for part in nameserver.split(",") if part.strip()]
+    listed = None
+    for address in addresses:
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = nameserver_pb2_grpc.NameServerServiceStub(channel)
+            try:
+                listed = await stub.ListGroups(nameserver_pb2.ListGroupsRequest(), timeout=_ASK_SECONDS)
+                break
+            except grpc.aio.AioRpcError:
+                continue
+    if listed is None:
+        raise NameserversDownError(addresses)
+    if not listed.groups:
+        raise LedgerMQError(
+            f"no broker group is registered at the nameserver {addresses[0]}",
+            "The brokers are down, or know another nameserver",
+            "Ask a node itself: ledgermq cluster status --node HOST:8082",
+        )
+    return [await _ask_group(route) for route in listed.groups]
+
+
+async def _ask_group(route: route_pb2.GroupRoute) -> GroupAnswers:
+    group = GroupAnswers(route.group)
+    targets = {}
+    for node in route.nodes:
+        listener = node.listeners[0] if node.listeners else None
+        group.members[node.node_id] = listener.messaging_address if listener else ""
+        if listener is not None:
+            targets[node.node_id] = listener.log_address
+    await _ask_all(group, targets)
+    return group
+
+
+async def _groups_by_nodes(addresses: list[str]) -> list[GroupAnswers]:
+    """Ask the given nodes, then the nodes that they name. One that answers is enough."""
+    first = await asyncio.gather(*(ask(address) for address in addresses))
+    groups: dict[str, GroupAnswers] = {}
+    targets: dict[str, dict[str, str]] = {}
+    for answer in first:
+        if answer is None:
+            continue
+        group = groups.setdefault(answer.group, GroupAnswers(answer.group))
+        group.answers[answer.node_id] = answer
+        for node in answer.nodes:
+            if node.addresses.messaging_address or node.node_id not in group.members:
+                group.members[node.node_id] = node.addresses.messaging_address
+            if node.addresses.log_address:
+                targets.setdefault(answer.group, {})[node.node_id] = node.addresses.log_address
+    if not groups:
+        raise BrokerUnreachableError(", ".join(addresses), f"no answer within {_ASK_SECONDS:g} s")
+    for name, group in groups.items():
+        missing = {k: v for k, v in targets.get(name, {}).items() if k not in group.answers}
+        await _ask_all(group, missing)
+    return list(groups.values())
+
+
+async def _ask_all(group: GroupAnswers, targets: dict[str, str]) -> None:
+    answers = await asyncio.gather(*(ask(address) for address in targets.values()))
+    for name, answer in zip(targets, answers, strict=True):
+        if answer is not None and answer.node_id == name:
+            group.answers[name] = answer
+
+
+async def _until_healthy(
+    nameserver: str, nodes: list[str], seconds: float
+) -> tuple[list[GroupReport], LedgerMQError | None]:
+    end = time.monotonic() + seconds
+    while True:
+        reports, failure = await collect(nameserver, nodes)
+        if status_report.exit_code(reports) == 0 or time.monotonic() >= end:
+            return reports, failure
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _watch(nameserver: str, nodes: list[str]) -> int:
+    """Show the state until Ctrl-C: in place on a terminal, else one table below the other."""
+    if not out.is_terminal:
+        while True:
+            _print(*await collect(nameserver, nodes))
+            await asyncio.sleep(1.0)
+    with Live(console=out, auto_refresh=False, screen=True) as live:
+        while True:
+            reports, failure = await collect(nameserver, nodes)
+            stamp = Text(f"{time.strftime('%H:%M:%S')}   Ctrl-C ends", style="dim")
+            shown = [_render(each) for each in reports]
+            if failure is not None:
+                shown = [Group(Text(str(failure), style="red"))]
+            live.update(Group(stamp, *shown), refresh=True)
+            await asyncio.sleep(1.0)
+
+
+async def _transfer(nameserver: str, nodes: list[str], to_node: str) -> pb.TransferLeadershipResponse:
+    groups = await _groups_by_nodes(nodes) if nodes else await _groups_by_nameserver(nameserver)
+    members = [name for group in groups for name in group.members]
+    group = next((each for each in groups if to_node in each.members), None)
+    if group is None:
+        raise UsageError(f'there is no node "{to_node}"', f"The nodes are {', '.join(members)}")
+    answer = next(iter(group.answers.values()), None)
+    if answer is None:
+        raise BrokerUnreachableError(", ".join(group.members.values()), "no node of the group answers")
+    address = next(node.addresses.log_address for node in answer.nodes if node.node_id == answer.node_id)
+    async with grpc.aio.insecure_channel(address) as channel:
+        request = pb.TransferLeadershipRequest(to_node=to_node)
+        try:
+            result: pb.TransferLeadershipResponse = await AdminServiceStub(channel).TransferLeadership(
+                request, timeout=10
+            )
+        except grpc.aio.AioRpcError as error:
+            raise BrokerUnreachableError(address, error.details() or error.code().name) from error
+        return result
+
+
+def _print(reports: list[GroupReport], failure: LedgerMQError | None) -> None:
+    for each in reports:
+        out.print(_render(each))
+    if failure is not None:
+        print_error(str(failure))
+
+
+def _render(report: GroupReport) -> Group:
+    head = Text(report.headline(), style="bold")
+    head.highlight_words([report.verdict.text], style=_COLOURS[report.verdict])
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in status_report.COLUMNS:
+        justify = "right" if column.endswith(">") else "left"
+        table.add_column(column.rstrip(">"), justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for row in report.rows:
+        table.add_row(*(escape(cell) for cell in status_report.cells(row)))
+    return Group(head, table, *(Text(note) for note in report.notes))

@@ -1,0 +1,149 @@
+"""`ledgermq up`, `broker`, `nameserver`: servers, started as processes.
+
+Owns: what `up` prints, and how it reacts when a node ends. Must not: import a server package.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from .cli_output import DEFAULT_NAMESERVER, out, print_table
+from .errors import UsageError
+from .local_cluster import LocalCluster, LocalPlan, require_server
+from .local_processes import ServerProcess, signals_as_interrupt
+
+MAX_NODES = 5
+_PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+_RESTART_SECONDS = 3.0
+_QUICK_END_SECONDS = 10.0  # a node that ends sooner after its restart is not restarted again
+_WILL_NOT_START = (2, 3)  # exit codes of a broker: wrong settings, unusable folder or ports
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    app.command("up")(up)
+    app.command("broker", context_settings=_PASS_ON)(broker)
+    app.command("nameserver", context_settings=_PASS_ON)(nameserver)
+
+
+def up(
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", "--replicas", help="Nodes of the broker group: 1, 3 or 5. Default 3."),
+    ] = None,
+    data: Annotated[Path, typer.Option("--data", help="Folder for data and logs; made when missing.")] = Path(
+        "ledgermq-data"
+    ),
+    groups: Annotated[int, typer.Option("--groups", help="Broker groups; this version knows one.")] = 1,
+    rejoin: Annotated[
+        str,
+        typer.Option("--rejoin", metavar="NODE", help="Let this node come back with an empty data folder."),
+    ] = "",
+) -> None:
+    """Start a whole cluster on this machine: a nameserver and three brokers. Ctrl-C stops it; the data stay."""
+    if nodes is not None and nodes not in (1, 3, 5):
+        raise UsageError(f"a group has 1, 3 or 5 nodes, not {nodes}", "", "Start three: ledgermq up")
+    if groups != 1:
+        raise UsageError(
+            f"{groups} broker groups are not possible yet; this version knows one",
+            "",
+            "Start one: ledgermq up",
+        )
+    cluster = LocalCluster(data.resolve())
+    with signals_as_interrupt():
+        try:
+            plan = cluster.prepare(nodes)
+            if rejoin and rejoin not in plan.nodes:
+                raise UsageError(
+                    f'there is no node "{rejoin}" in {data}', f"The nodes are {', '.join(plan.nodes)}"
+                )
+            out.print(f"starting a nameserver and {len(plan.nodes)} brokers, data in {escape(str(data))} ...")
+            cluster.start(rejoin=rejoin, on_ready=lambda name: out.print(f"  {name} is ready"))
+            _print_cluster(cluster, plan)
+            _watch(cluster)
+        except KeyboardInterrupt:
+            out.print("\nstopping ...")
+        finally:
+            killed = cluster.stop()
+    if killed:
+        out.print(
+            f"{', '.join(killed)} did not stop in time and was killed; nothing acknowledged is lost by that."
+        )
+    out.print(
+        f"stopped. The data are in {escape(str(data))}; start again: ledgermq up --data {escape(str(data))}"
+    )
+
+
+def broker(context: typer.Context) -> None:
+    """Run one broker node. All its flags: ledgermq broker --help."""
+    require_server()
+    _become("ledgermq.broker", context.args)
+
+
+def nameserver(context: typer.Context) -> None:
+    """Run one nameserver. All its flags: ledgermq nameserver --help."""
+    _become("ledgermq.nameserver", context.args)
+
+
+def _become(module: str, arguments: list[str]) -> None:
+    """Replace this process, so that signals reach the server itself."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+
+
+def _print_cluster(cluster: LocalCluster, plan: LocalPlan) -> None:
+    rows = [
+        (name, str(cluster.nodes[name].pid), f"127.0.0.1:{p.messaging}", f"127.0.0.1:{p.log}",
+         f"127.0.0.1:{p.raft}", f"http://127.0.0.1:{p.http}/metrics")
+        for name, p in plan.nodes.items()
+    ]  # fmt: skip
+    out.print(f"\nnameserver   {plan.nameserver}")
+    print_table(("NODE", "PID", "MESSAGING (official clients)", "LOG, ADMIN", "RAFT", "HTTP"), rows)
+    out.print("\nNext, in another terminal:")
+    if plan.nameserver != DEFAULT_NAMESERVER:
+        out.print(f"  export LEDGERMQ_NAMESERVER={plan.nameserver}")
+    program = escape(sys.argv[0] if os.sep in sys.argv[0] else "ledgermq")
+    out.print(f'  {program} send orders "hello"')
+    out.print(f"  {program} consume orders --group billing --count 1")
+    out.print(f"  {program} cluster status")
+    first = next(iter(plan.nodes))
+    out.print(
+        f"  kill -9 {cluster.nodes[first].pid}                # {first} goes, the group stays; it is restarted here"
+    )
+    out.print("Ctrl-C stops everything. Logs: " + escape(str(cluster.folder / "logs")))
+
+
+def _watch(cluster: LocalCluster) -> None:
+    """Until Ctrl-C: start again what was killed, report what cannot start."""
+    everything: list[ServerProcess] = list(cluster.nodes.values())
+    if cluster.nameserver is not None:
+        everything.append(cluster.nameserver)
+    given_up: set[str] = set()
+    restarted: dict[str, float] = {}
+    while len(given_up) < len(everything):
+        for process in everything:
+            code = process.exit_code
+            if code is None or process.name in given_up:
+                continue
+            quick = time.monotonic() - restarted.get(process.name, -_QUICK_END_SECONDS) < _QUICK_END_SECONDS
+            if code in _WILL_NOT_START or quick:
+                out.print(
+                    f"{process.name} ended with code {code} and stays down:\n{escape(process.log_tail(5))}"
+                )
+                given_up.add(process.name)
+                continue
+            how = f"signal {-code}" if code < 0 else f"code {code}"
+            out.print(f"{process.name} ended ({how}); it is started again in {_RESTART_SECONDS:g} s")
+            time.sleep(_RESTART_SECONDS)
+            process.start()
+            restarted[process.name] = time.monotonic()
+            out.print(f"{process.name} is started again, pid {process.pid}")
+        time.sleep(0.2)
+    raise UsageError("no process is left", "All ended; see above", f"The logs: {cluster.folder / 'logs'}")

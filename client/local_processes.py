@@ -1,0 +1,140 @@
+"""Servers as child processes of the CLI: start, watch, stop in order, leave none behind.
+
+Owns: child processes and their log files. Must not: import servers; they are started as `python -m ledgermq.…`.
+Invariant: whatever way the parent ends, the children end: by `stop_all`, or by the kernel when it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .errors import LedgerMQError
+
+_STOP_SECONDS = 10.0
+
+
+class ProcessEndedError(LedgerMQError):
+    """A server ended while it was needed."""
+
+    def __init__(self, name: str, code: int, log_path: Path, tail: str) -> None:
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        super().__init__(f"{name} ended ({how}):\n{tail}\n", "", f"The whole log: {log_path}")
+        self.name = name
+        self.code = code
+
+
+@dataclass
+class ServerProcess:
+    """One child. `arguments` follow the Python interpreter; they are kept for a restart."""
+
+    name: str
+    arguments: Sequence[str]
+    log_path: Path
+    popen: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def start(self, *extra: str) -> None:
+        """Start it in a session of its own, so that Ctrl-C reaches the parent only, which stops all in order."""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            self.popen = subprocess.Popen(
+                [*_die_with_parent(), sys.executable, *self.arguments, *extra],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid if self.popen is not None else 0
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative when a signal ended it."""
+        return self.popen.poll() if self.popen is not None else 0
+
+    @property
+    def running(self) -> bool:
+        return self.popen is not None and self.popen.poll() is None
+
+    def signal(self, number: int) -> None:
+        """Send a signal; nothing happens when it has ended."""
+        if self.running and self.popen is not None:
+            self.popen.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9, and reap."""
+        self.signal(signal.SIGKILL)
+        if self.popen is not None:
+            self.popen.wait()
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether it ended within this time."""
+        if self.popen is None:
+            return True
+        try:
+            self.popen.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def log_tail(self, lines: int = 12) -> str:
+        """Return the last lines that it wrote."""
+        if not self.log_path.exists():
+            return ""
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, self.log_path.stat().st_size - 64 * 1024))
+            return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+
+    def require_running(self) -> None:
+        """Raises: ProcessEndedError, with the end of the log."""
+        code = self.exit_code
+        if code is not None:
+            raise ProcessEndedError(self.name, code, self.log_path, self.log_tail())
+
+
+def stop_all(processes: Iterable[ServerProcess], seconds: float = _STOP_SECONDS) -> list[str]:
+    """SIGTERM to all at once, SIGKILL after `seconds`; return the names of those that had to be killed."""
+    alive = [process for process in processes if process.running]
+    for process in alive:
+        process.signal(signal.SIGCONT)  # a stopped process takes no other signal
+        process.signal(signal.SIGTERM)
+    end = time.monotonic() + seconds
+    killed = []
+    for process in alive:
+        if not process.wait(max(0.0, end - time.monotonic())):
+            process.kill()
+            killed.append(process.name)
+    return killed
+
+
+@contextlib.contextmanager
+def signals_as_interrupt() -> Iterator[None]:
+    """Treat SIGTERM and a closed terminal like Ctrl-C: KeyboardInterrupt in the main thread."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    handled = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in handled}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _die_with_parent() -> list[str]:
+    """Where util-linux has it: let the kernel end the child when the parent is killed without a chance to do so."""
+    if sys.platform != "linux":
+        return []
+    tool = shutil.which("setpriv")
+    return [tool, "--pdeathsig", "TERM"] if tool else []

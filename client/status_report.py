@@ -1,0 +1,269 @@
+"""What the answers of nodes say about their cluster: the screen of `ledgermq cluster status`.
+
+Owns: the verdict and its exit code, which view wins when nodes differ, the cells of the table.
+Must not: ask anybody, read clocks, print.
+Invariant: the leader with the highest term is believed about the group; about itself, each node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from ledgermq.proto import admin_pb2 as pb
+
+COLUMNS = ("NODE", "ROLE", "ADDRESS", "DURABLE>", "COMMIT>", "BEHIND>", "FSYNC p99>", "DISK>", "")
+
+
+class Verdict(IntEnum):
+    """The state of a group; the value is the exit code."""
+
+    HEALTHY = 0
+    DEGRADED = 1
+    NO_QUORUM = 2
+    NO_ANSWER = 3
+
+    @property
+    def text(self) -> str:
+        return self.name.replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One node as it is shown. Numbers are None where nobody knows them."""
+
+    node_id: str
+    role: str
+    address: str = ""
+    durable_index: int | None = None
+    commit_index: int | None = None
+    behind_bytes: int | None = None
+    fsync_p99_ms: float | None = None
+    disk_used_ratio: float | None = None
+    state: str = ""
+
+    @property
+    def is_well(self) -> bool:
+        return self.role in ("leader", "follower") and not self.state
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """One broker group: verdict, the line above the table, the rows, and what to do."""
+
+    group: str
+    verdict: Verdict
+    leader_id: str = ""
+    term: int = 0
+    term_age_ms: int = 0
+    voters: int = 0
+    voters_in_contact: int = 0
+    flush: str = ""
+    rows: tuple[NodeRow, ...] = ()
+    notes: tuple[str, ...] = ()
+    cluster: str = ""
+    version: str = ""
+
+    def headline(self) -> str:
+        """Return `GROUP g0   HEALTHY   leader n2   term 7 (3 m 12 s)   quorum 3/3   flush sync`."""
+        parts = [f"GROUP {self.group}", self.verdict.text, f"leader {self.leader_id or '-'}"]
+        parts.append(f"term {self.term:,} ({duration(self.term_age_ms)})")
+        parts.append(f"quorum {self.voters_in_contact}/{self.voters}")
+        if self.flush:
+            parts.append(f"flush {self.flush}")
+        return "   ".join(parts)
+
+    def as_json(self) -> dict[str, object]:
+        """Return plain values for `--json`; the names are those of this class."""
+        names = (
+            "group",
+            "leader_id",
+            "term",
+            "term_age_ms",
+            "voters",
+            "voters_in_contact",
+            "flush",
+            "cluster",
+        )
+        values: dict[str, object] = {name: getattr(self, name) for name in names}
+        values["verdict"] = self.verdict.name.lower()
+        values["exit_code"] = int(self.verdict)
+        values["notes"] = list(self.notes)
+        fields = NodeRow.__dataclass_fields__
+        values["nodes"] = [{name: getattr(row, name) for name in fields} for row in self.rows]
+        return values
+
+
+@dataclass(slots=True)
+class GroupAnswers:
+    """What was asked and answered of one group. `members` are the nodes that should exist: id → address shown."""
+
+    group: str
+    members: dict[str, str] = field(default_factory=dict)
+    answers: dict[str, pb.GetStatusResponse] = field(default_factory=dict)
+
+
+def report(asked: GroupAnswers) -> GroupReport:
+    """Judge one group from all answers."""
+    if not asked.answers:
+        rows = tuple(NodeRow(name, "unreachable", address) for name, address in sorted(asked.members.items()))
+        return GroupReport(
+            asked.group, Verdict.NO_ANSWER, rows=rows, voters=len(rows), notes=(_nothing_answers(asked),)
+        )
+    leader = _leader(asked.answers.values())
+    view = leader or max(asked.answers.values(), key=lambda answer: answer.term)
+    rows = _rows(asked, view)
+    in_contact = view.voters_in_contact if leader else 0
+    voters = view.voters or len(rows)
+    verdict, notes = _judge(view, leader, rows, voters, in_contact)
+    return GroupReport(
+        group=view.group or asked.group,
+        verdict=verdict,
+        leader_id=leader.node_id if leader else "",
+        term=view.term,
+        term_age_ms=view.term_age_ms,
+        voters=voters,
+        voters_in_contact=in_contact,
+        flush=view.flush,
+        rows=rows,
+        notes=notes,
+        cluster=view.cluster,
+        version=view.version,
+    )
+
+
+def exit_code(reports: Sequence[GroupReport]) -> int:
+    """Return 0 healthy, 1 degraded, 2 no quorum, 3 nothing answers; the worst group decides."""
+    answering = [each for each in reports if each.verdict is not Verdict.NO_ANSWER]
+    if not answering:
+        return int(Verdict.NO_ANSWER)
+    return max(min(int(each.verdict), int(Verdict.NO_QUORUM)) for each in reports)
+
+
+def cells(row: NodeRow) -> tuple[str, ...]:
+    """Return the texts of one row, in the order of `COLUMNS`."""
+    behind = "-" if row.role == "leader" or row.behind_bytes is None else size(row.behind_bytes)
+    return (
+        row.node_id,
+        row.role,
+        row.address or "-",
+        _number(row.durable_index),
+        _number(row.commit_index),
+        behind,
+        "-" if row.fsync_p99_ms is None else f"{row.fsync_p99_ms:.1f} ms",
+        "-" if row.disk_used_ratio is None else f"{row.disk_used_ratio * 100:.0f} %",
+        row.state,
+    )
+
+
+def duration(milliseconds: int) -> str:
+    """Return a length of time for people: `412 ms`, `3 m 12 s`, `2 d 4 h`."""
+    if milliseconds < 1000:
+        return f"{milliseconds} ms"
+    seconds = milliseconds // 1000
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} m {seconds % 60} s"
+    if seconds < 86_400:
+        return f"{seconds // 3600} h {seconds % 3600 // 60} m"
+    return f"{seconds // 86_400} d {seconds % 86_400 // 3600} h"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes for people: `0 B`, `18 MiB`."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _leader(answers: Iterable[pb.GetStatusResponse]) -> pb.GetStatusResponse | None:
+    leaders = [answer for answer in answers if answer.role == "leader"]
+    return max(leaders, key=lambda answer: answer.term, default=None)
+
+
+def _rows(asked: GroupAnswers, view: pb.GetStatusResponse) -> tuple[NodeRow, ...]:
+    rows: dict[str, NodeRow] = {
+        name: NodeRow(name, "unreachable", address) for name, address in asked.members.items()
+    }
+    for node in view.nodes:
+        rows[node.node_id] = _row(node, rows.get(node.node_id))
+    for name, answer in asked.answers.items():
+        own = next((node for node in answer.nodes if node.node_id == name), None)
+        if own is not None and (name not in rows or rows[name].role == "unreachable" or answer is not view):
+            rows[name] = _join(rows.get(name), _row(own, rows.get(name)))
+    return tuple(rows[name] for name in sorted(rows))
+
+
+def _row(node: pb.NodeStatus, known: NodeRow | None) -> NodeRow:
+    unreachable = node.role == "unreachable"
+    return NodeRow(
+        node_id=node.node_id,
+        role=node.role,
+        address=node.addresses.messaging_address or (known.address if known else ""),
+        durable_index=node.durable_index or (None if unreachable else 0),
+        commit_index=node.commit_index or (None if unreachable else 0),
+        behind_bytes=node.behind_bytes,
+        fsync_p99_ms=node.fsync_p99_ms or None,
+        disk_used_ratio=node.disk_used_ratio or None,
+        state=node.state,
+    )
+
+
+def _join(by_leader: NodeRow | None, own: NodeRow) -> NodeRow:
+    """Take what only the node knows (its disk) from itself, and what only the leader knows (behind) from the leader."""
+    if by_leader is None:
+        return own
+    reachable = by_leader.role != "unreachable"
+    return NodeRow(
+        node_id=own.node_id,
+        role=own.role,
+        address=own.address or by_leader.address,
+        durable_index=own.durable_index,
+        commit_index=own.commit_index,
+        behind_bytes=by_leader.behind_bytes if reachable else own.behind_bytes,
+        fsync_p99_ms=own.fsync_p99_ms,
+        disk_used_ratio=own.disk_used_ratio,
+        state=by_leader.state or own.state,
+    )
+
+
+def _judge(
+    view: pb.GetStatusResponse,
+    leader: pb.GetStatusResponse | None,
+    rows: tuple[NodeRow, ...],
+    voters: int,
+    in_contact: int,
+) -> tuple[Verdict, tuple[str, ...]]:
+    """Return the verdict and, for each thing that is wrong, a sentence with the next step."""
+    notes = []
+    missing = [row.node_id for row in rows if row.role == "unreachable"]
+    if leader is None or in_contact * 2 <= voters:
+        needed = voters // 2 + 1
+        start = f"Start {', '.join(missing)}" if missing else "If it lasts, read the nodes' logs"
+        notes.append(
+            f"no leader: {needed} of {voters} voters must reach each other. {start}. See: docs/runbook.md"
+        )
+        return Verdict.NO_QUORUM, tuple(notes)
+    if missing:
+        notes.append(
+            f"{', '.join(missing)} not reached. Start what is down; the group tolerates no further loss soon"
+        )
+    if view.produce_refused:
+        notes.append(f"produce is refused: {view.produce_refused_reason or 'see the metrics'}")
+    well = all(row.is_well for row in rows) and in_contact == voters and not view.produce_refused
+    return (Verdict.HEALTHY if well else Verdict.DEGRADED), tuple(notes)
+
+
+def _nothing_answers(asked: GroupAnswers) -> str:
+    names: Mapping[str, str] = asked.members
+    where = ", ".join(f"{name} ({address})" for name, address in sorted(names.items()))
+    return f"no node answers: {where}. Start them: ledgermq up"
