@@ -1,0 +1,221 @@
+"""A folder of dumps: which nodes are in it, what their manifests say, and whether they can be compared at all.
+
+Owns: reading `DUMP/<node>/manifest.json`, the refusals (exit code 2), and cutting segments into slices.
+Must not: believe a manifest further than needed to start: what it says is checked against the files and the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from .errors import UnusableDumpError
+
+MANIFEST: Final = "manifest.json"
+FORMAT: Final = "ledgermq-dump"
+FORMAT_VERSION: Final = 1
+DEFAULT_SLICE_SIZE: Final = 128 << 20
+_TAKE_AGAIN: Final = "Take the dump again: ledgermq dump DIR"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """One CommitLog file of a dump. `start` is its physical offset, `size` the bytes that are really there."""
+
+    start: int
+    size: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDump:
+    """One node's dump. Offsets are physical; what is claimed comes from the manifest, `segments` from the folder."""
+
+    folder: str
+    cluster: str
+    group: str
+    node: str
+    incarnation: str
+    voters: tuple[str, ...]
+    segment_size: int
+    first_index: int
+    first_offset: int
+    commit_index: int
+    commit_offset: int  # behind the entry at `commit_index`
+    commit_crc: int
+    end_offset: int  # behind the last byte that was dumped
+    queues_complete: bool
+    has_queues: bool
+    index_points: tuple[tuple[int, int], ...]  # (index, offset) about every 4 MiB
+    checksums: dict[int, tuple[int, int]]  # start of a block of raw bytes -> (size, crc32c)
+    file_sizes: dict[str, int]  # path below the folder -> bytes
+    log_time_ms: int
+    software: str
+    segments: tuple[SegmentFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A range of one segment file that one task reads. Small: it is pickled once for every task."""
+
+    folder: str
+    node: str
+    path: str
+    segment_start: int
+    segment_end: int
+    lo: int
+    hi: int
+    at_boundary: bool
+    commit_index: int
+    commit_offset: int
+    queues: str  # "complete", "partial" or "none": what the dump claims of its consume queues
+
+
+def find_dumps(folder: Path) -> list[NodeDump]:
+    """Read all dumps below `folder`, ordered by node id, and check that they belong together.
+
+    Raises: UnusableDumpError.
+    """
+    if not folder.is_dir():
+        raise UnusableDumpError(
+            f"{folder} is not a folder. Point at the folder that `ledgermq dump DIR` has written."
+        )
+    manifests = sorted(folder.glob(f"*/{MANIFEST}"))
+    if (folder / MANIFEST).is_file():
+        raise UnusableDumpError(
+            f"{folder} is the dump of one node. Replicas are compared with each other: run"
+            f" ledgermq check {folder.resolve().parent}"
+        )
+    _refuse_unfinished(folder, {manifest.parent for manifest in manifests})
+    if not manifests:
+        inside = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
+        hint = (
+            " It looks like a node's data folder; dump it first: python -m ledgermq.broker.dump --data"
+            f" {folder} --out DIR."
+            if (folder / "commitlog").is_dir()
+            else f" Write dumps there: ledgermq dump {folder}."
+        )
+        raise UnusableDumpError(f"{folder} holds no dump (no */{MANIFEST}; inside: {inside}).{hint}")
+    dumps = sorted((read_dump(path.parent) for path in manifests), key=lambda dump: dump.node)
+    _refuse_strangers(dumps)
+    return dumps
+
+
+def read_dump(folder: Path) -> NodeDump:
+    """Read one node's manifest and list its files. Raises: UnusableDumpError."""
+    path = folder / MANIFEST
+    try:
+        fields = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UnusableDumpError(f"{path} cannot be read: {error}. {_TAKE_AGAIN}") from None
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise UnusableDumpError(f"{path} is not the manifest of a LedgerMQ dump. {_TAKE_AGAIN}")
+    if fields.get("format_version") != FORMAT_VERSION:
+        raise UnusableDumpError(
+            f"{path} has format version {fields.get('format_version')}; this build reads version {FORMAT_VERSION}."
+            " Check it with the LedgerMQ that wrote it, or a newer one."
+        )
+    try:
+        return _node_dump(folder, fields)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise UnusableDumpError(f"{path} is damaged or incomplete ({what}). {_TAKE_AGAIN}") from None
+
+
+def _node_dump(folder: Path, fields: dict[str, Any]) -> NodeDump:
+    commit = fields["commit"]
+    segment_size = int(fields["segment_size"])
+    if segment_size <= 0 or segment_size % 8:
+        raise ValueError(f"segment_size {segment_size}")
+    return NodeDump(
+        folder=str(folder.resolve()),
+        cluster=str(fields["cluster"]),
+        group=str(fields["group"]),
+        node=str(fields["node"]),
+        incarnation=str(fields["incarnation"]),
+        voters=tuple(str(voter) for voter in fields["voters"]),
+        segment_size=segment_size,
+        first_index=int(fields["first"]["index"]),
+        first_offset=int(fields["first"]["offset"]),
+        commit_index=int(commit["index"]),
+        commit_offset=int(commit["end_offset"]),
+        commit_crc=int(commit["crc"]),
+        end_offset=int(fields["end_offset"]),
+        queues_complete=bool(fields["consume_queues"] == "complete"),
+        has_queues=bool(fields["consume_queues"] != "none"),
+        index_points=tuple((int(index), int(offset)) for index, offset in fields["index_points"]),
+        checksums={int(start): (int(size), int(crc)) for start, size, crc in fields["checksums"]},
+        file_sizes={str(file["path"]): int(file["size"]) for file in fields["files"]},
+        log_time_ms=int(fields["log_time_ms"]),
+        software=str(fields["software"]),
+        segments=_list_segments(folder),
+    )
+
+
+def _list_segments(folder: Path) -> tuple[SegmentFile, ...]:
+    files = sorted(path for path in (folder / "commitlog").glob("*") if path.name.isdecimal())
+    return tuple(SegmentFile(int(path.name), path.stat().st_size, f"commitlog/{path.name}") for path in files)
+
+
+def _refuse_unfinished(folder: Path, finished: set[Path]) -> None:
+    for path in sorted(folder.glob("*/commitlog")):
+        if path.parent not in finished and not (path.parent / "identity").exists():
+            raise UnusableDumpError(
+                f"the dump in {path.parent} was not finished: {MANIFEST}, which is written last, is missing."
+                f" {_TAKE_AGAIN}"
+            )
+
+
+def _refuse_strangers(dumps: Sequence[NodeDump]) -> None:
+    """Refuse dumps that cannot be replicas of each other."""
+    first = dumps[0]
+    for dump in dumps[1:]:
+        if (dump.cluster, dump.group) != (first.cluster, first.group):
+            raise UnusableDumpError(
+                f"{first.folder} is of group {first.group} in cluster {first.cluster}, {dump.folder} of group"
+                f" {dump.group} in cluster {dump.cluster}. Only replicas of one group can be compared: put each"
+                " group's dumps into a folder of their own."
+            )
+    for i, dump in enumerate(dumps):
+        for other in dumps[:i]:
+            if dump.incarnation == other.incarnation or dump.node == other.node:
+                same = "incarnation" if dump.incarnation == other.incarnation else "node"
+                name = dump.incarnation if same == "incarnation" else dump.node
+                raise UnusableDumpError(
+                    f"{other.folder} and {dump.folder} are two dumps of the same {same} {name}. A replica compared"
+                    " with itself proves nothing: remove one of the two folders."
+                )
+
+
+def slices_of(
+    dump: NodeDump, slice_size: int = DEFAULT_SLICE_SIZE, ranges: Sequence[tuple[int, int]] | None = None
+) -> Iterator[Slice]:
+    """Cut the segments of a dump into slices of about `slice_size` bytes, at the manifest's index points.
+
+    `ranges` limits it to slices that touch one of those offset ranges (lo, hi).
+    """
+    queues = ("complete" if dump.queues_complete else "partial") if dump.has_queues else "none"
+    points = sorted(offset for _, offset in dump.index_points)
+    for number, segment in enumerate(dump.segments):
+        segment_end = segment.start - segment.start % dump.segment_size + dump.segment_size
+        following = dump.segments[number + 1].start if number + 1 < len(dump.segments) else segment_end
+        end = min(segment.start + segment.size, segment_end, max(following, segment.start))
+        cuts = _cuts(points, segment.start, end, slice_size)
+        for lo, hi in pairwise(cuts):
+            if ranges is None or any(low < hi and lo < high for low, high in ranges):
+                yield Slice(
+                    dump.folder, dump.node, segment.path, segment.start, segment_end, lo, hi,
+                    lo == segment.start, dump.commit_index, dump.commit_offset, queues,
+                )  # fmt: skip
+
+
+def _cuts(points: Sequence[int], start: int, end: int, slice_size: int) -> list[int]:
+    cuts = [start]
+    for offset in points:
+        if offset % 8 == 0 and cuts[-1] + slice_size <= offset < end:
+            cuts.append(offset)
+    return [*cuts, end] if end > start else []

@@ -1,0 +1,261 @@
+"""Checks of one node's entries against themselves: checksums, chain, indexes, terms, log time, positions, fillers.
+
+Owns: the rules that hold between an entry and the one before it. Pure numpy.
+Must not: compare nodes, read files.
+
+An entry whose checksum fails is *not trusted*: its fields are not compared with anything, so one damaged entry is
+one finding and does not accuse its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind, encode_filler
+
+from .entry_table import DamagedRange, EntryTable
+from .findings import NO_INDEX, Finding, Kind, Severity
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Whose entries are checked; goes into every finding."""
+
+    node: str
+    path: str
+    commit_index: int  # of the node; -1 = everything counts as committed
+    commit_offset: int  # behind the entry at `commit_index`
+
+    def finding(self, kind: Kind, offset: int, index: int, detail: str, end: int = NO_INDEX) -> Finding:
+        """Build a finding. What lies above the commit point may still be cut off legally."""
+        legal = self.commit_index >= 0 and (index > self.commit_index or offset >= self.commit_offset)
+        severity = Severity.INFO if legal else Severity.ERROR
+        return Finding(self.node, offset, index, kind, severity, detail, end, path=self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The first or the last trusted entry of a table: what the entry on the other side of the seam must fit."""
+
+    index: int
+    term: int
+    timestamp: int
+    crc: int  # of a last entry: its own; of a first one: the one that it chains to
+    offset: int
+    end: int
+    filler: bool
+    skipped: int  # entries that are not trusted between it and the seam; -1 = their number is not known
+
+
+def check_entries(table: EntryTable, where: Where) -> list[Finding]:
+    """Return every finding inside a table. Seams between tables are `check_seam`'s."""
+    found = list(_check_crc(table, where))
+    found += _check_positions(table, where)
+    found += _check_order(table, where)
+    found += _check_damage(table, where)
+    found += _check_fillers(table, where)
+    return found
+
+
+def expected_indexes(table: EntryTable) -> Int64s:
+    """Return the index of each entry; of an entry that is not trusted, the one that its place in the log gives it."""
+    indexes = table.headers["index"].astype(np.int64)
+    intact = table.intact
+    damaged_at = {damage.start for damage in table.damaged}
+    for row in np.flatnonzero(~intact):
+        before = row - 1
+        if row and int(table.positions[before]) + int(table.headers["size"][before]) not in damaged_at:
+            filler = table.headers["kind"][row] == EntryKind.FILLER
+            indexes[row] = indexes[before] + (0 if filler else 1)
+    return indexes
+
+
+def first_edge(table: EntryTable) -> Edge | None:
+    """Return the first trusted entry of a table."""
+    trusted = np.flatnonzero(table.intact)
+    if len(trusted) == 0:
+        return None
+    row = int(trusted[0])
+    damaged = any(damage.start < int(table.positions[row]) for damage in table.damaged)
+    return _edge(table, row, int(table.headers["prev_crc"][row]), slice(0, row), damaged)
+
+
+def last_edge(table: EntryTable) -> Edge | None:
+    """Return the last trusted entry of a table."""
+    trusted = np.flatnonzero(table.intact)
+    if len(trusted) == 0:
+        return None
+    row = int(trusted[-1])
+    damaged = any(damage.start > int(table.positions[row]) for damage in table.damaged)
+    return _edge(table, row, int(table.headers["crc"][row]), slice(row + 1, None), damaged)
+
+
+def _edge(table: EntryTable, row: int, crc: int, untrusted: slice, damaged: bool) -> Edge:
+    header, offset = table.headers[row], int(table.positions[row])
+    return Edge(
+        index=int(header["index"]),
+        term=int(header["term"]),
+        timestamp=int(header["timestamp"]),
+        crc=crc,
+        offset=offset,
+        end=offset + int(header["size"]),
+        filler=bool(header["kind"] == EntryKind.FILLER),
+        skipped=-1 if damaged else int((table.headers["kind"][untrusted] != EntryKind.FILLER).sum()),
+    )
+
+
+def check_seam(last: Edge, first: Edge, where: Where) -> list[Finding]:
+    """Return what is wrong between the last trusted entry of one range and the first of the next."""
+    known = last.skipped >= 0 and first.skipped >= 0
+    skipped = last.skipped + first.skipped
+    expected = last.index + skipped + (not first.filler)
+    found = []
+    if known and first.index != expected:
+        text = f"index {last.index:,} is followed by {first.index:,}"
+        found.append(where.finding(Kind.GAP, first.offset, expected, text, first.end))
+    if first.term < last.term:
+        text = f"term {last.term:,} is followed by term {first.term:,}"
+        found.append(where.finding(Kind.TERM, first.offset, first.index, text, first.end))
+    if first.timestamp < last.timestamp:
+        text = f"log time goes back by {last.timestamp - first.timestamp:,} ms"
+        found.append(where.finding(Kind.TIME, first.offset, first.index, text, first.end))
+    if known and skipped == 0 and first.crc != last.crc:
+        text = f"chains to {first.crc:08x}, the entry before has {last.crc:08x}"
+        found.append(where.finding(Kind.CHAIN, first.offset, first.index, text, first.end))
+    return found
+
+
+def _check_crc(table: EntryTable, where: Where) -> Iterator[Finding]:
+    indexes = expected_indexes(table)
+    for row in np.flatnonzero(~table.intact):
+        stored, computed = int(table.headers["crc"][row]), int(table.computed_crc[row])
+        size = int(table.headers["size"][row])
+        offset = int(table.positions[row])
+        detail = f"stored checksum {stored:08x}, the bytes give {computed:08x}"
+        yield where.finding(Kind.CRC, offset, int(indexes[row]), detail, offset + size)
+
+
+def _check_positions(table: EntryTable, where: Where) -> Iterator[Finding]:
+    """Intact entries that stand elsewhere than they say; neighbours moved by the same distance are one finding."""
+    shift = table.positions - table.headers["physical_offset"].astype(np.int64)
+    rows = np.flatnonzero((shift != 0) & table.intact)
+    if len(rows) == 0:
+        return
+    breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(shift[rows]) != 0)) + 1
+    for run in np.split(rows, breaks):
+        first, last = int(run[0]), int(run[-1])
+        index = int(table.headers["index"][first])
+        detail = f"{len(run):,} entries stand {int(shift[first]):+,} bytes from where they belong"
+        end = int(table.positions[last]) + int(table.headers["size"][last])
+        yield where.finding(Kind.OFFSET, int(table.positions[first]), index, detail, end)
+
+
+def _check_order(table: EntryTable, where: Where) -> Iterator[Finding]:
+    """Compare each trusted entry with the trusted one before it."""
+    rows = np.flatnonzero(table.intact)
+    if len(rows) == 0:
+        return
+    headers = table.headers[rows]
+    index, term = headers["index"].astype(np.int64), headers["term"].astype(np.int64)
+    time, crc = headers["timestamp"].astype(np.int64), headers["crc"].astype(np.int64)
+    prev_crc, is_entry = headers["prev_crc"].astype(np.int64)[1:], (headers["kind"] != EntryKind.FILLER)[1:]
+    skipped, known = (column[1:] for column in _between(table, rows))
+    rows = rows[1:]  # each compared with the one before it
+    expected = index[:-1] + skipped + is_entry
+    wrong = {
+        Kind.GAP: known & (index[1:] != expected),
+        Kind.TERM: term[1:] < term[:-1],
+        Kind.TIME: time[1:] < time[:-1],
+        Kind.CHAIN: known & (skipped == 0) & (prev_crc != crc[:-1]),
+    }
+    for kind, places in wrong.items():
+        for i in np.flatnonzero(places):
+            text = {
+                Kind.GAP: f"index {index[i]:,} is followed by {index[i + 1]:,}",
+                Kind.TERM: f"term {term[i]:,} is followed by term {term[i + 1]:,}",
+                Kind.TIME: f"log time goes back by {time[i] - time[i + 1]:,} ms",
+                Kind.CHAIN: f"chains to {prev_crc[i]:08x}, the entry before has {crc[i]:08x}",
+            }[kind]
+            position = int(table.positions[rows[i]])
+            number = int(expected[i]) if kind is Kind.GAP else int(index[i + 1])
+            yield where.finding(kind, position, number, text, position + int(table.headers["size"][rows[i]]))
+
+
+def _between(table: EntryTable, rows: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+    """For each trusted row: indexed untrusted entries since the trusted one before, and whether that is all."""
+    indexed = (~table.intact & (table.headers["kind"] != EntryKind.FILLER)).astype(np.int64)
+    running = np.concatenate(([0], np.cumsum(indexed)))[rows]
+    skipped = np.diff(running, prepend=0)
+    known = np.ones(len(rows), np.bool_)
+    for damage in table.damaged:
+        behind = int(np.searchsorted(table.positions[rows], damage.start))
+        if behind < len(rows):
+            known[behind] = False
+    return skipped, known
+
+
+def _check_damage(table: EntryTable, where: Where) -> Iterator[Finding]:
+    """Name each damaged range by the indexes that are lost in it."""
+    indexes = table.headers["index"].astype(np.int64)
+    for damage in table.damaged:
+        row = int(np.searchsorted(table.positions, damage.start))
+        first = int(indexes[row - 1]) + 1 if row else NO_INDEX
+        after = int(indexes[row]) if row < len(table) else NO_INDEX
+        lost = after - first if after >= 0 and first >= 0 else -1
+        yield where.finding(
+            _damage_kind(damage, lost), damage.start, first, _damage_text(damage, first, lost), damage.end
+        )
+
+
+def _damage_kind(damage: DamagedRange, lost: int) -> Kind:
+    """One entry whose header is still recognisable is a checksum failure; anything else is a missing range."""
+    return Kind.CRC if damage.looks_like_entry and lost in (0, 1) else Kind.MISSING_RANGE
+
+
+def _damage_text(damage: DamagedRange, first: int, lost: int) -> str:
+    what = "only zeros" if damage.absent else "no readable entry"
+    size = f"{damage.end - damage.start:,} bytes with {what}"
+    if lost == 1:
+        return f"{size}; index {first:,} is lost"
+    return f"{size}; index {first:,} to {first + lost - 1:,} are lost" if lost > 1 else size
+
+
+def _check_fillers(table: EntryTable, where: Where) -> Iterator[Finding]:
+    """A filler is a pure function of the entry before it; the bytes behind its header are zeros."""
+    for row in np.flatnonzero((table.headers["kind"] == EntryKind.FILLER) & table.intact):
+        position, size = int(table.positions[row]), int(table.headers["size"][row])
+        index = int(table.headers["index"][row])
+        start = position - table.base
+        tail = bytes(table.data[start + HEADER_SIZE : start + size])
+        if tail.count(0) != len(tail):
+            dirty = next(i for i, byte in enumerate(tail) if byte) + position + HEADER_SIZE
+            yield where.finding(
+                Kind.FILLER, dirty, index, "bytes behind a filler are not zero", position + size
+            )
+        if row and table.intact[row - 1]:
+            wanted = encode_filler(_entry_header(table, int(row) - 1), position + size)
+            if wanted != table.data[start : start + HEADER_SIZE]:
+                text = "the filler does not follow from the entry before it"
+                yield where.finding(Kind.FILLER, position, index, text, position + size)
+
+
+def _entry_header(table: EntryTable, row: int) -> EntryHeader:
+    header = table.headers[row]
+    return EntryHeader(
+        int(header["crc"]),
+        int(header["size"]),
+        EntryKind(int(header["kind"])),
+        int(header["section_count"]),
+        int(header["index"]),
+        int(header["term"]),
+        int(table.positions[row]),
+        int(header["timestamp"]),
+        int(header["prev_crc"]),
+        int(header["payload_size"]),
+    )

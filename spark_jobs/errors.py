@@ -1,0 +1,20 @@
+"""Errors of the Spark jobs.
+
+SparkJobError            base: its text says what happened, why, and the next command
+├── UnusableDumpError    the input is no set of dumps that can be compared (exit code 2)
+└── MissingExtraError    PySpark or Java is not installed (exit code 2)
+"""
+
+from __future__ import annotations
+
+
+class SparkJobError(Exception):
+    """Base of the errors that a person sees."""
+
+
+class UnusableDumpError(SparkJobError):
+    """The dumps cannot be compared at all. Nothing was checked."""
+
+
+class MissingExtraError(SparkJobError):
+    """What the jobs need is not installed."""

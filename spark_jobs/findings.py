@@ -1,0 +1,92 @@
+"""What a check can find, how bad it is, and the one line that names it.
+
+Owns: the closed sets of kinds and severities, and their meaning for the exit code.
+Must not: know how anything is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+
+class Severity(StrEnum):
+    ERROR = "error"  # a replica is wrong, or was changed: exit code 1
+    INCOMPLETE = "incomplete"  # something that belongs to the group was not there to be checked: exit code 3
+    INFO = "info"  # legal, but worth knowing: exit code 0 unless --strict
+
+
+class Kind(StrEnum):
+    """Each finding is of one kind; the text is what people and programs read."""
+
+    CRC = "crc"  # stored checksum does not fit the bytes
+    CHAIN = "chain"  # prev_crc is not the checksum of the entry before
+    GAP = "gap"  # indexes jump
+    TERM = "term"  # the term goes down
+    TIME = "time"  # log time goes down
+    OFFSET = "offset"  # an intact entry stands where it does not belong
+    FILLER = "filler"  # the end of a segment is not what the entry before it demands
+    SECTION = "section"  # sections or records do not fit their entry
+    QUEUE_OFFSET = "queue-offset"  # a queue's messages are not numbered without gaps
+    CONSUME_QUEUE = "consume-queue"  # a consume queue says something else than the log
+    MISSING_RANGE = "missing-range"  # bytes in which no entry can be read, or that are not there
+    MISSING_SEGMENT = "missing-segment"  # a whole segment file is not there
+    DIVERGENCE = "divergence"  # intact entries at one index differ between replicas
+    MANIFEST = "manifest"  # the manifest contradicts the files, or another node's manifest
+    SEGMENT_SIZE = "segment-size"  # nodes of one group cut their logs differently
+    CHANGED_DUMP = "changed-dump"  # bytes of the dump changed after it was taken
+    MISSING_VOTER = "missing-voter"  # a configured voter has no dump here
+    NOT_COMMITTED = "not-committed"  # entries above the node's commit point
+
+
+NO_INDEX: Final = -1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Finding:
+    """One thing that is not as it should be. `index`, `offset` and `end_offset` are -1 when they mean nothing."""
+
+    node: str
+    offset: int
+    index: int
+    kind: Kind
+    severity: Severity
+    detail: str = ""
+    end_offset: int = NO_INDEX
+    count: int = 1  # how many places of this kind it stands for
+    path: str = ""  # file below the dump folder
+
+    def line(self) -> str:
+        """Return the line that names it: `FOUND n1 index 1,044 offset 8,388,608 (crc)`."""
+        words = ["FOUND" if self.severity is Severity.ERROR else "NOTE", self.node]
+        if self.index >= 0:
+            words.append(f"index {self.index:,}")
+        if self.offset >= 0:
+            words.append(f"offset {self.offset:,}")
+        words.append(f"({self.kind})")
+        return " ".join(words)
+
+
+def merge_repeats(findings: Iterable[Finding], limit: int) -> list[Finding]:
+    """Keep the first `limit` findings of each node and kind; the last kept one counts the rest."""
+    kept: list[Finding] = []
+    seen: dict[tuple[str, Kind], list[int]] = {}
+    for finding in sorted(findings):
+        places = seen.setdefault((finding.node, finding.kind), [])
+        if len(places) < limit:
+            places.append(len(kept))
+            kept.append(finding)
+        else:
+            last = kept[places[-1]]
+            kept[places[-1]] = replace(last, count=last.count + finding.count)
+    return kept
+
+
+def exit_code(findings: Iterable[Finding], *, strict: bool = False) -> int:
+    """Return 0 consistent, 1 inconsistent, 3 incomplete. 1 wins over 3: a proven fault is the stronger news."""
+    severities = {finding.severity for finding in findings}
+    if Severity.ERROR in severities or (strict and Severity.INFO in severities):
+        return 1
+    return 3 if Severity.INCOMPLETE in severities else 0

@@ -1,0 +1,140 @@
+"""The scan: everything that one task can say about one slice of one node's log, as rows.
+
+Owns: reading a slice, running all checks that need only it, and the shape of the rows (one schema for four kinds:
+the slice itself, block digests, queue runs, findings). Runs on executors: no session here, no driver state.
+Must not: compare nodes; look at other slices. What ties slices together is in `agreement`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ledgermq.proto.entry import EntryKind
+
+from .block_digest import BLOCK_SIZE, BlockDigest, block_digests
+from .consume_queue_checks import check_consume_queues, list_queues
+from .dump_folder import Slice
+from .entry_checks import Edge, Where, check_entries, first_edge, last_edge
+from .entry_table import EntryTable, read_entries
+from .findings import merge_repeats
+from .section_checks import QueueRun, check_sections
+
+#: Findings of one kind that one slice reports; the last one counts the rest.
+MAX_PER_KIND: Final = 20
+
+
+class SliceFile:
+    """A segment file of a dump, opened for one slice."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb", buffering=0)
+        self.size = path.stat().st_size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return `size` bytes at `offset`, fewer only at the end of the file."""
+        self._file.seek(offset)
+        parts = []
+        while size > 0 and (data := self._file.read(size)):
+            parts.append(data)
+            size -= len(data)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSummary:
+    """What the seam to the next slice needs, and what the totals are made of."""
+
+    entries: int
+    size: int  # bytes of the entries
+    start: int  # physical offset of the first entry
+    end: int  # behind the last entry or damaged range
+    first: Edge | None
+    last: Edge | None
+    last_index: int  # highest index that was read
+    commit_crc: int  # stored checksum of the entry at the commit index; -1 when it is not here
+    records: int  # messages in committed entries
+    over_commit: int  # entries above the commit point
+
+
+def load_slice(part: Slice) -> EntryTable:
+    """Read the entries that start in a slice. Raises: OSError."""
+    source = SliceFile(Path(part.folder, part.path))
+    try:
+        return read_entries(
+            source, part.segment_start, part.lo, part.hi,
+            segment_end=part.segment_end, at_boundary=part.at_boundary,
+        )  # fmt: skip
+    finally:
+        source.close()
+
+
+def scan_slice(part: Slice) -> Iterator[dict[str, Any]]:
+    """Yield the rows of one slice. Raises: OSError."""
+    table = load_slice(part)
+    where = Where(part.node, part.path, part.commit_index, part.commit_offset)
+    found = check_entries(table, where)
+    with_units = part.queues != "none"
+    more, runs = check_sections(table, where, with_units=with_units)
+    found += more
+    if with_units:
+        queues = list_queues(Path(part.folder))
+        complete = part.queues == "complete"
+        found += check_consume_queues(table, runs, queues, where, complete=complete)
+    yield _row(part, "slice", part.lo, _summary(part, table, runs))
+    for digest in block_digests(table, up_to=part.commit_offset):
+        yield _row(part, "block", digest.block * BLOCK_SIZE, asdict(digest))
+    for run in runs:
+        yield _row(part, "queue", run.offset, _queue_fields(run))
+    for finding in merge_repeats(found, MAX_PER_KIND):
+        yield _row(part, "finding", finding.offset, asdict(finding))
+
+
+def _row(part: Slice, kind: str, offset: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """Blocks and queue runs are columns (Spark aggregates them); the rest is JSON for the driver."""
+    row: dict[str, Any] = {"row": kind, "node": part.node, "path": part.path, "offset": offset}
+    if kind == "block":
+        row |= {name: fields[name] for name in BlockDigest.__slots__}
+    elif kind == "queue":
+        row |= fields
+    else:
+        row["json"] = json.dumps(fields)
+    return row
+
+
+def _summary(part: Slice, table: EntryTable, runs: list[QueueRun]) -> dict[str, Any]:
+    headers = table.headers
+    is_entry = headers["kind"] != EntryKind.FILLER
+    at_commit = headers["crc"][(headers["index"] == part.commit_index) & is_entry]
+    starts = [damage.start for damage in table.damaged[:1]] + table.positions[:1].tolist()
+    return asdict(
+        SliceSummary(
+            entries=int(is_entry.sum()),
+            size=int(headers["size"].sum(dtype="int64")),
+            start=min(starts, default=table.end),
+            end=table.end,
+            first=first_edge(table),
+            last=last_edge(table),
+            last_index=int(headers["index"].max()) if len(table) else -1,
+            commit_crc=int(at_commit[0]) if len(at_commit) else -1,
+            records=sum(run.next - run.base for run in runs),
+            over_commit=int((is_entry & (headers["index"] > part.commit_index)).sum()),
+        )
+    )
+
+
+def _queue_fields(run: QueueRun) -> dict[str, Any]:
+    return {
+        "topic_id": run.topic_id,
+        "queue_id": run.queue_id,
+        "base": run.base,
+        "next": run.next,
+        "index": run.index,
+        "after_damage": run.after_damage,
+    }
