@@ -1,6 +1,6 @@
 """The Raft state machine of one group: inputs go in, decisions come out; no I/O, no clock (D9).
 
-(interface first; the bodies follow)
+Owns: the dispatch of inputs to the module of the present role. Must not: know bytes, offsets, time.
 
 How a shell drives it, on one thread:
 
@@ -20,100 +20,247 @@ commit_index <= last_index; the log is never cut at or below commit_index; one v
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from .core_config import CoreConfig
-from .log_view import LogView
-from .messages import AppendEntries, Message
+from . import candidate, follower, leader, replication, votes
+from .core_state import CoreState
+from .messages import (
+    AppendEntries,
+    AppendEntriesReply,
+    Heartbeat,
+    HeartbeatReply,
+    Message,
+    ReadIndexReply,
+    ReadIndexRequest,
+    RequestVote,
+    RequestVoteReply,
+    Resign,
+    TimeoutNow,
+)
 from .outputs import Accepted, Busy, NotLeader, Output, PeerProgress, Role, Transferring
-from .types import HardState, LogIndex, NodeId, Term
+from .read_rounds import Reader
+from .types import LogIndex, NodeId
 
 
-class RaftCore:
-    """One node's view of its group. Starts as a follower, also when it led before the restart (rule P16)."""
+class RaftCore(CoreState):
+    """One node's view of its group. Starts as a follower, also when it led before the restart (rule P16).
 
-    def __init__(
-        self, config: CoreConfig, hard_state: HardState, log_view: LogView, rng: random.Random
-    ) -> None:
-        raise NotImplementedError
+    Readable at any time: role, term, voted_for, leader_id, is_voter, first_index, last_index, last_term,
+    stable_index (durable here), commit_index, applied_index (given out in Output.committed), hard_state, fault.
+    """
 
-    # --- inputs --------------------------------------------------------------------------------------------
+    # --- inputs ----------------------------------------------------------------------------------------------
     def tick(self) -> None:
         """One tick of a monotonic clock passed. After a stall, deliver queued messages first, then tick once."""
+        if self.leading is not None:
+            leader.tick(self, self.leading)
+        elif self.role is Role.FOLLOWER:
+            if follower.tick(self):
+                candidate.campaign(self)
+        elif self.role is not Role.FAULTED and candidate.tick(self):
+            candidate.campaign(self)
 
     def step(self, message: Message) -> None:
         """Take a message of a peer. Never raises: what makes no sense is ignored."""
+        if self.fault is not None or message.to != self.node_id or message.from_ not in self.peers:
+            return
+        if isinstance(message, RequestVote):
+            votes.on_request_vote(self, message)
+            return
+        if message.term != self.term and not self._settle_terms(message):
+            return
+        _HANDLERS[type(message)](self, message)
 
     def propose(self, sizes: Sequence[int]) -> Accepted | NotLeader | Busy | Transferring:
         """Append one entry per size (bytes in the log). Then build those entries, at exactly these indexes."""
-        raise NotImplementedError
+        return leader.propose(self, sizes)
 
     def append_sent(self, message: AppendEntries, hi: LogIndex, size: int) -> None:
         """The shell sent the entries lo..hi (`size` bytes) of an AppendEntries that `poll` gave it."""
+        if self.leading is not None and not message.is_empty:
+            progress = self.leading.followers[message.to]
+            if progress.open_append is message:
+                assert message.lo <= hi <= message.hi, "an append carries at least one of its entries"
+                progress.on_sent(hi, size)
 
     def append_dropped(self, message: AppendEntries) -> None:
-        """The shell could not send an AppendEntries that `poll` gave it. It is tried again later."""
+        """The shell could not send an AppendEntries that `poll` gave it. It is tried again with a heartbeat."""
+        if self.leading is not None and not message.is_empty:
+            progress = self.leading.followers[message.to]
+            if progress.open_append is message:
+                progress.on_dropped()
 
     def storage_done(self, seq: int) -> None:
         """All persist operations with a number <= `seq` are on stable storage."""
+        if self.fault is not None:
+            return
+        self.disk.done(seq)
+        self.release_held()
+        if self.leading is not None:
+            self._after_commit(replication.advance_commit(self, self.leading))
+        elif self.role is Role.CANDIDATE:
+            candidate.count_own_vote(self)
+        else:
+            follower.check_caught_up(self)
 
     def storage_failed(self, reason: str) -> None:
         """A write or flush failed. Terminal: role FAULTED, no message ever again (rule P15)."""
+        self.fail(reason)
 
     def link_down(self, peer: NodeId, refused: bool) -> None:
         """The connection to `peer` broke. `refused`: and it cannot be made again (refused, unreachable, 100 ms gone).
 
         A hint, never a fact: it may start an election sooner, and a pre-vote of a quorum decides.
         """
+        if self.leading is not None and peer in self.leading.followers:
+            self.leading.followers[peer].on_dropped()  # what was under way is lost
+        elif self.role is Role.FOLLOWER and peer == self.leader_id:
+            if refused:
+                follower.forget_leader(self)
+            else:
+                lowest = 2 * self.config.forget_ticks_max
+                self.timeout = min(
+                    self.timeout, self.elapsed + self.rng.randrange(lowest, self.config.suspect_ticks_max)
+                )
 
     def forget_leader(self) -> None:
         """Believe no longer that the leader lives; campaign within `forget_ticks_max`."""
+        if self.role is Role.FOLLOWER:
+            follower.forget_leader(self)
 
     def compacted(self, first_index: LogIndex) -> None:
         """The log now starts at `first_index`; everything before it is applied."""
+        assert first_index - 1 <= self.applied_index, "only applied entries may be deleted"
+        self.log.compact(first_index)
 
     def read_index(self, context: object) -> NotLeader | None:
         """Ask for an index that includes all that is committed now. Answer: `Output.reads` or `reads_aborted`."""
+        if self.leading is not None:
+            leader.ask_read(self, self.leading, Reader(context))
+            return None
+        return None if follower.forward_read(self, context) else NotLeader(None)
 
     def transfer_leadership(self, to: NodeId | None = None) -> NodeId | NotLeader | None:
         """Hand the lead to `to` (None: the best follower). Returns the target; None: nobody can take it.
 
         Success shows as SteppedDown; TransferAborted comes after one election timeout.
         """
+        if self.leading is None:
+            return NotLeader(self.leader_id)
+        return leader.transfer(self, self.leading, to)
 
     def resign(self) -> None:
         """Lead no longer; the others elect at once. For a stop whose transfer failed."""
+        if self.leading is not None:
+            leader.resign(self)
 
     def campaign(self) -> None:
         """Start an election now (by pre-vote), if this node may."""
+        if self.role not in (Role.LEADER, Role.FAULTED):
+            candidate.campaign(self)
 
     def promote_to_voter(self) -> None:
-        """A learner votes again. Only after CaughtUp. Votes for nobody else in the present term."""
+        """A learner votes again, durably. Only after CaughtUp. In the present term it votes for nobody new (P19)."""
+        if self.is_voter or self.fault is not None:
+            return
+        self.is_voter = True
+        if self.voted_for is None:
+            self.voted_for = (
+                self.leader_id or self.node_id
+            )  # who it voted for before it lost its log is unknown
+        self.save_hard_state()
 
     def want_commits(self, wanted: bool) -> None:
         """Somebody waits here for the commit index: ask the leader to tell at once when it moves."""
+        self.wants_commit = wanted
 
-    # --- output --------------------------------------------------------------------------------------------
+    # --- output ----------------------------------------------------------------------------------------------
     def poll(self) -> Output | None:
         """Return what is to be done next, or None. Call again until None."""
-        raise NotImplementedError
+        if self.leading is not None:
+            leader.take_output_of(self, self.leading)
+        return self.take_output()
 
-    # --- what it knows -------------------------------------------------------------------------------------
-    role: Role
-    term: Term
-    voted_for: NodeId | None
-    leader_id: NodeId | None
-    is_voter: bool
-    first_index: LogIndex
-    last_index: LogIndex
-    last_term: Term
-    stable_index: LogIndex  # durable here
-    commit_index: LogIndex
-    applied_index: LogIndex  # given out in Output.committed
-    uncommitted_bytes: int
-    hard_state: HardState  # with the present commit index as the hint
+    # --- what it knows ---------------------------------------------------------------------------------------
+    @property
+    def uncommitted_bytes(self) -> int:
+        """Bytes of own proposals that wait for commit."""
+        return self.leading.uncommitted_bytes if self.leading is not None else 0
+
+    @property
+    def transferring_to(self) -> NodeId | None:
+        """To whom the lead is being handed over."""
+        return self.leading.transfer_to if self.leading is not None else None
 
     def progress(self) -> list[PeerProgress]:
         """What this leader knows of each follower; empty on other roles."""
-        raise NotImplementedError
+        if self.leading is None:
+            return []
+        return [
+            PeerProgress(
+                p.node_id,
+                p.state.value,
+                p.match_index,
+                p.next_index,
+                p.contact_ticks,
+                p.is_learner,
+                len(p.inflight),
+                p.inflight_bytes,
+                max(p.stable_index, p.match_index),
+                p.commit_index,
+            )
+            for p in self.leading.followers.values()
+        ]
+
+    # --- inside ----------------------------------------------------------------------------------------------
+    def _settle_terms(self, message: Message) -> bool:
+        """Compare terms (§5.1); return whether the message still matters."""
+        if message.term > self.term:
+            if isinstance(message, RequestVoteReply) and message.pre_vote and message.granted:
+                return True  # carries the term that we asked about
+            leads = isinstance(message, AppendEntries | Heartbeat)
+            follower.become_follower(self, message.term, message.from_ if leads else None)
+            return True
+        if isinstance(message, AppendEntries | Heartbeat):
+            # A leader of the past, or one that a pre-vote cannot reach: show it the term (it answers nothing else).
+            self.send(AppendEntriesReply(self.term, self.node_id, message.from_, False))
+        return False
+
+    def _after_commit(self, moved: bool) -> None:
+        if moved and self.leading is not None and self.leading.reads.waiting:
+            leader.run_reads(self, self.leading)
+
+    def _on_append_reply(self, message: AppendEntriesReply) -> None:
+        if self.leading is not None:
+            self._after_commit(replication.on_append_reply(self, self.leading, message))
+            leader.hand_over_when_ready(self, self.leading)
+
+    def _on_heartbeat_reply(self, message: HeartbeatReply) -> None:
+        leading = self.leading
+        if leading is None:
+            return
+        replication.on_heartbeat_reply(self, leading, message)
+        if not message.is_learner:
+            leading.reads.on_ack(message.from_, message.context)
+            leader.run_reads(self, leading)
+        if message.from_ == leading.transfer_to:
+            leading.transfer_sent = False  # TimeoutNow may have been lost
+            leader.hand_over_when_ready(self, leading)
+
+    def _on_timeout_now(self, message: TimeoutNow) -> None:
+        if self.role is Role.FOLLOWER and message.from_ == self.leader_id:
+            candidate.campaign(self, transfer=True)
+
+
+_HANDLERS: dict[type, Callable[[RaftCore, Any], None]] = {  # each takes the message type of its key
+    RequestVoteReply: candidate.on_request_vote_reply,
+    AppendEntries: follower.on_append_entries,
+    AppendEntriesReply: RaftCore._on_append_reply,
+    Heartbeat: follower.on_heartbeat,
+    HeartbeatReply: RaftCore._on_heartbeat_reply,
+    TimeoutNow: RaftCore._on_timeout_now,
+    Resign: follower.on_resign,
+    ReadIndexRequest: leader.on_read_index_request,
+    ReadIndexReply: follower.on_read_index_reply,
+}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .types import LogIndex, NodeId, Term
+from .types import NO_INDEX, NO_TERM, LogIndex, NodeId, Term
 
 TermRun = tuple[LogIndex, Term]
 """(first index, term) of a run of entries with one term; the run ends before the next one starts."""
@@ -58,7 +58,9 @@ class AppendEntries:
     hi: LogIndex
     commit_index: LogIndex
     term_runs: tuple[TermRun, ...] = ()
-    max_bytes: int = 0  # not on the wire: how much the sender's shell may take from the log (at least one entry)
+    max_bytes: int = (
+        0  # not on the wire: how much the sender's shell may take from the log (at least one entry)
+    )
     size: int = 0  # bytes of the entries; the shell that fills the message knows it
 
     @property
@@ -83,10 +85,10 @@ class AppendEntriesReply:
     from_: NodeId
     to: NodeId
     success: bool
-    match_index: LogIndex = LogIndex(0)
-    reject_index: LogIndex = LogIndex(0)
-    hint_index: LogIndex = LogIndex(0)
-    hint_term: Term = Term(0)
+    match_index: LogIndex = NO_INDEX
+    reject_index: LogIndex = NO_INDEX
+    hint_index: LogIndex = NO_INDEX
+    hint_term: Term = NO_TERM
     is_learner: bool = False  # its copies do not count yet
     wants_commit: bool = False  # somebody waits at the sender for the commit index to move
 
@@ -111,8 +113,8 @@ class HeartbeatReply:
     from_: NodeId
     to: NodeId
     context: int = 0
-    stable_index: LogIndex = LogIndex(0)
-    commit_index: LogIndex = LogIndex(0)
+    stable_index: LogIndex = NO_INDEX
+    commit_index: LogIndex = NO_INDEX
     is_learner: bool = False
     wants_commit: bool = False
 

@@ -6,7 +6,7 @@ Owns: nothing; plain values. Raft paper: figure 2, "Persistent state on all serv
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NewType
+from typing import Final, NewType
 
 Term = NewType("Term", int)
 """Election period. 0 before the first election."""
@@ -20,12 +20,17 @@ PhysicalOffset = NewType("PhysicalOffset", int)
 NodeId = NewType("NodeId", str)
 """Name of a member of the group, unique inside it."""
 
+NO_TERM: Final = Term(0)
+NO_INDEX: Final = LogIndex(0)
+
 
 @dataclass(frozen=True, slots=True)
 class HardState:
     """What a node has promised. One record on disk, durable before any message that depends on it (rule P1)."""
 
-    term: Term = Term(0)
+    term: Term = NO_TERM
     voted_for: NodeId | None = None  # in `term`; never cleared inside a term
-    commit_hint: LogIndex = LogIndex(0)  # at most the commit index; only a hint at restart (rule P13)
-    is_voter: bool = True  # False: a node that came back without its log; neither votes nor campaigns (rule P19)
+    commit_hint: LogIndex = NO_INDEX  # at most the commit index; only a hint at restart (rule P13)
+    is_voter: bool = (
+        True  # False: a node that came back without its log; neither votes nor campaigns (rule P19)
+    )

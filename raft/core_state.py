@@ -1,0 +1,272 @@
+"""What a RaftCore remembers, and the primitive steps that every role shares.
+
+Owns: term and vote, the log's shape, commit index, timers, and the outgoing messages, including those that wait for
+the disk. Must not: decide by role; the role modules (`follower`, `candidate`, `leader`, `votes`) do that.
+
+Invariants, by rule of the persistence rules:
+- a message leaves only when the term it carries is durable; grants, vote requests and append acknowledgements leave
+  only when every operation queued before them is (P2, P4, P5), and never after the term has moved (P9);
+- commit_index never decreases, and the log is never cut at or below it (P12);
+- what is given out to apply is <= min(commit_index, stable_index) (P14).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import replace
+
+from .core_config import CoreConfig
+from .leader_state import LeaderState
+from .log_view import LogView
+from .messages import AppendEntriesReply, Message, TermRun
+from .outputs import Event, Faulted, LeaderChanged, Output, ReadReady, Role, SteppedDown
+from .persist_queue import PersistQueue
+from .quorum import Majority, Quorum
+from .term_runs import TermRuns
+from .types import HardState, LogIndex, NodeId, Term
+
+
+class CoreState:
+    """Fields and shared steps. `RaftCore` adds the inputs."""
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        hard_state: HardState,
+        log_view: LogView,
+        rng: random.Random,
+        quorum: Quorum | None = None,
+    ) -> None:
+        self.config = config
+        self.node_id = config.node_id
+        self.peers = tuple(voter for voter in config.voters if voter != config.node_id)
+        self.quorum: Quorum = quorum or Majority(config.voters)
+        self.rng = rng
+        self.term: Term = hard_state.term
+        self.voted_for: NodeId | None = hard_state.voted_for
+        self.is_voter: bool = hard_state.is_voter
+        self.role = Role.FOLLOWER
+        self.leader_id: NodeId | None = None
+        self.log = TermRuns(log_view.first_index, log_view.base_term, log_view.term_runs, log_view.last_index)
+        self.disk = PersistQueue(log_view.stable_index)
+        self.applied_index = LogIndex(max(log_view.applied_index, self.log.base_index))
+        hint = min(hard_state.commit_hint, log_view.last_index)
+        self.commit_index = LogIndex(max(hint, self.applied_index))
+        self.verified_index = LogIndex(0)  # our log equals that of the leader of `term` up to here (P11)
+        self.elapsed = 0  # ticks since the leader was heard, or the timer was set
+        self.timeout = 0  # campaign at this many
+        self.votes: dict[NodeId, bool] = {}  # by voter, in the present campaign: a duplicate changes nothing
+        self.self_vote_seq = 0  # our own vote counts when this operation is done (P4)
+        self.leading: LeaderState | None = None  # exactly when role is LEADER
+        self.wants_commit = False
+        self.read_number = 0  # of reads that we forwarded to the leader
+        self.forwarded_reads: dict[int, tuple[object, int]] = {}  # number -> (context, age in ticks)
+        self.caught_up_number = 0  # the forwarded read that a learner waits for; 0 = none
+        self.caught_up_index: LogIndex | None = None
+        self.caught_up_told = False
+        self.fault: str | None = None
+        self._out = Output()
+        self._told_commit = self.commit_index
+        self._held_for_term: deque[tuple[int, Message]] = deque()  # (operation, message), oldest first
+        self._held_for_log: deque[tuple[int, Message]] = deque()
+        self.reset_timer()
+
+    # --- what it knows ---------------------------------------------------------------------------------------
+    @property
+    def first_index(self) -> LogIndex:
+        return self.log.first_index
+
+    @property
+    def last_index(self) -> LogIndex:
+        return self.log.last_index
+
+    @property
+    def last_term(self) -> Term:
+        return self.log.last_term
+
+    @property
+    def stable_index(self) -> LogIndex:
+        """Durable here up to this entry."""
+        return self.disk.stable_index
+
+    @property
+    def hard_state(self) -> HardState:
+        """What to write at a clean stop. The hint covers only entries that are durable (P13)."""
+        return HardState(self.term, self.voted_for, min(self.commit_index, self.stable_index), self.is_voter)
+
+    # --- term, vote, role ------------------------------------------------------------------------------------
+    def set_term(self, term: Term, voted_for: NodeId | None) -> None:
+        """Enter a higher term. The vote of a term is never cleared inside it."""
+        assert term > self.term, "terms only grow"
+        self.term = term
+        self.voted_for = voted_for
+        self.verified_index = LogIndex(0)
+        self.save_hard_state()
+
+    def vote_for(self, candidate: NodeId) -> None:
+        """Give this term's vote. Hold what tells of it until it is durable."""
+        assert self.voted_for in (None, candidate), "one vote per term"
+        if self.voted_for is None:
+            self.voted_for = candidate
+            self.save_hard_state()
+
+    def save_hard_state(self) -> None:
+        self.disk.set_hard_state(self.hard_state)
+
+    def set_leader(self, leader_id: NodeId | None, *, new_term: bool = False) -> None:
+        """Believe in a leader, or in none. Reads that were forwarded to another one must be asked again."""
+        if leader_id == self.leader_id and not new_term:
+            return
+        self.leader_id = leader_id
+        self.emit(LeaderChanged(leader_id, self.term))
+        self._abort_forwarded_reads()
+
+    def end_lead(self) -> None:
+        """Drop what only a leader has; its undecided proposals and reads get an unknown fate."""
+        leading = self.leading
+        if leading is None:
+            return
+        self.leading = None
+        self._out.events.append(SteppedDown(self.term))
+        if self.last_index > self.commit_index:
+            self._out.aborted.append((LogIndex(self.commit_index + 1), self.last_index))
+        for reader in leading.reads.everyone():
+            if reader.node_id is None:
+                self.abort_read(reader.context)
+
+    def reset_timer(self, lowest: int | None = None, limit: int | None = None) -> None:
+        """Draw a new timeout from [lowest, limit) ticks, the election timeout by default (§5.2)."""
+        self.elapsed = 0
+        low = self.config.election_ticks_min if lowest is None else lowest
+        high = self.config.election_ticks_max if limit is None else limit
+        self.timeout = self.rng.randrange(low, max(high, low + 1))
+
+    def protects_leader(self) -> bool:
+        """Tell whether a leader was heard within the shortest election timeout: then no vote may depose it."""
+        return self.leader_id is not None and self.elapsed < self.config.election_ticks_min
+
+    # --- log and commit --------------------------------------------------------------------------------------
+    def append_runs(self, lo: LogIndex, hi: LogIndex, runs: tuple[TermRun, ...]) -> None:
+        """Append entries lo..hi to the log's shape, and ask for their durability."""
+        self.log.append_runs(runs, hi)
+        self.disk.append(lo, hi)
+
+    def truncate_from(self, index: LogIndex) -> bool:
+        """Cut off the entries >= `index`; at or below the commit index fault instead (P12), and return False."""
+        if index <= self.commit_index:
+            self.fail(f"asked to cut off entry {index}, but entry {self.commit_index} is committed")
+            return False
+        self.log.truncate_from(index)
+        self.disk.truncate_from(index)
+        self.verified_index = min(self.verified_index, LogIndex(index - 1))
+        return True
+
+    def commit_to(self, index: LogIndex) -> bool:
+        """Raise the commit index, never lower it, never beyond the log; return whether it moved."""
+        index = min(index, self.last_index)
+        if index <= self.commit_index:
+            return False
+        self.commit_index = index
+        return True
+
+    def own_match_index(self) -> LogIndex:
+        """How much of the log this node counts for itself: only what is durable (P8)."""
+        return self.disk.stable_index
+
+    def may_commit_by_counting(self, index: LogIndex) -> bool:
+        """§5.4.2: only an entry of the leader's own term is committed by counting copies (P10)."""
+        return self.log.term(index) == self.term
+
+    # --- output ----------------------------------------------------------------------------------------------
+    def emit(self, event: Event) -> None:
+        self._out.events.append(event)
+
+    def ready(self, read: ReadReady) -> None:
+        self._out.reads.append(read)
+
+    def abort_read(self, context: object) -> None:
+        self._out.reads_aborted.append(context)
+
+    def send(self, message: Message) -> None:
+        """Send as soon as the present term is durable: at once, nearly always."""
+        if self.disk.hard_state_seq > self.disk.done_seq:
+            self._held_for_term.append((self.disk.hard_state_seq, message))
+        else:
+            self._out.send.append(message)
+
+    def send_when_durable(self, message: Message) -> None:
+        """Send once everything that was asked of the storage until now is durable."""
+        if self.disk.last_seq > self.disk.done_seq:
+            self._held_for_log.append((self.disk.last_seq, message))
+        else:
+            self._out.send.append(message)
+
+    def release_held(self) -> None:
+        """Send what waited for the operations that are done now; messages of a past term are dropped (P9)."""
+        acknowledged: dict[NodeId, AppendEntriesReply] = {}
+        done = self.disk.done_seq
+        for queue in (self._held_for_term, self._held_for_log):
+            while queue and queue[0][0] <= done:
+                message = queue.popleft()[1]
+                if message.term < self.term:
+                    continue
+                if not isinstance(message, AppendEntriesReply) or not message.success:
+                    self._out.send.append(message)
+                    continue
+                newest = acknowledged.get(message.to)
+                if newest is None or newest.match_index < message.match_index:
+                    acknowledged[message.to] = message  # acknowledgements are cumulative: one is enough
+        for message in acknowledged.values():
+            match_index = min(message.match_index, self.stable_index)
+            self._out.send.append(replace(message, match_index=match_index))
+
+    def fail(self, reason: str) -> None:
+        """Stop for ever: forget what was to be sent, say why."""
+        if self.fault is not None:
+            return
+        self.fault = reason
+        self.end_lead()
+        self.role = Role.FAULTED
+        self.leader_id = None
+        self._held_for_term.clear()
+        self._held_for_log.clear()
+        self._out.send.clear()
+        self._abort_forwarded_reads()
+        self.emit(Faulted(reason))
+
+    def take_output(self) -> Output | None:
+        """Return one turn's decisions. Messages go with the last storage operation of a turn, never before it."""
+        if self.fault is not None:
+            return self._take_last_words()
+        if self.disk.has_several:
+            return Output(persist=self.disk.take())
+        out = self._out
+        out.persist = self.disk.take()
+        if self.commit_index > self._told_commit:
+            out.commit_index = self._told_commit = self.commit_index
+        apply_to = min(self.commit_index, self.disk.stable_index)
+        if apply_to > self.applied_index:
+            out.committed = (LogIndex(self.applied_index + 1), apply_to)
+            self.applied_index = apply_to
+        if not (
+            out.persist or out.send or out.committed or out.commit_index or out.events or out.reads
+            or out.reads_aborted or out.aborted
+        ):  # fmt: skip
+            return None
+        self._out = Output()
+        return out
+
+    def _take_last_words(self) -> Output | None:
+        out = self._out
+        if not (out.events or out.reads_aborted):
+            return None
+        self._out = Output()
+        return Output(events=out.events, reads_aborted=out.reads_aborted, aborted=out.aborted)
+
+    def _abort_forwarded_reads(self) -> None:
+        for number, (context, _) in self.forwarded_reads.items():
+            if number != self.caught_up_number:
+                self._out.reads_aborted.append(context)
+        self.forwarded_reads.clear()
+        self.caught_up_number = 0
