@@ -143,6 +143,14 @@ def encode_entry(
     return out
 
 
+def encode_header(header: EntryHeader) -> bytes:
+    """Return the 64 bytes of a decoded header, with the checksum that it carries."""
+    return _HEADER.pack(
+        MAGIC_WORD, header.crc, header.size, header.kind, 0, header.section_count, header.index, header.term,
+        header.physical_offset, header.timestamp, header.prev_crc, header.payload_size, 0,
+    )  # fmt: skip
+
+
 def encode_filler(previous: EntryHeader, segment_end: int) -> bytearray:
     """Return the 64-byte header that closes a segment behind `previous` (the rest of it stays zero)."""
     offset = previous.end

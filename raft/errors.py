@@ -2,6 +2,7 @@
 
 RaftError                     base; `retryable` tells whether the same call may be repeated elsewhere or later
 ├── ConfigurationError        settings that cannot work
+├── AddressInUseError         the Raft port is taken
 ├── NotLeaderError            this node does not lead; carries the leader when known (definite: nothing appended)
 ├── BusyError                 too many uncommitted bytes (definite)
 ├── TransferringError         the lead is being handed over (definite)
@@ -40,13 +41,26 @@ class ConfigurationError(RaftError, ValueError):
     """Settings that cannot work."""
 
 
+class AddressInUseError(RaftError):
+    """The Raft port cannot be opened."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"cannot listen on {address} for Raft: the port is in use or not an address of this machine."
+            f" Stop the other process (ss -ltnp shows it) or choose another address"
+        )
+        self.address = address
+
+
 class NotLeaderError(RaftError):
     """This node does not lead. Nothing was appended."""
 
     retryable = True
 
     def __init__(self, leader: str | None = None) -> None:
-        super().__init__(f"not the leader; {leader} leads" if leader else "not the leader; no leader is known")
+        super().__init__(
+            f"not the leader; {leader} leads" if leader else "not the leader; no leader is known"
+        )
         self.leader = leader
 
 

@@ -1,18 +1,196 @@
-"""The flusher thread (interface first; the body follows)."""
+"""The flusher thread: takes persist operations from the event loop, many per turn, and reports what is durable.
+
+Owns: its queue, the thread (in async mode two), fsync latencies.   Must not: touch the log's memory.
+Invariants: turns run in the order of submission; one report may cover many operations; after a failed write or
+fsync nothing is reported as durable ever again (rule P15).
+"""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from .errors import StorageError, StorageFailedError
+from .log_writer import LogWriter, PersistOp
+from .types import LogIndex
+
+#: One turn takes no more than this, so that the first of many waiting operations is not held up by the last.
+MAX_TURN_BYTES: Final = 16 << 20
+#: The acked floor is stored at most this often; it need not be exact (P18).
+FLOOR_INTERVAL_SECONDS: Final = 1.0
+_LATENCIES_KEPT: Final = 1024
+
+
+class FlushMode(StrEnum):
+    """When an operation counts as done (D7)."""
+
+    SYNC = "sync"  # after fdatasync
+    ASYNC_TIMED = "async_timed"  # in the page cache; fdatasync every interval or so many bytes
+    ASYNC_NOTIFY = "async_notify"  # in the page cache; each turn wakes the syncing thread
 
 
 @dataclass(frozen=True, slots=True)
 class FlushStatistics:
-    """Counters since the start; times in milliseconds."""
+    """Counters since the start; times in milliseconds over the last 1,024 fsyncs."""
 
     fsync_count: int
     fsync_p50_ms: float
     fsync_p99_ms: float
     written_bytes: int
-    flushed_index: int  # highest index on stable storage
+    flushed_index: LogIndex  # highest index on stable storage
     flushed_offset: int
     disk_full: bool
+
+
+class Flusher:
+    """Runs a LogWriter in a thread. `submit` and `close` come from outside; callbacks run on the threads here."""
+
+    def __init__(
+        self,
+        writer: LogWriter,
+        mode: FlushMode,
+        *,
+        interval_seconds: float,
+        max_unsynced_bytes: int,
+        on_done: Callable[[int], None],
+        on_failed: Callable[[StorageError], None],
+        path: Path,
+    ) -> None:
+        self._writer = writer
+        self._mode = mode
+        self._interval = interval_seconds
+        self._max_unsynced = max_unsynced_bytes
+        self._on_done = on_done
+        self._on_failed = on_failed
+        self._path = path
+        self._queue: deque[PersistOp] = deque()
+        self._wake = threading.Condition()
+        self._sync_wake = threading.Event()
+        self._closing = False
+        self._failed: StorageError | None = None
+        self._latencies: deque[float] = deque(maxlen=_LATENCIES_KEPT)
+        self._fsync_count = 0
+        self._written_bytes = 0
+        self._floor_stored = 0.0
+        self._threads = [threading.Thread(target=self._guarded, args=(self._work,), name="ledgermq-flusher")]
+        if mode is not FlushMode.SYNC:
+            self._threads.append(
+                threading.Thread(target=self._guarded, args=(self._sync_work,), name="ledgermq-syncer")
+            )
+
+    def start(self) -> None:
+        """Start the thread."""
+        for thread in self._threads:
+            thread.daemon = True
+            thread.start()
+
+    def submit(self, op: PersistOp) -> None:
+        """Queue an operation. Never waits."""
+        with self._wake:
+            self._queue.append(op)
+            self._wake.notify()
+
+    def close(self) -> bool:
+        """Finish what is queued, sync, end the threads; return whether all of it is durable."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._sync_wake.set()
+        for thread in self._threads:
+            thread.join()
+        if self._failed is None and not self._queue:
+            try:
+                self._writer.sync()
+            except OSError as error:
+                self._fail(error)
+        return self._failed is None and not self._queue
+
+    def statistics(self, *, disk_full: bool) -> FlushStatistics:
+        """Return the counters. Any thread."""
+        latencies = sorted(self._latencies.copy())
+        count = len(latencies)
+        flushed = self._writer.flushed
+        return FlushStatistics(
+            fsync_count=self._fsync_count,
+            fsync_p50_ms=latencies[count // 2] if count else 0.0,
+            fsync_p99_ms=latencies[min(count - 1, count * 99 // 100)] if count else 0.0,
+            written_bytes=self._written_bytes,
+            flushed_index=flushed.index,
+            flushed_offset=flushed.offset,
+            disk_full=disk_full,
+        )
+
+    # --- threads -----------------------------------------------------------------------------------------------
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Run a thread's work; the first failure is the last thing it says."""
+        try:
+            work()
+        except (OSError, StorageError) as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError | StorageError) -> None:
+        if isinstance(error, OSError):
+            error = StorageFailedError(Path(error.filename or self._path), error)
+        with self._wake:
+            if self._failed is not None:
+                return
+            self._failed = error
+            self._wake.notify()
+        self._sync_wake.set()
+        self._on_failed(error)
+
+    def _work(self) -> None:
+        while turn := self._next_turn():
+            if self._mode is FlushMode.SYNC:
+                self._timed(lambda turn=turn: self._writer.run(turn, sync=True))  # type: ignore[misc]
+            else:
+                self._writer.run(turn, sync=False)
+            self._written_bytes += sum(op.size for op in turn)
+            if self._failed is not None:
+                return
+            self._on_done(turn[-1].seq)
+            if self._mode is FlushMode.SYNC:
+                self._store_floor()
+            elif self._mode is FlushMode.ASYNC_NOTIFY or self._writer.unsynced_bytes >= self._max_unsynced:
+                self._sync_wake.set()
+
+    def _next_turn(self) -> list[PersistOp]:
+        """Wait for work and take it; empty when the thread must end."""
+        turn: list[PersistOp] = []
+        size = 0
+        with self._wake:
+            while not self._queue and not self._closing and self._failed is None:
+                self._wake.wait()
+            if self._failed is not None:
+                return []
+            while self._queue and size < MAX_TURN_BYTES:
+                op = self._queue.popleft()
+                turn.append(op)
+                size += op.size
+        return turn
+
+    def _sync_work(self) -> None:
+        while not self._closing and self._failed is None:
+            self._sync_wake.wait(self._interval)
+            self._sync_wake.clear()
+            self._timed(self._writer.sync)
+            self._store_floor()
+
+    def _timed(self, work: Callable[[], object]) -> None:
+        """Run a sync and note how long it took. A turn's write is in it: that is what an append waits for."""
+        begin = time.perf_counter()
+        if work() is not False:
+            self._latencies.append((time.perf_counter() - begin) * 1000)
+            self._fsync_count += 1
+
+    def _store_floor(self) -> None:
+        now = time.monotonic()
+        if now - self._floor_stored >= FLOOR_INTERVAL_SECONDS:
+            self._floor_stored = now
+            self._writer.store_floor()

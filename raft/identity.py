@@ -1,10 +1,29 @@
-"""Whose data folder this is (interface first; the body follows)."""
+"""Whose data folder this is, and the base point of its log.
+
+Owns: the files `identity` and `manifest`, and the refusal to use a folder that does not fit, in words that tell what
+to do. Nothing on disk is changed before all checks have passed.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
-from .types import NodeId
+from ledgermq.proto.errors import CorruptError, NewerFormatError
+
+from .checked_file import read_record, write_record
+from .errors import DamagedFolderError, ForeignFolderError, NewerFolderError
+from .files import FileSystem
+from .types import LogIndex, NodeId, Term
+
+IDENTITY_VERSION: Final = 1
+MANIFEST_VERSION: Final = 1
+_FIRST_INDEX: Final = LogIndex(1)
+_NO_TERM: Final = Term(0)
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,5 +35,107 @@ class Identity:
     node_id: NodeId
     incarnation: int  # 63 random bits, new whenever the folder starts with an empty log
     segment_size: int
-    feature_level: int
-    members: dict[NodeId, int]  # incarnation of each member as last seen; 0 = never seen
+    feature_level: int = 1
+    members: dict[NodeId, int] = field(
+        default_factory=dict
+    )  # incarnation of each member as last seen; 0 = never
+    complete: bool = True  # False while the folder is being made: nothing was promised from it yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The base point of a log (raft.md §1.3): what stands before its first entry."""
+
+    first_index: LogIndex = _FIRST_INDEX
+    first_offset: int = 0  # start of its first segment
+    prev_term: Term = _NO_TERM  # of first_index - 1
+    prev_crc: int = 0  # that the first entry chains to
+    prev_timestamp: int = 0  # log time (ms) of first_index - 1
+
+
+def write_identity(files: FileSystem, path: Path, identity: Identity) -> None:
+    """Replace the record durably. Raises: OSError."""
+    fields = {
+        "cluster_id": identity.cluster_id,
+        "group": identity.group,
+        "node_id": identity.node_id,
+        "incarnation": identity.incarnation,
+        "segment_size": identity.segment_size,
+        "feature_level": identity.feature_level,
+        "members": dict(identity.members),
+        "complete": identity.complete,
+    }
+    write_record(files, path, "identity", IDENTITY_VERSION, fields)
+
+
+def read_identity(files: FileSystem, path: Path, node: str) -> Identity:
+    """Read the record; `node` is for the messages. Raises: DamagedFolderError, NewerFolderError."""
+    fields = _read(files, path, "identity", IDENTITY_VERSION, node)
+    return _build(path, node, lambda: Identity(**fields))
+
+
+def write_manifest(files: FileSystem, path: Path, manifest: Manifest) -> None:
+    """Replace the record durably. Raises: OSError."""
+    fields = {
+        "first_index": manifest.first_index,
+        "first_offset": manifest.first_offset,
+        "prev_term": manifest.prev_term,
+        "prev_crc": manifest.prev_crc,
+        "prev_timestamp": manifest.prev_timestamp,
+    }
+    write_record(files, path, "manifest", MANIFEST_VERSION, fields)
+
+
+def read_manifest(files: FileSystem, path: Path, node: str) -> Manifest:
+    """Read the record; `node` is for the messages. Raises: DamagedFolderError, NewerFolderError."""
+    fields = _read(files, path, "manifest", MANIFEST_VERSION, node)
+    return _build(path, node, lambda: Manifest(**fields))
+
+
+def check_identity(
+    identity: Identity, *, cluster_id: str, group: str, node_id: NodeId, segment_size: int, folder: Path
+) -> None:
+    """Check that the folder is this node's and was made with these settings. Raises: ForeignFolderError."""
+    keep = "Point --data elsewhere; nothing was changed."
+    if identity.cluster_id != cluster_id:
+        raise ForeignFolderError(
+            f"{node_id} will not start: its data folder {folder} belongs to cluster {identity.cluster_id}, not to"
+            f" {cluster_id}. {keep}"
+        )
+    if identity.group != group or identity.node_id != node_id:
+        raise ForeignFolderError(
+            f"{node_id} will not start: its data folder {folder} belongs to node {identity.node_id} of group"
+            f" {identity.group}. {keep}"
+        )
+    if identity.segment_size != segment_size:
+        raise ForeignFolderError(
+            f"{node_id} will not start: group {group} was made with segments of {identity.segment_size} bytes"
+            f" ({folder}), this start asks for {segment_size}. The size is fixed when a group is made: set"
+            f" segment_size = {identity.segment_size}; nothing was changed."
+        )
+
+
+def _read(files: FileSystem, path: Path, kind: str, version: int, node: str) -> dict[str, Any]:
+    try:
+        return read_record(files, path, kind, version)
+    except FileNotFoundError:
+        raise damaged_folder(node, path, "is missing") from None
+    except CorruptError as error:
+        raise damaged_folder(node, path, f"is damaged ({error.reason})") from None
+    except NewerFormatError as error:
+        raise NewerFolderError(node, path, kind, error.found, error.supported) from None
+
+
+def _build(path: Path, node: str, make: Callable[[], _T]) -> _T:
+    try:
+        return make()
+    except TypeError:
+        raise damaged_folder(node, path, "has other fields than this build knows") from None
+
+
+def damaged_folder(node: str, path: Path, what: str) -> DamagedFolderError:
+    """Return the error for a file without which the folder must not be used."""
+    return DamagedFolderError(
+        f"{node} will not start: {path} {what}, so what this node promised is not known. Fetch a clean copy from"
+        f" the other nodes: ledgermq broker --rejoin; nothing was changed."
+    )

@@ -1,21 +1,47 @@
 """Opens a data folder and assembles what lies in it: identity, hard state, CommitLog, flusher.
 
-(interface first; the bodies follow)
+Owns: the folder's lock, the order of opening and closing.   Must not: elect, replicate, apply.
+Files: identity, manifest, hardstate, ballast, lock, commitlog/, entryindex/. All I/O goes through the FileSystem that
+is given in, so a test can lose what was not synced.
 """
 
 from __future__ import annotations
 
+import logging
+import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
+
+from ledgermq.proto.errors import CorruptError, NewerFormatError
 
 from .commit_log import CommitLog
-from .errors import StorageError
-from .files import FileSystem
-from .flusher import FlushStatistics
-from .hard_state import MembershipState
-from .identity import Identity
+from .entry_index import write_index
+from .errors import DamagedFolderError, LockedFolderError, NewerFolderError, StorageError
+from .files import FileSystem, Lock, LockedError
+from .flusher import Flusher, FlushMode, FlushStatistics
+from .hard_state import NO_BOOT_ID, DurableState, HardStateFile
+from .identity import (
+    Identity,
+    Manifest,
+    check_identity,
+    damaged_folder,
+    read_identity,
+    read_manifest,
+    write_identity,
+    write_manifest,
+)
+from .log_files import LogFiles
+from .log_writer import LogWriter, PersistOp, Position
+from .recovery import LogRecovery, RecoveredLog
+from .segment import create_segment
+from .segment_keeper import LogFolders, SegmentKeeper, make_ballast
 from .types import HardState, LogIndex, NodeId, Term
+
+_log = logging.getLogger(__name__)
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_QUARANTINE: Final = "quarantine-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +53,7 @@ class StorageConfig:
     group: str
     node_id: NodeId
     segment_size: int
-    flush: str = "sync"  # sync | async_timed | async_notify
+    flush: str = "sync"  # sync | async_timed | async_notify (D7)
     flush_interval_ms: int = 500
     flush_bytes: int = 8 << 20
     cache_bytes: int = 24 << 20
@@ -39,67 +65,317 @@ class RecoveryReport:
     """What opening found."""
 
     clean_stop: bool  # the last stop was clean: the log was not scanned
-    rebooted_unclean: bool  # another boot id and no clean-stop mark: in async mode, do not vote before caught up (D7)
+    rebooted_unclean: (
+        bool  # other boot id, no clean-stop mark: in async mode, no vote before it caught up (D7)
+    )
     scanned_bytes: int
     truncated_bytes: int  # of a torn tail
-    floor_index: LogIndex
+    floor_index: LogIndex  # highest entry that the last run knew to be durable
     floor_term: Term
+
+
+def boot_id() -> str:
+    """Return the kernel's id of this boot."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except FileNotFoundError:
+        return NO_BOOT_ID
 
 
 class RaftStorage:
     """The open data folder of one node. Holds its lock until `close`."""
 
-    identity: Identity
-    hard_state: HardState  # as recovered; commit is min(hint, last index)
-    membership: MembershipState  # VOTER or REJOINING
-    incarnation: int
-    log: CommitLog
-    recovered: RecoveryReport
+    def __init__(
+        self,
+        config: StorageConfig,
+        files: FileSystem,
+        lock: Lock,
+        identity: Identity,
+        hard: HardStateFile,
+        base: Manifest,
+        recovered: RecoveredLog,
+        report: RecoveryReport,
+    ) -> None:
+        self._config = config
+        self._files = files
+        self._lock = lock
+        self.identity = identity
+        self.recovered = report
+        folders = self._folders = LogFolders(config.data_dir)
+        self._keeper = SegmentKeeper(files, folders, config.segment_size, recovered.existing)
+        end = recovered.end
+        end_offset = recovered.segments[-1].end_offset if recovered.segments else base.first_offset
+        position = Position(end_offset, end.index, end.term)
+        self._writer = LogWriter(self._keeper, hard, config.segment_size, position, recovered.turn)
+        state = hard.state.hard
+        self.hard_state = replace(state, commit_hint=min(state.commit_hint, end.index))
+        self._read_files = LogFiles(files, folders, config.read_threads)
+        self.log = CommitLog(
+            config.node_id,
+            config.segment_size,
+            base,
+            recovered.segments,
+            folders=folders,
+            files=self._read_files,
+            keeper=self._keeper,
+            submit=self._submit,
+            cache_bytes=config.cache_bytes,
+        )
+        self._flusher: Flusher | None = None
+        self._unsaved = recovered.unsaved
+
+    @property
+    def incarnation(self) -> int:
+        return self.identity.incarnation
 
     def start(
         self,
-        post: Callable[[Callable[[], None]], None],
+        post: Callable[[Callable[[], None]], object],
         *,
         on_durable: Callable[[int], None],
         on_failed: Callable[[StorageError], None],
         on_disk_full: Callable[[bool], None],
     ) -> None:
-        """Start the threads. `post` is `loop.call_soon_threadsafe`; callbacks come through it.
+        """Start the threads. `post` is `loop.call_soon_threadsafe`; every callback comes through it.
 
         `on_failed` is terminal (P15). `on_disk_full(True)`: no room for another segment; (False): there is again.
         """
 
-    def set_membership(self, seq: int, state: MembershipState) -> None:
-        """Queue a durable change of VOTER/REJOINING; `on_durable(seq)` follows."""
+        def deliver(call: Callable[[], None]) -> None:
+            post(call)
+
+        def done(seq: int) -> None:
+            self.log.note_written(seq)
+            on_durable(seq)
+
+        self._keeper.start(deliver, on_disk_full, on_failed)
+        for segment in self._unsaved:
+            self.log.save_index(segment)
+        self._flusher = Flusher(
+            self._writer,
+            FlushMode(self._config.flush),
+            interval_seconds=self._config.flush_interval_ms / 1000,
+            max_unsynced_bytes=self._config.flush_bytes,
+            on_done=lambda seq: deliver(lambda: done(seq)),
+            on_failed=lambda error: deliver(lambda: on_failed(error)),
+            path=self._config.data_dir,
+        )
+        self._flusher.start()
 
     def learn_members(self, members: dict[NodeId, int]) -> None:
-        """Store the incarnations of the peers (and our own) durably. Blocking; call it in a thread."""
+        """Store the incarnations of the group's members durably. Blocking; call it in a thread."""
+        known = {**self.identity.members, **members}
+        if known != self.identity.members:
+            identity = replace(self.identity, members=known)
+            write_identity(self._files, self._folders.identity, identity)
+            self.identity = identity
 
     def statistics(self) -> FlushStatistics:
-        """Fsync latency (p50, p99 in ms), flushed index, and so on."""
-        raise NotImplementedError
+        """Fsync latency (p50, p99 in ms), flushed index, and so on. Call `start` first."""
+        assert self._flusher is not None
+        return self._flusher.statistics(disk_full=self._keeper.full)
 
     def close(self, *, clean: bool = True) -> None:
-        """Flush, mark a clean stop, stop the threads, unlock. Blocking; call it in a thread."""
+        """Flush what is queued, mark a clean stop, stop the threads, unlock. Blocking; call it in a thread.
+
+        Nothing may be staged any more. With `clean=False`, or after a failure, the next start scans the log.
+        """
+        flushed = self._flusher.close() if self._flusher is not None else True
+        self._keeper.stop()
+        if clean and flushed and self.log.last_index == self._writer.flushed.index:
+            self._mark_clean_stop()
+        self._writer.close()
+        self._read_files.close()
+        self._lock.release()
+
+    def _submit(self, op: PersistOp) -> None:
+        assert self._flusher is not None, "start() comes first"
+        self._flusher.submit(op)
+
+    def _mark_clean_stop(self) -> None:
+        try:
+            segment = self.log.open_segment()
+            if segment is not None:
+                write_index(self._files, self._folders.indexes, segment)
+            self._writer.store_floor(clean_stop=True)
+        except OSError as error:  # the next start scans: nothing is lost
+            _log.warning("clean stop not marked path=%s error=%s", self._folders.hard_state, error)
 
 
 def is_initialized(data_dir: Path, files: FileSystem) -> bool:
     """Tell whether the folder holds a node's data. Raises: DamagedFolderError (files, but no identity)."""
-    raise NotImplementedError
+    folders = LogFolders(data_dir)
+    if files.exists(folders.identity):
+        return read_identity(files, folders.identity, data_dir.name).complete
+    for path in (folders.hard_state, folders.manifest):
+        if files.exists(path):
+            raise damaged_folder(data_dir.name, folders.identity, "is missing")
+    if files.list_directory(folders.segments):
+        raise damaged_folder(data_dir.name, folders.identity, "is missing")
+    return False
 
 
-def create_data_folder(config: StorageConfig, files: FileSystem, *, membership: MembershipState) -> None:
-    """Make an empty folder into a node's data folder: identity with a new incarnation, hard state, first segment."""
+def create_data_folder(
+    config: StorageConfig, files: FileSystem, *, is_voter: bool = True, hard_state: HardState | None = None
+) -> None:
+    """Make an empty folder into a node's data folder: identity with a new incarnation, hard state, first segment.
+
+    A crash half way leaves a folder that is made again. `hard_state` carries an older promise over (rejoin).
+    Raises: DataFolderError subclasses, OSError.
+    """
+    folders = LogFolders(config.data_dir)
+    assert not is_initialized(config.data_dir, files)
+    for folder in (config.data_dir, folders.segments, folders.indexes):
+        files.make_directory(folder)
+    files.sync_directory(config.data_dir.parent)
+    lock = _lock(config, files)
+    try:
+        incarnation = secrets.randbits(63) | 1
+        identity = Identity(
+            cluster_id=config.cluster_id,
+            group=config.group,
+            node_id=config.node_id,
+            incarnation=incarnation,
+            segment_size=config.segment_size,
+            members={config.node_id: incarnation},
+            complete=False,
+        )
+        # The identity comes first, unfinished: so a folder without one was never ours, and this can be repeated.
+        write_identity(files, folders.identity, identity)
+        for name in files.list_directory(folders.segments):
+            files.unlink(folders.segments / name)
+        create_segment(files, folders.segments, 0, config.segment_size)
+        write_manifest(files, folders.manifest, Manifest())
+        hard = replace(hard_state or HardState(), commit_hint=LogIndex(0), is_voter=is_voter)
+        state = DurableState(hard=hard, incarnation=incarnation)
+        HardStateFile.create(files, folders.hard_state, state).close()
+        make_ballast(files, folders.ballast)
+        files.sync_directory(config.data_dir)
+        write_identity(files, folders.identity, replace(identity, complete=True))
+    finally:
+        lock.release()
 
 
 def open_storage(config: StorageConfig, files: FileSystem) -> RaftStorage:
     """Lock, check and recover a data folder (blocking: may scan gigabytes).
 
-    Raises: DataFolderError subclasses, DamagedLogError.
+    Raises: DataFolderError subclasses, DamagedLogError. Nothing was changed then, except that a lock file is there.
     """
-    raise NotImplementedError
+    folders = LogFolders(config.data_dir)
+    identity = _read_own_identity(config, files, folders)
+    lock = _lock(config, files)
+    try:
+        hard = _open_hard_state(config, files, folders, identity)
+        base = read_manifest(files, folders.manifest, config.node_id)
+        state = hard.state
+        recovery = LogRecovery(config.node_id, files, folders, config.segment_size, base, state)
+        recovered = recovery.run()
+        boot = boot_id()
+        report = RecoveryReport(
+            clean_stop=state.clean_stop,
+            rebooted_unclean=not state.clean_stop and state.boot_id not in (boot, NO_BOOT_ID),
+            scanned_bytes=recovered.scanned_bytes,
+            truncated_bytes=recovered.truncated_bytes,
+            floor_index=state.floor_index,
+            floor_term=state.floor_term,
+        )
+        end = recovered.end
+        floor = replace(state, floor_index=end.index, floor_term=end.term)
+        hard.write(replace(floor, boot_id=boot, clean_stop=False, cut_turn=0, cut_offset=0))
+        return RaftStorage(config, files, lock, identity, hard, base, recovered, report)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def rejoin(config: StorageConfig, files: FileSystem) -> Path | None:
+    """Give a damaged node a fresh, empty log under its known id: `ledgermq broker --rejoin`.
+
+    Everything in the folder is moved into `quarantine-<n>` inside it, never deleted; the node comes back with a new
+    incarnation, as a non-voter, and keeps its term and vote when they can be read. Returns the quarantine folder, or
+    None when there was nothing to move. Raises: ForeignFolderError, LockedFolderError, OSError.
+    """
+    folders = LogFolders(config.data_dir)
+    promise = _readable_promise(config, files, folders)
+    moved = quarantine(config, files)
+    create_data_folder(config, files, is_voter=False, hard_state=promise)
+    return moved
 
 
 def quarantine(config: StorageConfig, files: FileSystem) -> Path | None:
-    """--rejoin: move the old log and state aside (never delete); return the folder they are in now."""
-    raise NotImplementedError
+    """Move everything in the data folder aside, into a new folder inside it; return that folder."""
+    names = files.list_directory(config.data_dir)
+    mine = [name for name in names if name != "lock" and not name.startswith(_QUARANTINE)]
+    if not mine:
+        return None
+    lock = _lock(config, files)
+    try:
+        used = sum(name.startswith(_QUARANTINE) for name in names)
+        target = config.data_dir / f"{_QUARANTINE}{used + 1}"
+        files.make_directory(target)
+        # The identity goes last: a crash half way leaves a folder that still knows whose it is.
+        for name in sorted(mine, key=lambda name: name == "identity"):
+            files.rename(config.data_dir / name, target / name)
+        files.sync_directory(target)
+        files.sync_directory(config.data_dir)
+    finally:
+        lock.release()
+    _log.warning("data folder moved aside path=%s", target)
+    return target
+
+
+def _lock(config: StorageConfig, files: FileSystem) -> Lock:
+    try:
+        return files.lock(LogFolders(config.data_dir).lock)
+    except LockedError as error:
+        raise LockedFolderError(
+            f"{config.node_id} will not start: its data folder {config.data_dir} is {error.strerror}. Stop that"
+            f" process, or point --data elsewhere; nothing was changed."
+        ) from None
+
+
+def _read_own_identity(config: StorageConfig, files: FileSystem, folders: LogFolders) -> Identity:
+    identity = read_identity(files, folders.identity, config.node_id)
+    check_identity(
+        identity,
+        cluster_id=config.cluster_id,
+        group=config.group,
+        node_id=config.node_id,
+        segment_size=config.segment_size,
+        folder=config.data_dir,
+    )
+    if not identity.complete:
+        raise damaged_folder(config.node_id, folders.identity, "was never finished")
+    return identity
+
+
+def _open_hard_state(
+    config: StorageConfig, files: FileSystem, folders: LogFolders, identity: Identity
+) -> HardStateFile:
+    path = folders.hard_state
+    try:
+        hard = HardStateFile.open(files, path)
+    except FileNotFoundError:
+        raise damaged_folder(config.node_id, path, "is missing") from None
+    except CorruptError as error:
+        raise damaged_folder(config.node_id, path, f"is damaged ({error.reason})") from None
+    except NewerFormatError as error:
+        raise NewerFolderError(config.node_id, path, error.what, error.found, error.supported) from None
+    if hard.state.incarnation != identity.incarnation:
+        hard.close()
+        raise damaged_folder(
+            config.node_id, path, "comes from another incarnation of this node (a mixed backup?)"
+        )
+    return hard
+
+
+def _readable_promise(config: StorageConfig, files: FileSystem, folders: LogFolders) -> HardState | None:
+    """Return the term and vote of a folder that is about to be given up, when they can be read."""
+    try:
+        if files.exists(folders.identity):
+            _read_own_identity(config, files, folders)
+        hard = HardStateFile.open(files, folders.hard_state, writable=False)
+    except (FileNotFoundError, CorruptError, DamagedFolderError):
+        return None
+    hard.close()
+    return hard.state.hard

@@ -1,0 +1,371 @@
+"""Brings the log of a data folder back after a stop (rule P18): what is believed, what is cut off, what is refused.
+
+Owns: the decision between a torn tail and damage.   Must not: truncate anything that was ever durable, or start empty.
+
+After a clean stop the index files are believed and the tail is looked at. Otherwise every segment that may hold
+something above the acked floor is read and verified. Where reading stops at byte `o` with the latest flush mark
+[start, end) (see segment.py):
+  * below the acked floor, or o < start: those bytes were durable: damage.
+  * start <= o < end: the last turn may not have been finished: torn; unless a valid entry stands at or behind `end`,
+    which only a later turn can have written: damage.
+  * o >= end: a turn that never finished: torn.
+  * both marks of the segment unreadable: torn only when no valid entry follows.
+A torn tail is overwritten with zeros, durably, before anything else is written.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, decode_header, verify_entry
+from ledgermq.proto.errors import LayoutError, NewerFormatError
+
+from .entry_index import index_path, read_index
+from .errors import DamagedLogError, NewerFolderError
+from .files import File, FileSystem
+from .hard_state import DurableState
+from .identity import Manifest
+from .log_writer import zero_tail
+from .segment import (
+    PREPARING,
+    TRAILER_SIZE,
+    FlushMark,
+    Segment,
+    encode_mark,
+    mark_position,
+    read_marks,
+    segment_path,
+    segment_start,
+)
+from .segment_keeper import LogFolders
+from .segment_scan import Before, SegmentScan, find_valid_entry, last_nonzero, scan_segment
+from .types import LogIndex, Term
+
+_log = logging.getLogger(__name__)
+_TAIL_CHECK: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredLog:
+    """The log as it is on stable storage now."""
+
+    segments: list[Segment]  # those that hold entries; sealed ones with a good index file have no offsets
+    existing: list[int]  # starts of all segment files
+    unsaved: list[Segment]  # sealed ones whose index file must be written
+    turn: int  # last flush turn
+    scanned_bytes: int
+    truncated_bytes: int
+    end: Before
+
+
+@dataclass(slots=True)
+class _Marks:
+    """The latest flush mark of all segments, and where it stands."""
+
+    latest: FlushMark
+    start: int  # segment that holds it; -1 when there is none at all
+    unreadable: set[int]  # segments none of whose two blocks can be read, though both were written
+
+
+class LogRecovery:
+    """One recovery of one log; blocking."""
+
+    def __init__(
+        self,
+        node: str,
+        files: FileSystem,
+        folders: LogFolders,
+        segment_size: int,
+        base: Manifest,
+        state: DurableState,
+    ) -> None:
+        self._node = node
+        self._files = files
+        self._folders = folders
+        self._segment_size = segment_size
+        self._base = base
+        self._state = state
+        self._scanned = 0
+        self._truncated = 0
+        self._unsaved: list[Segment] = []
+
+    def run(self) -> RecoveredLog:
+        """Recover. Raises: DamagedLogError, NewerFolderError (nothing was changed then), OSError."""
+        begin = time.monotonic()
+        try:
+            return self._run(begin)
+        except NewerFormatError as error:
+            folder = self._folders.segments
+            raise NewerFolderError(self._node, folder, error.what, error.found, error.supported) from None
+
+    def _run(self, begin: float) -> RecoveredLog:
+        starts = self._list()
+        marks = self._read_marks(starts)
+        if self._state.cut_turn > marks.latest.turn:
+            starts = self._finish_cut(starts)
+            marks.latest = FlushMark(self._state.cut_turn, self._state.cut_offset, self._state.cut_offset)
+        before = self._end([])
+        segments: list[Segment] = []
+        for position, start in enumerate(starts):
+            scan = self._believe(start, before)
+            before = scan.before
+            if scan.segment.count:
+                segments.append(scan.segment)
+            if not scan.sealed or position == len(starts) - 1:
+                self._refuse_gap(starts, position, scan)
+                self._judge(start, scan, marks)
+                self._check_floor(segments)
+                turn = self._settle(start, scan, marks.latest.turn)
+                break
+        turn = self._settle_filler(segments, turn)
+        self._log_result(segments, begin)
+        unsaved = [segment for segment in self._unsaved if segment is not segments[-1]]
+        return RecoveredLog(
+            segments, starts, unsaved, turn, self._scanned, self._truncated, self._end(segments)
+        )
+
+    # --- looking -----------------------------------------------------------------------------------------------
+    def _list(self) -> list[int]:
+        """Return the starts of the segments from the base on, without a gap. Raises: DamagedLogError."""
+        starts: list[int] = []
+        for name in self._files.list_directory(self._folders.segments):
+            if name.endswith(PREPARING):
+                self._files.unlink(self._folders.segments / name)
+            elif len(name) == 20 and name.isdecimal() and int(name) % self._segment_size == 0:
+                starts.append(int(name))
+        kept = [start for start in starts if start >= self._base.first_offset]
+        for place, start in enumerate(kept):
+            expected = self._base.first_offset + place * self._segment_size
+            if start != expected:
+                raise self._damaged(expected, 0, "the segment file is missing")
+            size = self._size(start)
+            if size < self._segment_size + TRAILER_SIZE:
+                raise self._damaged(start, size, "the file is shorter than a segment")
+        if not kept:
+            raise self._damaged(self._base.first_offset, 0, "the segment file is missing")
+        for start in starts:
+            if start < self._base.first_offset:  # retention was interrupted between manifest and unlink
+                self._files.unlink(segment_path(self._folders.segments, start))
+        return kept
+
+    def _size(self, start: int) -> int:
+        file = self._open(start, writable=False)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def _read_marks(self, starts: list[int]) -> _Marks:
+        marks = _Marks(FlushMark(0, self._base.first_offset, self._base.first_offset), -1, set())
+        for start in starts:
+            file = self._open(start, writable=False)
+            try:
+                mark, unreadable = read_marks(file, self._segment_size)
+            finally:
+                file.close()
+            if unreadable == 2:
+                marks.unreadable.add(start)
+            if mark is not None and mark.turn >= marks.latest.turn:
+                marks.latest, marks.start = mark, start
+        return marks
+
+    # --- believing ---------------------------------------------------------------------------------------------
+    def _believe(self, start: int, before: Before) -> SegmentScan:
+        """Return what a segment holds: from its index file where that may be believed, else by reading it all."""
+        scan = self._from_index(start, before)
+        if scan is None:
+            file = self._open(start, writable=False)
+            try:
+                scan = scan_segment(file, start, self._segment_size, before)
+            finally:
+                file.close()
+            self._scanned += scan.end
+            if scan.sealed:
+                self._unsaved.append(scan.segment)
+        return scan
+
+    def _from_index(self, start: int, before: Before) -> SegmentScan | None:
+        """Believe an index file of a segment that cannot have changed since, when it fits what the segment says."""
+        try:
+            segment = read_index(self._files, self._folders.indexes, start)
+        except (FileNotFoundError, LayoutError):
+            return None  # also a newer index: it can be rebuilt
+        if (
+            segment.first_index != before.index + 1
+            or segment.last is None
+            or segment.count != len(segment.offsets or ())
+        ):
+            return None
+        if not self._state.clean_stop and segment.last_index > self._state.floor_index:
+            return None
+        file = self._open(start, writable=False)
+        try:
+            return self._fits(file, segment, before)
+        finally:
+            file.close()
+
+    def _fits(self, file: File, segment: Segment, before: Before) -> SegmentScan | None:
+        """Compare an index with its segment: first header, the last entry with its checksum, filler, zeros behind."""
+        last, offsets = segment.last, segment.offsets
+        assert last is not None and offsets is not None
+        position = last.physical_offset - segment.start
+        end = position + last.size
+        sealed = end == self._segment_size or bool(segment.filler)
+        try:
+            first = decode_header(file.pread(HEADER_SIZE, 0))
+            raw = file.pread(last.size, position)
+            if first.prev_crc != before.crc or first.index != before.index + 1 or decode_header(raw) != last:
+                return None
+            verify_entry(raw, 0, last)
+            behind = file.pread(HEADER_SIZE, end) if end < self._segment_size else b""
+            if behind.strip(b"\0") != segment.filler.strip(b"\0"):
+                return None
+            closing: EntryHeader = decode_header(segment.filler) if segment.filler else last
+        except LayoutError:
+            return None
+        if sealed:
+            segment = replace(segment, offsets=None)
+        after = Before(LogIndex(last.index), Term(last.term), closing.crc, last.timestamp)
+        return SegmentScan(segment, end, sealed, "", after)
+
+    # --- deciding ----------------------------------------------------------------------------------------------
+    def _refuse_gap(self, starts: list[int], position: int, scan: SegmentScan) -> None:
+        """Refuse a log whose entries stop in one segment and go on in a later one. Raises: DamagedLogError."""
+        if scan.sealed:
+            return
+        for later in starts[position + 1 :]:
+            file = self._open(later, writable=False)
+            try:
+                found = find_valid_entry(file, later, self._segment_size, 0)
+            finally:
+                file.close()
+            if found is not None:
+                reason = scan.reason or "zeros where an entry must be"
+                raise self._damaged(
+                    starts[position], scan.end, f"{reason}; valid entries follow in the next file"
+                )
+
+    def _judge(self, start: int, scan: SegmentScan, marks: _Marks) -> None:
+        """Decide between a torn tail and damage where the log stops. Raises: DamagedLogError."""
+        offset, latest = start + scan.end, marks.latest
+        reason = scan.reason or "zeros where an entry must be"
+        if offset < latest.start:
+            raise self._damaged(start, scan.end, f"{reason}, in bytes that were on stable storage")
+        if offset < latest.end:
+            search_from = latest.end - start if marks.start == start else scan.end + 1
+        elif start in marks.unreadable:
+            search_from = scan.end + 1
+        else:
+            return
+        file = self._open(start, writable=False)
+        try:
+            later = find_valid_entry(file, start, self._segment_size, min(search_from, self._segment_size))
+        finally:
+            file.close()
+        if later is not None:
+            raise self._damaged(start, scan.end, f"{reason}; a valid entry follows at byte {later}")
+
+    def _check_floor(self, segments: list[Segment]) -> None:
+        """Refuse a log that ends below what this node acknowledged. Raises: DamagedLogError."""
+        end = self._end(segments)
+        floor = self._state.floor_index
+        if end.index < floor:
+            start = segments[-1].start if segments else self._base.first_offset
+            position = (segments[-1].end_offset if segments else start) - start
+            raise self._damaged(
+                start, position, f"the log ends at entry {end.index}, but entry {floor} was acknowledged"
+            )
+
+    def _end(self, segments: list[Segment]) -> Before:
+        if segments and segments[-1].last is not None:
+            last = segments[-1].last
+            return Before(LogIndex(last.index), Term(last.term), last.crc, last.timestamp)
+        base = self._base
+        return Before(LogIndex(base.first_index - 1), base.prev_term, base.prev_crc, base.prev_timestamp)
+
+    # --- changing ----------------------------------------------------------------------------------------------
+    def _settle(self, start: int, scan: SegmentScan, turn: int) -> int:
+        """Make the end of the log durable, with zeros behind it; return the last flush turn."""
+        look_at = self._segment_size
+        if self._state.clean_stop:
+            look_at = min(look_at, scan.end + _TAIL_CHECK)
+        file = self._open(start)
+        try:
+            dirty_end = last_nonzero(file, scan.end, look_at)
+            if dirty_end > scan.end:
+                self._truncated = dirty_end - scan.end
+                _log.warning(
+                    "torn tail cut path=%s position=%d bytes=%d", file.path, scan.end, self._truncated
+                )
+            elif self._state.clean_stop:
+                return turn
+            # Entries of a killed process may be only in the page cache: durable first, then the mark that says so.
+            zero_tail(file, scan.end, dirty_end)
+            self._mark(file, turn + 1, start + scan.end)
+            return turn + 1
+        finally:
+            file.close()
+
+    def _settle_filler(self, segments: list[Segment], turn: int) -> int:
+        """Open the last segment with entries for appends: a filler with nothing behind it is no part of the log."""
+        if not segments:
+            return turn
+        tail = segments[-1]
+        if tail.offsets is None:
+            tail.offsets = read_index(self._files, self._folders.indexes, tail.start).offsets
+        if not tail.filler:
+            return turn
+        tail.filler = b""
+        file = self._open(tail.start)
+        try:
+            position = tail.end_offset - tail.start
+            zero_tail(file, position, position + HEADER_SIZE)
+            self._mark(file, turn + 1, tail.end_offset)
+        finally:
+            file.close()
+        return turn + 1
+
+    def _mark(self, file: File, turn: int, offset: int) -> None:
+        """Say durably that everything before `offset` is durable, and nothing behind it was begun."""
+        mark = encode_mark(FlushMark(turn, offset, offset))
+        file.pwritev([mark], mark_position(turn, self._segment_size))
+        file.fdatasync()
+
+    def _finish_cut(self, starts: list[int]) -> list[int]:
+        """Repeat a truncation that a crash interrupted: its intent is durable, its end is not."""
+        cut = self._state.cut_offset
+        start = segment_start(cut, self._segment_size)
+        for later in reversed([other for other in starts if other > start]):
+            self._files.unlink(segment_path(self._folders.segments, later))
+        self._files.sync_directory(self._folders.segments)
+        starts = [other for other in starts if other <= start]
+        if start in starts:
+            file = self._open(start)
+            try:
+                zero_tail(file, cut - start, self._segment_size)
+            finally:
+                file.close()
+        for other in [start, *starts]:
+            path = index_path(self._folders.indexes, other)
+            if other >= start and self._files.exists(path):
+                self._files.unlink(path)
+        return starts
+
+    # --- small things ------------------------------------------------------------------------------------------
+    def _open(self, start: int, *, writable: bool = True) -> File:
+        return self._files.open(segment_path(self._folders.segments, start), writable=writable)
+
+    def _damaged(self, start: int, position: int, reason: str) -> DamagedLogError:
+        path: Path = segment_path(self._folders.segments, start)
+        return DamagedLogError(self._node, path, position, start + position, reason)
+
+    def _log_result(self, segments: list[Segment], begin: float) -> None:
+        end = self._end(segments)
+        _log.info(
+            "log recovered first=%d last=%d term=%d scanned_bytes=%d truncated_bytes=%d seconds=%.2f",
+            self._base.first_index, end.index, end.term, self._scanned, self._truncated, time.monotonic() - begin,
+        )  # fmt: skip

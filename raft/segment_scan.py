@@ -1,0 +1,149 @@
+"""Reads a segment from its first byte and says how far it can be believed.
+
+Owns: nothing.   Must not: change a file, or decide what a finding means (recovery.py does).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ledgermq.proto.entry import (
+    ALIGNMENT,
+    HEADER_SIZE,
+    MAGIC_WORD,
+    EntryHeader,
+    EntryKind,
+    decode_header,
+    fits_segment,
+    verify_entry,
+)
+from ledgermq.proto.errors import CorruptError
+
+from .files import File
+from .segment import Segment, max_entry_size
+from .types import LogIndex, Term
+
+_CHUNK: Final = 8 << 20
+_MAGIC_BYTES: Final = MAGIC_WORD.to_bytes(4, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What the next entry must continue."""
+
+    index: LogIndex
+    term: Term
+    crc: int
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentScan:
+    """How far a segment can be believed: `segment` holds the valid entries up to `end` (position in the file)."""
+
+    segment: Segment
+    end: int
+    sealed: bool  # the next entry belongs to the next segment
+    reason: str  # why the scan stopped; empty: sealed, or nothing but zeros where the next entry would start
+    before: Before  # what an entry behind the last valid one must continue (behind the filler, when sealed by one)
+
+
+class _Window:
+    """Reads a file forward in large pieces."""
+
+    def __init__(self, file: File, size: int) -> None:
+        self._file = file
+        self._size = size
+        self._start = 0
+        self._data = b""
+
+    def at(self, position: int, size: int) -> tuple[bytes, int]:
+        """Return (data, place in it) so that `size` bytes at `position` are inside, or fewer at the end."""
+        if position < self._start or position + size > self._start + len(self._data):
+            self._start = position
+            self._data = self._file.pread(min(max(size, _CHUNK), self._size - position), position)
+        return self._data, position - self._start
+
+
+def scan_segment(file: File, start: int, segment_size: int, before: Before) -> SegmentScan:
+    """Verify the entries of a segment one by one: checksum, chain, order, place. Raises: NewerFormatError, OSError."""
+    segment = Segment(start, LogIndex(before.index + 1))
+    window = _Window(file, segment_size)
+    position = 0
+    while position < segment_size:
+        data, place = window.at(position, HEADER_SIZE)
+        if data[place : place + HEADER_SIZE].count(0) == HEADER_SIZE:
+            return SegmentScan(segment, position, False, "", before)
+        try:
+            header = decode_header(data, place)
+            _check_continues(header, before, start + position, segment_size, position)
+            data, place = window.at(position, header.wire_size)
+            verify_entry(data, place, header)
+        except CorruptError as error:
+            return SegmentScan(segment, position, False, error.reason, before)
+        before = Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp)
+        if header.kind is EntryKind.FILLER:
+            segment.filler = bytes(data[place : place + HEADER_SIZE])
+            return SegmentScan(segment, position, True, "", before)
+        segment.add(header)
+        position += header.size
+    return SegmentScan(segment, position, True, "", before)
+
+
+def _check_continues(
+    header: EntryHeader, before: Before, offset: int, segment_size: int, position: int
+) -> None:
+    """Check an entry's or filler's place and chain. Raises: CorruptError."""
+    filler = header.kind is EntryKind.FILLER
+    room = segment_size - position
+    if header.physical_offset != offset or header.prev_crc != before.crc:
+        raise CorruptError("an entry that does not continue the one before it", position)
+    if header.index != before.index + (0 if filler else 1) or header.term < before.term:
+        raise CorruptError("an entry out of order", position)
+    if (header.size != room) if filler else not fits_segment(header.size, room):
+        raise CorruptError("an entry that does not fit its segment", position)
+    if not filler and header.size > max_entry_size(segment_size):
+        raise CorruptError("an entry above the size limit", position)
+
+
+def find_valid_entry(file: File, start: int, segment_size: int, position: int) -> int | None:
+    """Return the first position at or behind `position` where an entry locates itself with a good checksum.
+
+    Raises: NewerFormatError, OSError.
+    """
+    for begin in range(position, segment_size, _CHUNK):
+        # Magics are aligned, so none lies across two pieces that begin at aligned positions.
+        begin &= ~(ALIGNMENT - 1)
+        data = file.pread(min(_CHUNK, segment_size - begin), begin)
+        place = data.find(_MAGIC_BYTES)
+        while place >= 0:
+            found = begin + place
+            if found >= position and found % ALIGNMENT == 0 and _is_entry(file, start + found, found):
+                return found
+            place = data.find(_MAGIC_BYTES, place + 1)
+    return None
+
+
+def _is_entry(file: File, offset: int, position: int) -> bool:
+    """Tell whether a whole valid entry or filler stands at a position."""
+    try:
+        raw = file.pread(HEADER_SIZE, position)
+        header = decode_header(raw)
+        if header.physical_offset != offset:
+            return False
+        verify_entry(file.pread(header.wire_size, position), 0, header)
+    except CorruptError:
+        return False
+    return True
+
+
+def last_nonzero(file: File, position: int, end: int) -> int:
+    """Return the position behind the last byte in [position, end) that is not zero (`position` when all are)."""
+    while end > position:
+        begin = max(position, end - _CHUNK)
+        kept = file.pread(end - begin, begin).rstrip(b"\0")
+        if kept:
+            return begin + len(kept)
+        end = begin
+    return position
