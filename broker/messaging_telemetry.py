@@ -1,0 +1,76 @@
+"""Telemetry streams: settings up, merged settings down, for the life of a client.
+
+Owns: which clients have a stream open at this node. Must not: rely on settings (a client may send none for minutes
+after a restart), or wait for a client to read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import grpc
+
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+
+from .messaging_settings import settings_command
+from .messaging_status import StatusError
+from .messaging_validation import check_group, check_topic
+
+logger = logging.getLogger(__name__)
+
+#: (fifo, max attempts) of a consumer group.
+GroupPolicy = Callable[[str], tuple[bool, int]]
+
+
+class TelemetryStreams:
+    """The open streams of this node, by client id."""
+
+    def __init__(self, group_policy: GroupPolicy, on_sign_of_life: Callable[[str], None]) -> None:
+        self._group_policy = group_policy
+        self._on_sign_of_life = on_sign_of_life
+        self._open: Counter[str] = Counter()
+
+    def client_ids(self) -> Iterable[str]:
+        """Return the clients with an open stream."""
+        return list(self._open)
+
+    async def serve(
+        self, requests: AsyncIterator[v2.TelemetryCommand], context: Any, client_id: str, language: str
+    ) -> None:
+        """Serve one stream until the client ends it."""
+        await context.send_initial_metadata(())  # some clients wait for the headers before they write
+        self._open[client_id] += 1
+        self._on_sign_of_life(client_id)
+        try:
+            async for command in requests:
+                self._on_sign_of_life(client_id)
+                if command.HasField("settings"):
+                    await context.write(await self._answer(command.settings, context, language))
+        finally:
+            self._open[client_id] -= 1
+            if not self._open[client_id]:
+                del self._open[client_id]
+
+    async def _answer(self, settings: v2.Settings, context: Any, language: str) -> v2.TelemetryCommand:
+        try:
+            check_settings(settings)
+        except StatusError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        fifo, max_attempts = self._group_policy(settings.subscription.group.name)
+        return settings_command(settings, fifo=fifo, max_attempts=max_attempts, language=language)
+
+
+def check_settings(settings: v2.Settings) -> None:
+    """Raises: StatusError."""
+    if settings.HasField("publishing"):
+        for topic in settings.publishing.topics:
+            check_topic(topic.name)
+    elif settings.HasField("subscription"):
+        check_group(settings.subscription.group.name)
+        for entry in settings.subscription.subscriptions:
+            check_topic(entry.topic.name)
+    else:
+        raise StatusError(v2.BAD_REQUEST, "there is no publishing or subscription data in settings")
