@@ -124,6 +124,13 @@ class RaftCore(CoreState):
                     self.timeout, self.elapsed + self.rng.randrange(lowest, self.config.suspect_ticks_max)
                 )
 
+    def peer_replaced(self, peer: NodeId) -> None:
+        """`peer` greeted with a new incarnation: what its old log acknowledged no longer counts (P19)."""
+        if self.leading is not None and peer in self.leading.followers:
+            progress = self.leading.followers[peer]
+            progress.forget()
+            progress.is_learner = True
+
     def forget_leader(self) -> None:
         """Believe no longer that the leader lives; campaign within `forget_ticks_max`."""
         if self.role is Role.FOLLOWER:
@@ -170,6 +177,13 @@ class RaftCore(CoreState):
                 self.leader_id or self.node_id
             )  # who it voted for before it lost its log is unknown
         self.save_hard_state()
+
+    def peer_replaced(self, peer: NodeId) -> None:
+        """`peer` came back as another incarnation: what the old one acknowledged or voted no longer counts."""
+        self.votes.pop(peer, None)
+        if self.leading is not None and peer in self.leading.followers:
+            self.leading.followers[peer].forget()
+            self.leading.reads.acks.discard(peer)
 
     def want_commits(self, wanted: bool) -> None:
         """Somebody waits here for the commit index: ask the leader to tell at once when it moves."""
