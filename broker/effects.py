@@ -1,0 +1,93 @@
+"""What applying one entry did: facts for the shell to act on, and results for those who proposed.
+
+`Effects.sections` and `Effects.results` stand in the order in which sections and commands stand in the entry. Every node
+gets the same effects; waking long polls is for all nodes, answering callers is for the one that proposed the entry.
+
+Owns: nothing; plain values.   Must not: hold payload views (they end with `apply`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .commands import LogStart
+from .groups import ConsumerGroup
+from .topics import Topic
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedSection:
+    """A run of records that is visible now. `end`: one past its last queue offset. Topic deleted meanwhile: gone."""
+
+    topic_id: int
+    queue_id: int
+    base_offset: int
+    count: int
+    gone: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.base_offset + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class TopicResult:
+    """Of CreateTopic and DeleteTopic: the topic meant, and whether this command changed something."""
+
+    topic: Topic | None
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """Of CreateGroup and DeleteGroup."""
+
+    group: ConsumerGroup | None
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsResult:
+    """Of commands with rows: one bool per row, in order."""
+
+    accepted: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GrantedQueue:
+    """Offsets of one queue that were leased (sorted int64), and for each the delivery attempt (from 1)."""
+
+    queue_id: int
+    offsets: np.ndarray
+    attempts: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GrantResult:
+    """Of GrantLeases: what was really granted. `lease_id` is the entry's index."""
+
+    lease_id: int
+    queues: tuple[GrantedQueue, ...]
+
+
+CommandResult = TopicResult | GroupResult | RowsResult | GrantResult | None
+
+
+@dataclass(slots=True)
+class Effects:
+    """All that one entry did. Keys of `released`: (group id, topic id)."""
+
+    index: int
+    term: int
+    timestamp: int  # log time, ms
+    sections: list[AppliedSection] = field(default_factory=list)
+    results: list[CommandResult] = field(default_factory=list)
+    topics_changed: bool = False  # the route changed: register and push it
+    groups_changed: bool = False
+    deleted_topics: list[Topic] = field(default_factory=list)  # their queue files can go
+    released: set[tuple[int, int]] = field(
+        default_factory=set
+    )  # something became deliverable again: wake polls
+    log_start: LogStart | None = None  # segments below it can be unlinked
