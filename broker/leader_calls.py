@@ -1,0 +1,149 @@
+"""Gets a call to the leader: served here when this node leads, else forwarded, through an election, within its deadline.
+
+Everything that comes here is safe to repeat: sends are recognised by message id, acknowledgements and offsets say the same
+twice, a grant whose answer was lost becomes visible again. One hop at most: a forwarded call that meets a node which does
+not lead is refused to the node that sent it, which then looks for the leader again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ledgermq.raft.errors import NotLeaderError, ProposalLostError, TransferringError
+
+from .forwarding import FORWARDED_BY, LISTENER, Forwarder, ForwardError, Metadata
+from .leadership import Leadership
+
+#: Seconds kept back from a deadline, so that the answer still arrives.
+DEADLINE_RESERVE: Final = 0.2
+#: For calls without a deadline.
+DEFAULT_TIMEOUT: Final = 30.0
+#: Between two tries when nothing new is heard about a leader.
+RETRY_INTERVAL: Final = 0.05
+
+CLIENT_ID: Final = "x-mq-client-id"
+LANGUAGE: Final = "x-mq-language"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Who calls, until when, and by which way."""
+
+    client_id: str
+    language: str
+    listener: str
+    forwarded: bool
+    deadline: float  # monotonic seconds
+    metadata: Metadata
+
+    @classmethod
+    def of(cls, context: Any, listener: str) -> Call:
+        """Read a gRPC context; `listener` is "" on the Raft port, where metadata names it."""
+        metadata = context.invocation_metadata() or ()
+        found = dict(metadata)
+        remaining = context.time_remaining()
+        return cls(
+            str(found.get(CLIENT_ID, "")),
+            str(found.get(LANGUAGE, "")),
+            listener or str(found.get(LISTENER, "")),
+            not listener and FORWARDED_BY in found,
+            time.monotonic() + (DEFAULT_TIMEOUT if remaining is None else remaining),
+            metadata,
+        )
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the answer must leave."""
+        return self.deadline - time.monotonic() - DEADLINE_RESERVE
+
+
+class LeaderUnavailableError(Exception):
+    """No leader could serve the call in time. `unknown`: it may nevertheless have taken effect."""
+
+    def __init__(self, unknown: bool) -> None:
+        super().__init__(
+            "the outcome is unknown: the leader was lost while the request was under way. Repeat it; a repeated send is stored once"
+            if unknown
+            else "no leader is known: an election is on, or a majority of the nodes is down. See: ledgermq cluster status"
+        )
+        self.unknown = unknown
+
+
+class LeaderCalls:
+    """Runs calls where the leader is."""
+
+    def __init__(self, leadership: Leadership, forwarder: Forwarder, count: Callable[[str], None]) -> None:
+        self._leadership = leadership
+        self._forwarder = forwarder
+        self._count = count
+
+    async def unary(
+        self, method: str, request: bytes, call: Call, local: Callable[[], Awaitable[bytes]]
+    ) -> bytes:
+        """Return the answer's bytes. `local` serves the call on a leader; it may be run more than once.
+
+        Raises: LeaderUnavailableError; NotLeaderError and ProposalLostError on a forwarded call.
+        """
+        unknown = False
+        while (remaining := call.remaining) > 0:
+            if self._leadership.ready:
+                try:
+                    return await local()
+                except (NotLeaderError, TransferringError, ProposalLostError) as error:
+                    unknown = unknown or isinstance(error, ProposalLostError)
+                    if call.forwarded:
+                        raise
+            elif call.forwarded:
+                raise NotLeaderError(self._leadership.leader_id)
+            elif leader := self._leadership.known_other:
+                metadata = self._forwarder.metadata(call.metadata, call.listener)
+                try:
+                    answer = await self._forwarder.unary(leader, method, request, metadata, remaining)
+                except ForwardError as error:
+                    unknown = unknown or not error.definite
+                    self._count("failed")
+                else:
+                    self._count("ok")
+                    return answer
+            await self._leadership.wait_change(min(RETRY_INTERVAL, max(call.remaining, 0)))
+        raise LeaderUnavailableError(unknown)
+
+    async def stream(
+        self, method: str, request: bytes, call: Call, local: Callable[[], AsyncIterator[bytes]]
+    ) -> AsyncIterator[bytes]:
+        """Yield the frames of the answer; the same, as long as no frame was given on.
+
+        Raises: as `unary`; also ForwardError when the leader is lost amid the frames.
+        """
+        unknown = False
+        while (remaining := call.remaining) > 0:
+            begun = False
+            try:
+                if self._leadership.ready:
+                    frames = local()
+                elif call.forwarded:
+                    raise NotLeaderError(self._leadership.leader_id)
+                elif leader := self._leadership.known_other:
+                    metadata = self._forwarder.metadata(call.metadata, call.listener)
+                    frames = self._forwarder.stream(leader, method, request, metadata, remaining)
+                else:
+                    await self._leadership.wait_change(min(RETRY_INTERVAL, remaining))
+                    continue
+                async for frame in frames:
+                    begun = True
+                    yield frame
+                return
+            except (NotLeaderError, TransferringError, ProposalLostError, ForwardError) as error:
+                if begun or call.forwarded:
+                    raise
+                definite = (
+                    error.definite
+                    if isinstance(error, ForwardError)
+                    else not isinstance(error, ProposalLostError)
+                )
+                unknown = unknown or not definite
+            await self._leadership.wait_change(min(RETRY_INTERVAL, max(call.remaining, 0)))
+        raise LeaderUnavailableError(unknown)
