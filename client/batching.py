@@ -1,0 +1,447 @@
+"""What a producer has open towards one broker group: which messages share a request, and what comes after each answer.
+
+Owns: the lanes (one per queue) with their sections in order, sequence numbers, what is in flight, what must be sent
+again. Must not: read clocks, do I/O, encode messages, know futures (tickets are opaque).
+
+Natural batching: a request is cut when nothing is in flight, or when enough bytes wait to be worth one more in flight
+(`pipeline_bytes`). So a lone message goes at once, and what queues up while requests are out goes together.
+
+Invariants:
+    * sections of a lane leave in order, and the sections that are open (`unacked`) have rising sequences
+    * a section that may have been stored is sent again with the same bytes, or given up; never renumbered
+    * a lane that must send again waits until none of its sections is in flight, then sends all open ones in order
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ledgermq.proto import route_pb2 as pb
+from ledgermq.proto.entry import Buffer
+from ledgermq.proto.log_pb2 import ProduceResponse
+from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, encode_section
+
+from .message import MessageQueue
+from .retry_policy import Action, Decision, decide
+
+#: A section is closed at this size, bytes: it stays far below the largest entry.
+MAX_SECTION_BYTES: Final = 512 * 1024
+#: Messages per section: bounds the work that one answer causes.
+MAX_SECTION_COUNT: Final = 4096
+#: A request carries at most this many bytes of sections (at least one section).
+MAX_REQUEST_BYTES: Final = 1024 * 1024
+#: With requests in flight, one more is cut only when this much waits.
+PIPELINE_BYTES: Final = 128 * 1024
+MAX_IN_FLIGHT: Final = 4
+#: A section takes messages for this long while nothing can be sent, so that its deadline stays meaningful.
+_OPEN_MS: Final = 500
+
+
+@dataclass(slots=True, eq=False)
+class Section:
+    """Records of one queue that travel together. `tickets` are the caller's handles, one per record."""
+
+    lane: Lane
+    deadline: int  # ms of the caller's clock: that of its first message
+    opened: int
+    fifo: bool = False
+    records: list[Buffer] = field(default_factory=list)  # once numbered: the body of `data` as one piece
+    tickets: list[Any] = field(default_factory=list)
+    size: int = SECTION_HEADER_SIZE
+    data: bytearray | None = None  # header and body, once numbered
+    sequence: int = -1
+    session: int = 0  # producer id it is numbered for
+    attempts: int = 0
+    in_flight: bool = False
+    may_be_stored: bool = False
+    given_up: bool = False
+
+    @property
+    def count(self) -> int:
+        return len(self.tickets)
+
+    @property
+    def body_size(self) -> int:
+        """Bytes of its records."""
+        return self.size - SECTION_HEADER_SIZE
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One queue of the group, from this producer's side."""
+
+    queue: MessageQueue
+    topic_id: int
+    session: int  # producer id; changes when the numbering starts anew
+    next_sequence: int = 0
+    waiting: deque[Section] = field(default_factory=deque)  # not numbered yet; the last one takes messages
+    unacked: deque[Section] = field(default_factory=deque)  # numbered, in order
+    resend: bool = False  # unacked sections must go again, once none is in flight
+    renumber: bool = False  # a sequence is missing for good: the numbering starts anew
+
+    @property
+    def in_flight(self) -> bool:
+        return any(section.in_flight for section in self.unacked)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to write to the stream."""
+
+    request_id: int
+    sections: tuple[Section, ...]
+
+    @property
+    def payload(self) -> bytes:
+        """The encoded sections, one behind the other."""
+        return b"".join(section.data for section in self.sections if section.data is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The section is stored; its records have the offsets from `base_offset` on."""
+
+    section: Section
+    base_offset: int
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The section is given up; `refusal` None means that its deadline passed."""
+
+    section: Section
+    refusal: pb.Refusal | None
+    sent: bool  # it may have been stored
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one answer leads to. The caller resolves tickets, then obeys the rest."""
+
+    delivered: list[Delivered] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+    pause_ms: int = 0
+    find_leader: bool = False
+    leader_hint: str = ""
+    refresh_topics: set[str] = field(default_factory=set)
+    try_other_group: bool = False
+
+
+class SendWindow:
+    """All lanes of one producer to one broker group."""
+
+    def __init__(self, new_session: Callable[[], int], *, max_in_flight: int = MAX_IN_FLIGHT) -> None:
+        """`new_session` returns a producer id that was never used."""
+        self._new_session = new_session
+        self._max_in_flight = max_in_flight
+        self._lanes: dict[tuple[str, int], Lane] = {}
+        self._ready: dict[int, Lane] = {}  # lanes with something to send, by id(), in arrival order
+        self._in_flight: deque[Request] = deque()
+        self._next_request_id = 1
+        self._waiting_bytes = 0
+        self.paused_until = 0
+
+    # --- adding -----------------------------------------------------------------------------------------------
+
+    def lane(self, queue: MessageQueue, topic_id: int) -> Lane:
+        """Return the lane of a queue. A new topic id (the topic was created again) gives a new lane."""
+        key = (queue.topic, queue.queue_id)
+        lane = self._lanes.get(key)
+        if lane is None or lane.topic_id != topic_id:
+            fresh = Lane(queue, topic_id, self._new_session())
+            if lane is not None:
+                self._take_over(lane, fresh)
+            lane = self._lanes[key] = fresh
+        return lane
+
+    def _take_over(self, old: Lane, fresh: Lane) -> None:
+        """Move to `fresh` what is certainly not stored in the old incarnation of the topic."""
+        for section in list(old.unacked):
+            if not (section.in_flight or section.may_be_stored):
+                old.unacked.remove(section)
+                _forget_number(section)
+                fresh.waiting.append(section)
+        fresh.waiting.extend(old.waiting)
+        old.waiting.clear()
+        for section in fresh.waiting:
+            section.lane = fresh
+        if fresh.waiting:
+            self._ready[id(fresh)] = fresh
+
+    def open_section(self, lane: Lane, now: int, deadline: int, room: int) -> Section:
+        """Return the section that the next record of at most `room` bytes joins. Call `added` with the record."""
+        if lane.waiting:
+            section = lane.waiting[-1]
+            full = section.size + room > MAX_SECTION_BYTES or len(section.tickets) >= MAX_SECTION_COUNT
+            if not full and now - section.opened < _OPEN_MS:
+                return section
+        return Section(lane, deadline, now)
+
+    def added(self, section: Section, record: bytes, ticket: object) -> None:
+        """Put an encoded record (its section distance is `section.size`) and its ticket into the section."""
+        if (
+            not section.tickets
+        ):  # a new section enters its lane with its first record: encoding may have failed
+            section.lane.waiting.append(section)
+            self._ready[id(section.lane)] = section.lane
+        section.records.append(record)
+        section.tickets.append(ticket)
+        section.size += len(record)
+        self._waiting_bytes += len(record)
+
+    # --- sending ----------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer."""
+        return len(self._in_flight)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is open: no message waits for anything."""
+        return not any(lane.waiting or lane.unacked for lane in self._lanes.values())
+
+    @property
+    def wants_to_send(self) -> bool:
+        """Something could be cut if the limits allow it."""
+        return bool(self._ready)
+
+    def next_request(self, now: int) -> Request | None:
+        """Cut the next request, or return None when nothing may go now."""
+        if not self._ready or now < self.paused_until or len(self._in_flight) >= self._max_in_flight:
+            return None
+        if self._in_flight and self._waiting_bytes < PIPELINE_BYTES:
+            return None
+        sections = tuple(self._collect())
+        if not sections:
+            return None
+        request = Request(self._next_request_id, sections)
+        self._next_request_id += 1
+        for section in sections:
+            section.in_flight = True
+            section.attempts += 1
+        self._in_flight.append(request)
+        return request
+
+    def _collect(self) -> Iterator[Section]:
+        """Take sections, lane by lane, up to the size of a request."""
+        room = MAX_REQUEST_BYTES
+        for lane in list(self._ready.values()):
+            taken_all = True
+            for section in self._sendable(lane):
+                if section.size > room and room < MAX_REQUEST_BYTES:
+                    taken_all = False
+                    break
+                self._number(lane, section)
+                room -= section.size
+                yield section
+            if not taken_all:
+                return
+            if not lane.waiting or lane.resend:
+                self._ready.pop(id(lane), None)
+            if room <= 0:
+                return
+
+    def _sendable(self, lane: Lane) -> Iterator[Section]:
+        """Yield what the lane may send now, in order, and mark it as taken."""
+        if lane.resend or lane.renumber:
+            if lane.in_flight:
+                return
+            yield from self._again(lane)
+            if lane.resend or lane.renumber:
+                return
+        while lane.waiting:
+            section = lane.waiting[0]
+            yield section
+            lane.waiting.popleft()
+            lane.unacked.append(section)
+            self._waiting_bytes -= section.body_size
+
+    def _again(self, lane: Lane) -> Iterator[Section]:
+        """Yield the open sections of a lane that has none in flight."""
+        unsure = [section for section in lane.unacked if section.may_be_stored]
+        if lane.renumber and unsure:
+            # These bytes must not change: the broker says of each whether it has it. Only then number the rest anew.
+            yield from unsure
+            return
+        if lane.renumber:
+            lane.session, lane.next_sequence, lane.renumber = self._new_session(), 0, False
+            for section in lane.unacked:
+                _forget_number(section)
+        yield from list(lane.unacked)
+        lane.resend = False
+
+    def _number(self, lane: Lane, section: Section) -> None:
+        """Give the section its sequence and its final bytes, unless it has them."""
+        if section.data is not None:
+            return
+        section.sequence, section.session = lane.next_sequence, lane.session
+        lane.next_sequence += section.count
+        section.data = encode_section(
+            SectionKind.RECORDS,
+            section.records,
+            section.count,
+            topic_id=lane.topic_id,
+            queue_id=lane.queue.queue_id,
+            producer_id=section.session,
+            base_sequence=section.sequence,
+        )
+        section.records = [memoryview(section.data)[SECTION_HEADER_SIZE:]]
+
+    # --- answers ----------------------------------------------------------------------------------------------
+
+    def on_response(self, response: ProduceResponse, now: int) -> Outcome:
+        """Take the answer to the oldest request in flight. Raises: ValueError (an answer that fits no request)."""
+        if not self._in_flight or self._in_flight[0].request_id != response.request_id:
+            raise ValueError(f"answer to request {response.request_id}, which is not the oldest in flight")
+        request = self._in_flight.popleft()
+        outcome = Outcome()
+        whole = response.refusal if response.HasField("refusal") else None
+        if whole is None and len(response.results) != len(request.sections):
+            raise ValueError(f"{len(response.results)} results for {len(request.sections)} sections")
+        for number, section in enumerate(request.sections):
+            section.in_flight = False
+            result = None if whole is not None else response.results[number]
+            if result is not None and not result.HasField("refusal"):
+                self._on_stored(section, result.base_queue_offset, result.duplicate, outcome)
+            else:
+                self._on_refused(section, whole or result.refusal, outcome)  # type: ignore[union-attr]
+        if outcome.pause_ms:
+            self.paused_until = max(self.paused_until, now + outcome.pause_ms)
+        return outcome
+
+    def _on_stored(self, section: Section, base_offset: int, duplicate: bool, outcome: Outcome) -> None:
+        lane = section.lane
+        _remove(lane.unacked, section)
+        if not section.given_up:
+            outcome.delivered.append(Delivered(section, base_offset, duplicate))
+        self._mark_ready(lane)
+
+    def _on_refused(self, section: Section, refusal: pb.Refusal, outcome: Outcome) -> None:
+        lane = section.lane
+        if section.given_up:
+            self._give_up(section)
+            return
+        first = bool(lane.unacked) and lane.unacked[0] is section
+        decision = decide(refusal, section.attempts, first_of_queue=first, fifo=section.fifo)
+        section.may_be_stored = not decision.definite
+        if decision.action is Action.FAIL:
+            self._give_up(section)
+            outcome.failed.append(Failed(section, refusal, sent=False))
+            return
+        lane.resend = True
+        lane.renumber |= decision.action is Action.NEW_SESSION
+        self._mark_ready(lane)
+        _note(outcome, decision, refusal, lane.queue.topic)
+
+    def _give_up(self, section: Section) -> None:
+        """Forget a section. If it had a number, that number is missing now: the lane starts a new numbering."""
+        lane = section.lane
+        _remove(lane.unacked, section)
+        if section.data is not None:
+            lane.renumber = lane.resend = True
+        self._mark_ready(lane)
+
+    def _mark_ready(self, lane: Lane) -> None:
+        if lane.waiting or (lane.unacked and lane.resend):
+            self._ready[id(lane)] = lane
+        elif not lane.unacked:
+            lane.resend = False
+
+    def on_disconnect(self) -> None:
+        """The stream broke: everything in flight may or may not be stored, and goes again with the same bytes."""
+        for request in self._in_flight:
+            for section in request.sections:
+                section.in_flight = False
+                section.may_be_stored = True
+                if section.given_up:
+                    self._give_up(section)
+                section.lane.resend = True
+                self._mark_ready(section.lane)
+        self._in_flight.clear()
+
+    # --- other groups -----------------------------------------------------------------------------------------
+
+    def release(self) -> list[Section]:
+        """Hand out every section that certainly is not stored here and may go to another group."""
+        released = []
+        for lane in self._lanes.values():
+            for section in [each for each in (*lane.unacked, *lane.waiting) if _may_move(each)]:
+                if section in lane.waiting:
+                    lane.waiting.remove(section)
+                    self._waiting_bytes -= section.body_size
+                else:
+                    self._give_up(section)
+                _forget_number(section)
+                released.append(section)
+        return released
+
+    def adopt(self, section: Section, lane: Lane) -> None:
+        """Take a section that another group's window released. Its records stay as they are."""
+        section.lane = lane
+        lane.waiting.append(section)
+        self._waiting_bytes += section.body_size
+        self._ready[id(lane)] = lane
+
+    # --- deadlines --------------------------------------------------------------------------------------------
+
+    def expire(self, now: int) -> list[Failed]:
+        """Give up the sections whose deadline has passed."""
+        failed = []
+        for lane in self._lanes.values():
+            while lane.waiting and lane.waiting[0].deadline <= now:
+                section = lane.waiting.popleft()
+                self._waiting_bytes -= section.body_size
+                failed.append(Failed(section, None, sent=False))
+            for section in [each for each in lane.unacked if each.deadline <= now and not each.given_up]:
+                failed.append(Failed(section, None, sent=section.in_flight or section.may_be_stored))
+                section.given_up = True
+                if not section.in_flight:
+                    self._give_up(section)
+        return failed
+
+    def take_all(self) -> list[Section]:
+        """Empty the window (the producer closes): return every section that was open."""
+        sections = [
+            section
+            for lane in self._lanes.values()
+            for section in (*lane.unacked, *lane.waiting)
+            if not section.given_up
+        ]
+        self._lanes.clear()
+        self._ready.clear()
+        self._in_flight.clear()
+        self._waiting_bytes = 0
+        return sections
+
+
+def _remove(sections: deque[Section], section: Section) -> None:
+    """Remove a section by identity; it is nearly always the first."""
+    if sections and sections[0] is section:
+        sections.popleft()
+    elif section in sections:
+        sections.remove(section)
+
+
+def _may_move(section: Section) -> bool:
+    return not (section.fifo or section.in_flight or section.may_be_stored or section.given_up)
+
+
+def _forget_number(section: Section) -> None:
+    section.data = None
+    section.sequence = -1
+
+
+def _note(outcome: Outcome, decision: Decision, refusal: pb.Refusal, topic: str) -> None:
+    """Add what a refusal asks of the group as a whole."""
+    outcome.pause_ms = max(outcome.pause_ms, decision.pause_ms)
+    outcome.try_other_group |= decision.try_other_group
+    if decision.action is Action.FIND_LEADER:
+        outcome.find_leader = True
+        outcome.leader_hint = refusal.leader_address or outcome.leader_hint
+    if decision.action is Action.REFRESH_ROUTE:
+        outcome.refresh_topics.add(topic)

@@ -1,0 +1,194 @@
+"""One producer's Produce stream to the leader of one broker group.
+
+Owns: the stream, the search for the leader, the clock and the timers around a `SendWindow`.
+Must not: decide what is sent or what an answer means (that is `batching` and `retry_policy`).
+Invariant: at most one stream is open; what was in flight on a broken stream goes again, first, in order, on the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+from grpc import aio
+
+from ledgermq.proto import log_pb2 as pb
+from ledgermq.proto import log_pb2_grpc
+
+from .batching import Outcome, Request, SendWindow
+from .channels import Channels, unreachable
+from .retry_policy import LeaderSearch
+from .topic_route import BrokerGroup
+
+logger = logging.getLogger(__name__)
+
+#: A request without an answer for this long makes the stream suspect, ms: its node may be stopped or cut off.
+ANSWER_TIMEOUT_MS: Final = 2_000
+_CHECK_S: Final = 0.2
+
+
+def now_ms() -> int:
+    """Milliseconds of the monotonic clock."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class GroupConnection:
+    """Drives one `SendWindow`. `add` to the window, then call `wake`."""
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        channels: Channels,
+        window: SendWindow,
+        on_outcome: Callable[[GroupConnection, Outcome], None],
+        on_flush: Callable[[], None],
+    ) -> None:
+        """`on_outcome` gets every answer's outcome, `on_flush` is told when a request was cut."""
+        self.group = group
+        self.window = window
+        self.last_error = ""  # why the last stream broke, for people
+        self._channels = channels
+        self._on_outcome = on_outcome
+        self._on_flush = on_flush
+        self._search = LeaderSearch()
+        self._address = ""  # of the open stream
+        self._call: aio.StreamStreamCall[pb.ProduceRequest, pb.ProduceResponse] | None = None
+        self._wake = asyncio.Event()
+        self._news = asyncio.Event()  # the route names a new leader
+        self._sent_at = 0  # when the oldest request in flight was written
+        self._task = asyncio.create_task(self._run(), name=f"ledgermq-produce-{group.name}")
+
+    @property
+    def connected(self) -> bool:
+        return self._call is not None
+
+    def wake(self) -> None:
+        """Something was added to the window."""
+        self._wake.set()
+
+    def update(self, group: BrokerGroup) -> None:
+        """Take a newer route. A stream to a node that no longer leads is closed: its answers will not come."""
+        newer = group.term > self.group.term
+        self.group = group
+        leader = group.leader
+        if not newer or leader is None:
+            return
+        self._search.hint(leader.log_address)
+        self._news.set()
+        if self._call is not None and leader.log_address != self._address:
+            logger.info("leader moved group=%s term=%d leader=%s", group.name, group.term, leader.node_id)
+            self._call.cancel()
+
+    async def close(self) -> None:
+        """Close the stream. The window keeps what is open."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    # --- the life of streams ----------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            if not self.window.wants_to_send:
+                await _wait(self._wake, None)
+                continue
+            leader = self.group.leader
+            nodes = [node.log_address for node in self.group.by_preference]
+            address, pause_ms = self._search.next(leader.log_address if leader else "", nodes)
+            if pause_ms > 0 or not address:
+                await _wait(self._news, max(pause_ms, 10))
+            elif (rest := self.window.paused_until - now_ms()) > 0:
+                await asyncio.sleep(rest / 1000)
+            if address:
+                await self._use_stream(address)
+
+    async def _use_stream(self, address: str) -> None:
+        """Send over one stream until it breaks or its node does not lead."""
+        call = log_pb2_grpc.LogServiceStub(self._channels.get(address)).Produce()
+        self._call, self._address = call, address
+        tasks = [
+            asyncio.create_task(self._write(call)),
+            asyncio.create_task(self._read(call)),
+            asyncio.create_task(self._watch_answers()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._call = None
+            call.cancel()
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            self.window.on_disconnect()
+        self._search.failed(address)
+        self._note_end(address, results)
+
+    def _note_end(self, address: str, results: list[Any]) -> None:
+        """Keep the reason why a stream ended; an error that is not the network's is a defect and must be seen."""
+        for result in results:
+            if isinstance(result, grpc.RpcError):
+                self.last_error = str(unreachable(address, result))
+            elif isinstance(result, TimeoutError):
+                self.last_error = f"the broker node at {address} did not answer for {ANSWER_TIMEOUT_MS} ms."
+            elif isinstance(result, Exception) and not isinstance(result, asyncio.InvalidStateError):
+                logger.error("produce stream failed address=%s", address, exc_info=result)
+                self.last_error = f"{type(result).__name__}: {result}"
+        logger.info("produce stream ended address=%s reason=%s", address, self.last_error)
+
+    async def _write(self, call: aio.StreamStreamCall[pb.ProduceRequest, pb.ProduceResponse]) -> None:
+        while True:
+            now = now_ms()
+            request = self.window.next_request(now)
+            if request is None:
+                rest = self.window.paused_until - now
+                await _wait(self._wake, rest if rest > 0 else None)
+                continue
+            self._on_flush()
+            if self.window.in_flight == 1:
+                self._sent_at = now
+            await call.write(_encoded(request))
+
+    async def _read(self, call: aio.StreamStreamCall[pb.ProduceRequest, pb.ProduceResponse]) -> None:
+        while True:
+            response = await call.read()
+            if not isinstance(response, pb.ProduceResponse):
+                return  # the end of the stream
+            outcome = self.window.on_response(response, now_ms())
+            self._sent_at = now_ms()
+            self._on_outcome(self, outcome)
+            if outcome.find_leader:
+                self.last_error = f"the node at {self._address} does not lead group {self.group.name}."
+                if outcome.leader_hint != self._address:
+                    self._search.hint(outcome.leader_hint)
+                return
+            self._search.succeeded()
+            self._wake.set()
+
+    async def _watch_answers(self) -> None:
+        """Raise TimeoutError when requests are in flight and no answer comes."""
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            if self.window.in_flight and now_ms() - self._sent_at > ANSWER_TIMEOUT_MS:
+                raise TimeoutError
+
+
+async def _wait(event: asyncio.Event, at_most_ms: int | None) -> None:
+    """Wait for the next set() of `event`, and not longer than `at_most_ms` (None: without end)."""
+    event.clear()
+    if at_most_ms is None:
+        await event.wait()
+        return
+    timer = asyncio.get_running_loop().call_later(at_most_ms / 1000, event.set)
+    try:
+        await event.wait()
+    finally:
+        timer.cancel()
+
+
+def _encoded(request: Request) -> pb.ProduceRequest:
+    return pb.ProduceRequest(
+        request_id=request.request_id, sections=request.payload, section_count=len(request.sections)
+    )

@@ -1,0 +1,404 @@
+"""The asyncio producer: encodes, chooses queues, batches, retries, and resolves one future per message.
+
+    async with Producer("127.0.0.1:9876") as producer:
+        receipt = await producer.send("orders", b"hello", tag="new")
+
+Owns: the bound on bytes that wait (`max_pending_bytes`), deadlines, one connection per broker group.
+A receipt means: stored and flushed on a majority of the group's nodes. A retry is recognised by the brokers, so a
+message that was sent again is stored once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from .batching import Delivered, Failed, Lane, Outcome, Section, SendWindow
+from .channels import Channels
+from .connection import GroupConnection, now_ms
+from .encoding import COMPRESS_ABOVE, RecordEncoder
+from .errors import (
+    BufferFullError,
+    ClosedError,
+    LedgerMQError,
+    SendTimeoutError,
+    TopicNotFoundError,
+    error_of,
+)
+from .message import Message, SendReceipt
+from .message_ids import process_ids
+from .queue_selection import QueueSelector, StickyRoundRobin, hash_to_index
+from .routes import Routes
+from .topic_route import BrokerGroup, TopicRoute
+
+logger = logging.getLogger(__name__)
+
+#: One deadline for everything a send needs: route, connection, failover, retries. ms.
+SEND_TIMEOUT_MS: Final = 10_000
+#: Bytes of messages that may wait for their acknowledgement.
+MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
+_CHECK_S: Final = 0.1
+_RECORD_ROOM: Final = 256  # what a record needs beside body and labels, for choosing a section
+
+
+class _Topic:
+    """What the producer keeps per topic: the encoder and the lanes of the queues that may be written."""
+
+    __slots__ = ("encoder", "lanes", "queues", "route", "stale", "windows")
+
+    def __init__(self, route: TopicRoute, encoder: RecordEncoder) -> None:
+        self.route = route
+        self.encoder = encoder
+        self.queues = route.queues
+        self.lanes: list[Lane] = []
+        self.windows: list[GroupConnection] = []
+        self.stale = False
+
+
+class Producer:
+    """Sends messages. Use it as an async context manager, or call start() and close()."""
+
+    def __init__(
+        self,
+        nameservers: str | Sequence[str] = "127.0.0.1:9876",
+        *,
+        cluster: str = "",
+        timeout_ms: int = SEND_TIMEOUT_MS,
+        selector: QueueSelector | None = None,
+        compress_above: int | None = COMPRESS_ABOVE,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+    ) -> None:
+        self.timeout_ms = timeout_ms
+        self._selector = selector or StickyRoundRobin(secrets.randbelow(1 << 16))
+        self._compress_above = compress_above
+        self._max_pending_bytes = max_pending_bytes
+        self._channels = Channels()
+        self._routes = Routes(nameservers, self._channels, cluster)
+        self._routes.on_change(self._on_route)
+        self._ids = process_ids()
+        self._host = socket.gethostname()
+        self._topics: dict[str, _Topic] = {}
+        self._connections: dict[str, GroupConnection] = {}
+        self._pending_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._idle = asyncio.Event()
+        self._pending = 0
+        self._timer: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Begin to watch deadlines. Nothing is connected before the first send."""
+        if self._timer is None:
+            self._timer = asyncio.create_task(self._watch_deadlines(), name="ledgermq-producer-deadlines")
+
+    async def close(self) -> None:
+        """Wait for what is open (until its deadlines), then close every connection."""
+        if self._closed:
+            return
+        await self.flush()
+        self._closed = True
+        for connection in self._connections.values():
+            await connection.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in (*self._tasks, *([self._timer] if self._timer else [])):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._routes.close()
+        await self._channels.close()
+
+    # --- sending ----------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str = "",
+    ) -> SendReceipt:
+        """Send one message and wait until it is committed. Sends that run at the same time share a request.
+
+        Raises: UsageError (nothing was sent), TopicNotFoundError, RefusedError (not stored), SendTimeoutError,
+        NameserversDownError.
+        """
+        name = topic.topic if isinstance(topic, Message) else topic
+        if self._pending_bytes >= self._max_pending_bytes:
+            await self.ready()
+        known = self._topics.get(name)
+        if known is None or known.stale:
+            await self.prepare(name)
+        return await self.send_nowait(
+            topic, body, tag=tag, keys=keys, properties=properties, message_group=message_group
+        )
+
+    def send_nowait(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str = "",
+    ) -> asyncio.Future[SendReceipt]:
+        """Queue one message and return a future of its receipt. Await `prepare(topic)` once before.
+
+        Raises: BufferFullError (await `ready()`), UsageError, TopicNotFoundError (not prepared).
+        """
+        if isinstance(topic, Message):
+            message = topic
+            topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
+            properties, message_group = message.properties, message.message_group
+        if self._pending_bytes >= self._max_pending_bytes:
+            raise BufferFullError(self._pending_bytes, self._max_pending_bytes)
+        state = self._topics.get(topic)
+        if state is None or self._closed:
+            raise ClosedError("producer") if self._closed else TopicNotFoundError(topic)
+        data = body.encode() if isinstance(body, str) else body if body is not None else b""
+        if message_group:
+            number = hash_to_index(message_group, len(state.lanes))
+        else:
+            number = self._selector.choose(state.queues, keys[0] if keys else "")
+        return self._enqueue(state, number, data, tag, keys, properties, message_group)
+
+    def _enqueue(
+        self,
+        state: _Topic,
+        number: int,
+        body: bytes,
+        tag: str,
+        keys: Sequence[str],
+        properties: Mapping[str, str] | None,
+        message_group: str,
+    ) -> asyncio.Future[SendReceipt]:
+        connection = state.windows[number]
+        window = connection.window
+        now = now_ms()
+        section = window.open_section(
+            state.lanes[number], now, now + self.timeout_ms, len(body) + _RECORD_ROOM
+        )
+        born_ms = time.time_ns() // 1_000_000
+        message_id = self._ids.next(born_ms)
+        record = state.encoder.encode(
+            section.size, body, message_id, born_ms, tag, keys, properties, message_group
+        )
+        future: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
+        window.added(section, record, (future, message_id[1]))
+        if message_group:
+            section.fifo = True
+        self._pending_bytes += len(record)
+        self._pending += 1
+        connection.wake()
+        return future
+
+    async def send_batch(self, messages: Iterable[Message]) -> list[SendReceipt]:
+        """Send many messages and wait for all of them. Receipts come in the order of the messages.
+
+        Raises: what `send` raises, for the first message that failed; the others are sent nevertheless.
+        """
+        futures = []
+        for message in messages:
+            if self._pending_bytes >= self._max_pending_bytes:
+                await self.ready()
+            known = self._topics.get(message.topic)
+            if known is None or known.stale:
+                await self.prepare(message.topic)
+            futures.append(self.send_nowait(message))
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [result for result in results if not isinstance(result, BaseException)]
+
+    async def prepare(self, topic: str) -> None:
+        """Fetch the route of a topic, so that `send_nowait` can be used.
+
+        Raises: TopicNotFoundError, NameserversDownError, InvalidNameError.
+        """
+        if self._closed:
+            raise ClosedError("producer")
+        await self.start()
+        state = self._topics.get(topic)
+        encoder = (
+            state.encoder
+            if state
+            else RecordEncoder(topic, born_host=self._host, compress_above=self._compress_above)
+        )
+        route = await self._routes.get(topic, refresh=state is not None and state.stale, create=True)
+        self._use_route(route, encoder)
+
+    async def ready(self) -> None:
+        """Wait until there is room for more messages."""
+        while self._pending_bytes >= self._max_pending_bytes:
+            self._room.clear()
+            await self._room.wait()
+
+    async def flush(self) -> None:
+        """Wait until every message so far is acknowledged or has failed."""
+        while self._pending:
+            self._idle.clear()
+            await self._idle.wait()
+
+    # --- routes -----------------------------------------------------------------------------------------------
+
+    def _use_route(self, route: TopicRoute, encoder: RecordEncoder) -> None:
+        """Make lanes for the writable queues of a route; groups that are full or draining take no new messages."""
+        state = _Topic(route, encoder)
+        parts = [part for part in route.parts if part.writable and part.queue_count]
+        preferred = [part for part in parts if part.group.writable] or parts
+        queues = []
+        for queue in route.queues:
+            part = route.part(queue.broker_group)
+            if part is None or part not in preferred:
+                continue
+            connection = self._connection(part.group)
+            queues.append(queue)
+            state.lanes.append(connection.window.lane(queue, part.topic_id))
+            state.windows.append(connection)
+        if not queues:
+            raise LedgerMQError(
+                f'topic "{route.topic}" has no queue that can be written',
+                "",
+                f"See: ledgermq topic describe {route.topic}",
+            )
+        state.queues = tuple(queues)
+        self._topics[route.topic] = state
+
+    def _connection(self, group: BrokerGroup) -> GroupConnection:
+        connection = self._connections.get(group.name)
+        if connection is None:
+            window = SendWindow(_new_producer_id)
+            connection = GroupConnection(
+                group, self._channels, window, self._on_outcome, self._selector.on_flush
+            )
+            self._connections[group.name] = connection
+        else:
+            connection.update(group)
+        return connection
+
+    def _on_route(self, route: TopicRoute) -> None:
+        state = self._topics.get(route.topic)
+        if state is None or self._closed:
+            return
+        try:
+            self._use_route(route, state.encoder)
+        except LedgerMQError as error:
+            logger.warning("route not usable topic=%s reason=%s", route.topic, error)
+        for connection in self._connections.values():
+            connection.wake()
+
+    def _refresh(self, topic: str) -> None:
+        """Fetch the route again in the background."""
+
+        async def refresh() -> None:
+            try:
+                await self._routes.get(topic, refresh=True)
+            except LedgerMQError as error:
+                logger.info("route not refreshed topic=%s reason=%s", topic, error)
+
+        task = asyncio.create_task(refresh())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- answers ----------------------------------------------------------------------------------------------
+
+    def _on_outcome(self, connection: GroupConnection, outcome: Outcome) -> None:
+        for delivered in outcome.delivered:
+            self._deliver(delivered)
+        for failed in outcome.failed:
+            self._fail(failed, connection)
+        for topic in outcome.refresh_topics:
+            self._refresh(topic)
+        if outcome.find_leader and not outcome.leader_hint:
+            for topic, state in self._topics.items():
+                if connection in state.windows:
+                    self._refresh(topic)
+                    break
+        if outcome.try_other_group:
+            self._move_sections(connection)
+
+    def _deliver(self, delivered: Delivered) -> None:
+        section = delivered.section
+        topic, group, queue_id = section.lane.queue
+        offset = delivered.base_offset
+        for future, message_id in section.tickets:
+            if not future.done():
+                future.set_result(
+                    SendReceipt(message_id, topic, group, queue_id, offset, delivered.duplicate)
+                )
+            offset += 1
+        self._release(section)
+
+    def _fail(self, failed: Failed, connection: GroupConnection) -> None:
+        section = failed.section
+        for future, _ in section.tickets:
+            if future.done():
+                continue
+            if failed.refusal is not None:
+                future.set_exception(error_of(failed.refusal))
+            else:
+                reason = connection.last_error or "No leader acknowledged it"
+                topic = section.lane.queue.topic
+                future.set_exception(
+                    SendTimeoutError(topic, self.timeout_ms, sent=failed.sent, reason=reason)
+                )
+        self._release(section)
+
+    def _release(self, section: Section) -> None:
+        self._pending_bytes -= section.body_size
+        self._pending -= section.count
+        if self._pending_bytes < self._max_pending_bytes:
+            self._room.set()
+        if not self._pending:
+            self._idle.set()
+
+    def _move_sections(self, source: GroupConnection) -> None:
+        """Give what the group definitely refused to another group of the same topic, if there is one."""
+        targets = {
+            topic: [
+                (lane, window)
+                for lane, window in zip(state.lanes, state.windows, strict=True)
+                if window is not source and window.group.writable and window.group.leader_id
+            ]
+            for topic, state in self._topics.items()
+        }
+        if not any(targets.values()):
+            return
+        for section in source.window.release():
+            choices = targets.get(section.lane.queue.topic)
+            lane, window = choices[secrets.randbelow(len(choices))] if choices else (section.lane, source)
+            window.window.adopt(section, lane)
+            window.wake()
+
+    async def _watch_deadlines(self) -> None:
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            now = now_ms()
+            for connection in self._connections.values():
+                for failed in connection.window.expire(now):
+                    self._fail(failed, connection)
+
+
+def _new_producer_id() -> int:
+    """A random id of 63 bits, never 0 (0 means: not recognised by sequence)."""
+    return secrets.randbits(63) | 1

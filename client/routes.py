@@ -1,0 +1,236 @@
+"""Asks nameservers for routes, keeps them, and hears of changes.
+
+Owns: which nameserver is asked (the last one that answered; the next one when it fails), the cache (30 s, refreshed on
+error, pushed by a watch). Must not: talk to brokers, except to let a broker create a topic that nobody knows yet.
+Invariant: while no nameserver answers, cached routes stay in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+import grpc
+
+from ledgermq.proto import nameserver_pb2 as ns
+from ledgermq.proto import nameserver_pb2_grpc, rocketmq_v2_pb2, rocketmq_v2_pb2_grpc
+from ledgermq.proto import route_pb2 as pb
+
+from .channels import Channels
+from .errors import NameserversDownError, NoBrokersError, TopicNotFoundError, error_of
+from .topic_route import BrokerGroup, TopicRoute, group_of, route_of
+
+logger = logging.getLogger(__name__)
+
+#: Age at which a route is fetched again, s.
+CACHE_S: Final = 30.0
+_CALL_TIMEOUT_S: Final = 2.0
+_WATCH_PAUSE_S: Final = 0.5
+_CREATE_WAIT_S: Final = 3.0
+
+T = TypeVar("T")
+RouteListener = Callable[[TopicRoute], None]
+
+
+def parse_addresses(nameservers: str | Sequence[str]) -> tuple[str, ...]:
+    """Return host:port of each nameserver from "a:1,b:2" or a list. Raises: ValueError."""
+    parts = nameservers.split(",") if isinstance(nameservers, str) else list(nameservers)
+    addresses = tuple(part.strip() for part in parts if part.strip())
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(
+                f"{address!r} is not a nameserver address; the form is host:port, for example 127.0.0.1:9876"
+            )
+    if not addresses:
+        raise ValueError("no nameserver is given; the form is host:port, for example 127.0.0.1:9876")
+    return addresses
+
+
+class Routes:
+    """Routes of the topics that one client uses."""
+
+    def __init__(self, nameservers: str | Sequence[str], channels: Channels, cluster: str = "") -> None:
+        self.nameservers = parse_addresses(nameservers)
+        self.cluster = cluster
+        self._channels = channels
+        self._at = 0  # nameserver that is asked first
+        self._cache: dict[str, tuple[float, TopicRoute]] = {}
+        self._fetching: dict[str, asyncio.Task[TopicRoute]] = {}
+        self._listeners: list[RouteListener] = []
+        self._watch: asyncio.Task[None] | None = None
+        self._watch_call: asyncio.Event = asyncio.Event()
+
+    def on_change(self, listener: RouteListener) -> None:
+        """Call `listener` with every route that differs from the one before. Starts the watch."""
+        self._listeners.append(listener)
+
+    async def get(self, topic: str, *, refresh: bool = False, create: bool = False) -> TopicRoute:
+        """Return the route of a topic. `create`: a broker may create the topic if it is set up to do so.
+
+        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, RefusedError.
+        """
+        cached = self._cache.get(topic)
+        if cached is not None and not refresh and time.monotonic() - cached[0] < CACHE_S:
+            return cached[1]
+        task = self._fetching.get(topic)
+        if task is None:
+            task = asyncio.create_task(self._fetch(topic, create))
+            self._fetching[topic] = task
+            task.add_done_callback(lambda _: self._fetching.pop(topic, None))
+        try:
+            return await asyncio.shield(task)
+        except NameserversDownError:
+            if cached is None:
+                raise
+            logger.warning("no nameserver answers, using the cached route topic=%s", topic)
+            return cached[1]
+
+    def cached(self, topic: str) -> TopicRoute | None:
+        """Return the newest known route without asking anybody."""
+        entry = self._cache.get(topic)
+        return entry[1] if entry else None
+
+    async def groups(self) -> list[BrokerGroup]:
+        """Return all broker groups. Raises: NameserversDownError, NoBrokersError."""
+        answer = await self._ask(
+            lambda stub: stub.ListGroups(ns.ListGroupsRequest(cluster=self.cluster), timeout=_CALL_TIMEOUT_S)
+        )
+        if not answer.groups:
+            raise NoBrokersError(self.asked)
+        return [group_of(view) for view in answer.groups]
+
+    @property
+    def asked(self) -> str:
+        """The nameserver that is asked first."""
+        return self.nameservers[self._at]
+
+    async def close(self) -> None:
+        """Stop watching."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+
+    # --- asking -----------------------------------------------------------------------------------------------
+
+    def _stub(self, number: int) -> nameserver_pb2_grpc.NameServerServiceStub:
+        return nameserver_pb2_grpc.NameServerServiceStub(self._channels.get(self.nameservers[number]))
+
+    async def _ask(self, call: Callable[[nameserver_pb2_grpc.NameServerServiceStub], Awaitable[T]]) -> T:
+        """Ask one nameserver after the other until one answers. Raises: NameserversDownError."""
+        for step in range(len(self.nameservers)):
+            number = (self._at + step) % len(self.nameservers)
+            try:
+                answer = await call(self._stub(number))
+            except grpc.RpcError as error:
+                logger.info("nameserver does not answer address=%s error=%s", self.nameservers[number], error)
+                continue
+            self._at = number
+            return answer
+        raise NameserversDownError(self.nameservers)
+
+    async def _fetch(self, topic: str, create: bool) -> TopicRoute:
+        try:
+            route = await self._get_route(topic)
+        except TopicNotFoundError:
+            if not create or not await self._let_broker_create(topic):
+                raise
+            route = await self._wait_for_route(topic)
+        self._keep(route)
+        if self._listeners and self._watch is None:
+            self._watch = asyncio.create_task(self._watch_routes(), name="ledgermq-route-watch")
+        self._watch_call.set()
+        return route
+
+    async def _get_route(self, topic: str) -> TopicRoute:
+        request = ns.GetRouteRequest(cluster=self.cluster, topic=topic)
+        answer = await self._ask(lambda stub: stub.GetRoute(request, timeout=_CALL_TIMEOUT_S))
+        if answer.HasField("refusal"):
+            raise self._refused(topic, answer)
+        route = route_of(topic, answer.cluster, list(answer.groups))
+        if route is None:
+            raise TopicNotFoundError(topic, cluster=answer.cluster, asked=self.asked)
+        return route
+
+    def _refused(self, topic: str, answer: ns.GetRouteResponse) -> Exception:
+        if answer.refusal.code == pb.TOPIC_NOT_FOUND:
+            question = answer.refusal.message.partition("Did you mean ")[2].partition("?")[0]
+            similar = [name.strip('"') for name in question.split(" or ") if name]
+            return TopicNotFoundError(topic, cluster=answer.cluster, asked=self.asked, similar=similar)
+        if answer.refusal.code == pb.NO_QUORUM:
+            return NoBrokersError(self.asked)
+        return error_of(answer.refusal)
+
+    async def _let_broker_create(self, topic: str) -> bool:
+        """Ask a broker for the route: where topics are created by their first use, this creates it."""
+        request = rocketmq_v2_pb2.QueryRouteRequest(topic=rocketmq_v2_pb2.Resource(name=topic))
+        for group in await self.groups():
+            for node in group.by_preference:
+                if not node.messaging_address:
+                    continue
+                stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(self._channels.get(node.messaging_address))
+                metadata = (("x-mq-client-id", "ledgermq"), ("x-mq-language", "PYTHON"))
+                try:
+                    answer = await stub.QueryRoute(request, timeout=_CALL_TIMEOUT_S, metadata=metadata)
+                except grpc.RpcError as error:
+                    logger.info("broker does not answer address=%s error=%s", node.messaging_address, error)
+                    continue
+                return bool(answer.status.code == rocketmq_v2_pb2.OK)
+        return False
+
+    async def _wait_for_route(self, topic: str) -> TopicRoute:
+        """The topic exists; wait until the nameserver has heard of it."""
+        end = time.monotonic() + _CREATE_WAIT_S
+        while True:
+            try:
+                return await self._get_route(topic)
+            except TopicNotFoundError:
+                if time.monotonic() > end:
+                    raise
+                await asyncio.sleep(0.02)
+
+    def _keep(self, route: TopicRoute) -> None:
+        old = self._cache.get(route.topic)
+        self._cache[route.topic] = (time.monotonic(), route)
+        if old is None or old[1] != route:
+            for listener in self._listeners:
+                listener(route)
+
+    # --- watching ---------------------------------------------------------------------------------------------
+
+    async def _watch_routes(self) -> None:
+        """Keep a watch open on one nameserver; move to the next one when it breaks."""
+        while True:
+            self._watch_call.clear()
+            topics = sorted(self._cache)
+            changed = asyncio.create_task(self._until_topics_differ(topics))
+            try:
+                await self._watch_once(topics, changed)
+            except grpc.RpcError as error:
+                logger.info("route watch broke nameserver=%s error=%s", self.asked, error)
+                self._at = (self._at + 1) % len(self.nameservers)
+                await asyncio.sleep(_WATCH_PAUSE_S)
+            finally:
+                changed.cancel()
+
+    async def _until_topics_differ(self, topics: list[str]) -> None:
+        while sorted(self._cache) == topics:
+            await self._watch_call.wait()
+            self._watch_call.clear()
+
+    async def _watch_once(self, topics: list[str], changed: asyncio.Task[None]) -> None:
+        call = self._stub(self._at).WatchRoutes(ns.WatchRoutesRequest(cluster=self.cluster, topics=topics))
+        changed.add_done_callback(lambda _: call.cancel())
+        try:
+            async for answer in call:
+                for topic in topics:
+                    if (route := route_of(topic, self.cluster, list(answer.groups))) is not None:
+                        self._keep(route)
+        except asyncio.CancelledError:
+            if not changed.done():
+                raise  # we are being closed, not only asked to watch other topics
+        finally:
+            call.cancel()

@@ -1,0 +1,105 @@
+"""The route of a topic as the client uses it: frozen values made from a nameserver's answer. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ledgermq.proto import route_pb2 as pb
+
+from .message import MessageQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node with its addresses (host:port) in the network of this client."""
+
+    node_id: str
+    log_address: str
+    messaging_address: str
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerGroup:
+    """One broker group. `leader_id` is "" while an election is on."""
+
+    cluster: str
+    name: str
+    term: int
+    leader_id: str
+    nodes: tuple[Node, ...]
+    writable: bool
+
+    @property
+    def leader(self) -> Node | None:
+        return next((node for node in self.nodes if node.node_id == self.leader_id), None)
+
+    @property
+    def by_preference(self) -> tuple[Node, ...]:
+        """All nodes: the leader, then the living ones, then the rest."""
+        return tuple(sorted(self.nodes, key=lambda node: (node.node_id != self.leader_id, not node.alive)))
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInGroup:
+    """A topic's queues in one group."""
+
+    group: BrokerGroup
+    topic_id: int
+    queue_count: int
+    readable: bool
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRoute:
+    """Where a topic is. `parts` are sorted by group name."""
+
+    topic: str
+    cluster: str
+    parts: tuple[TopicInGroup, ...]
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        """All queues, group by group."""
+        return tuple(
+            MessageQueue(self.topic, part.group.name, queue_id)
+            for part in self.parts
+            for queue_id in range(part.queue_count)
+        )
+
+    def part(self, broker_group: str) -> TopicInGroup | None:
+        return next((part for part in self.parts if part.group.name == broker_group), None)
+
+
+def group_of(view: pb.GroupRoute) -> BrokerGroup:
+    """Translate one group of a nameserver's answer."""
+    nodes = []
+    for info in view.nodes:
+        listener = info.listeners[0] if info.listeners else pb.ListenerAddresses()
+        nodes.append(Node(info.node_id, listener.log_address, listener.messaging_address, info.alive))
+    return BrokerGroup(
+        view.cluster,
+        view.group,
+        view.term,
+        view.leader_id,
+        tuple(n for n in nodes if n.log_address),
+        view.writable,
+    )
+
+
+def route_of(topic: str, cluster: str, views: list[pb.GroupRoute]) -> TopicRoute | None:
+    """Translate the groups of an answer that have the topic; None when none has it."""
+    parts = []
+    for view in sorted(views, key=lambda each: each.group):
+        info = next((each for each in view.topics if each.name == topic), None)
+        if info is None:
+            continue
+        readable = info.permission in (pb.READ, pb.READ_WRITE)
+        writable = info.permission in (pb.WRITE, pb.READ_WRITE)
+        parts.append(TopicInGroup(group_of(view), info.topic_id, info.queue_count, readable, writable))
+    return (
+        TopicRoute(topic, cluster or (parts[0].group.cluster if parts else ""), tuple(parts))
+        if parts
+        else None
+    )

@@ -1,0 +1,294 @@
+"""Stand-ins for a broker group: real gRPC services over a log in memory, with faults on demand.
+
+`FakeGroup` is the replicated state (it survives the death of a node); `FakeNode` is one server of it. Only the rules
+that clients depend on are here: offsets, recognition of retries by sequence, refusals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import grpc
+from grpc import aio
+
+from ledgermq.nameserver.service import NameServer, now_ms
+from ledgermq.proto import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
+from ledgermq.proto import route_pb2 as pb
+from ledgermq.proto.record import decode_section, seal_section, verify_section, walk_sections
+
+
+@dataclass
+class FakeQueue:
+    sections: list[tuple[int, int, bytes]] = field(default_factory=list)  # base offset, count, bytes
+    end: int = 0
+    begin: int = 0
+
+
+class FakeGroup:
+    """What a broker group has stored."""
+
+    def __init__(self, name: str = "g0", topics: dict[str, int] | None = None) -> None:
+        self.name = name
+        self.topics: dict[str, tuple[int, int]] = {}  # name → (topic id, queues)
+        self.queues: dict[tuple[int, int], FakeQueue] = {}
+        self.sessions: dict[tuple[int, int, int], tuple[int, dict[int, tuple[int, int]]]] = {}
+        self.committed: dict[tuple[str, str, int], int] = {}
+        self.groups: dict[str, admin_pb2.ConsumerGroupInfo] = {}
+        self.term = 1
+        self.leader = "n1"
+        self.grown = asyncio.Event()
+        self._next_topic_id = 1
+        for topic, queues in (topics or {}).items():
+            self.create_topic(topic, queues)
+
+    def create_topic(self, name: str, queues: int) -> None:
+        self.topics[name] = (self._next_topic_id, queues)
+        for queue_id in range(queues):
+            self.queues[self._next_topic_id, queue_id] = FakeQueue()
+        self._next_topic_id += 1
+
+    def store(self, section: bytes) -> log_pb2.SectionResult:
+        """Store one section, as the leader's state machine would."""
+        header = decode_section(section)
+        verify_section(section, 0, header)
+        queue = self.queues.get((header.topic_id, header.queue_id))
+        if queue is None:
+            return log_pb2.SectionResult(
+                refusal=pb.Refusal(code=pb.STALE_ROUTE, message="gone", retryable=True)
+            )
+        session = (header.producer_id, header.topic_id, header.queue_id)
+        expected, known = self.sessions.setdefault(session, (0, {}))
+        if header.base_sequence in known:
+            base, count = known[header.base_sequence]
+            return log_pb2.SectionResult(base_queue_offset=base, count=count, duplicate=True)
+        if header.base_sequence != expected:
+            return log_pb2.SectionResult(refusal=pb.Refusal(code=pb.SEQUENCE_GAP, message="gap"))
+        base = queue.end
+        sealed = bytearray(section)
+        seal_section(sealed, base_queue_offset=base, entry_distance=64)
+        queue.sections.append((base, header.count, bytes(sealed)))
+        queue.end += header.count
+        known[header.base_sequence] = (base, header.count)
+        self.sessions[session] = (expected + header.count, known)
+        self.grown.set()
+        self.grown = asyncio.Event()
+        return log_pb2.SectionResult(base_queue_offset=base, count=header.count)
+
+    def stored(self) -> int:
+        return sum(queue.end for queue in self.queues.values())
+
+
+class FakeNode(log_pb2_grpc.LogServiceServicer, admin_pb2_grpc.AdminServiceServicer):
+    """One node: a server on a port of its own."""
+
+    def __init__(self, node_id: str, group: FakeGroup) -> None:
+        self.node_id = node_id
+        self.group = group
+        self.address = ""
+        self.peers: dict[str, FakeNode] = {node_id: self}
+        self.refusals: deque[pb.Refusal] = deque()  # answers to the next requests instead of storing them
+        self.drop_answers = 0  # store, then break the stream instead of answering
+        self.requests: list[int] = []  # section counts of produce requests
+        self._server: aio.Server | None = None
+
+    async def start(self, port: int = 0) -> Self:
+        self._server = aio.server(
+            options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 26))
+        )
+        log_pb2_grpc.add_LogServiceServicer_to_server(self, self._server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self, self._server)
+        bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{bound}"
+        await self._server.start()
+        return self
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+    @property
+    def leads(self) -> bool:
+        return self.group.leader == self.node_id
+
+    def _not_leader(self) -> pb.Refusal:
+        leader = self.peers.get(self.group.leader)
+        return pb.Refusal(
+            code=pb.NOT_LEADER, message="not the leader", retryable=True, leader_id=self.group.leader,
+            leader_address=leader.address if leader else "",
+        )  # fmt: skip
+
+    async def Produce(self, request_iterator: AsyncIterator[log_pb2.ProduceRequest], context: Any) -> Any:
+        async for request in request_iterator:
+            self.requests.append(request.section_count)
+            answer = log_pb2.ProduceResponse(request_id=request.request_id, store_timestamp=1)
+            if self.refusals:
+                answer.refusal.CopyFrom(self.refusals.popleft())
+            elif not self.leads:
+                answer.refusal.CopyFrom(self._not_leader())
+            else:
+                for position, header in walk_sections(request.sections, request.section_count):
+                    answer.results.append(
+                        self.group.store(request.sections[position : position + header.total_size])
+                    )
+                if self.drop_answers:
+                    self.drop_answers -= 1
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "the node died")
+            yield answer
+
+    def _fetch(self, request: log_pb2.FetchRequest) -> log_pb2.FetchResponse:
+        answer = log_pb2.FetchResponse(node_id=self.node_id)
+        for wanted in request.positions:
+            queue = self.group.queues.get((wanted.topic_id, wanted.queue_id))
+            found = log_pb2.FetchedQueue(topic_id=wanted.topic_id, queue_id=wanted.queue_id)
+            if queue is None:
+                found.refusal.CopyFrom(pb.Refusal(code=pb.STALE_ROUTE, message="gone", retryable=True))
+                answer.queues.append(found)
+                continue
+            found.begin_offset, found.end_offset = queue.begin, queue.end
+            if not queue.begin <= wanted.offset <= queue.end:
+                found.refusal.CopyFrom(pb.Refusal(code=pb.OFFSET_OUT_OF_RANGE, message="out of range"))
+                answer.queues.append(found)
+                continue
+            for base, count, section in queue.sections:
+                if base + count > wanted.offset and len(found.sections) < 64:
+                    found.sections.add(section=section, store_timestamp=1, physical_offset=0)
+            if found.sections:
+                answer.queues.append(found)
+        return answer
+
+    async def Fetch(self, request: log_pb2.FetchRequest, context: Any) -> log_pb2.FetchResponse:
+        grown = self.group.grown
+        answer = self._fetch(request)
+        if not answer.queues and request.max_wait_ms:
+            try:
+                await asyncio.wait_for(grown.wait(), request.max_wait_ms / 1000)
+            except TimeoutError:
+                return answer
+            answer = self._fetch(request)
+        return answer
+
+    async def FetchStream(self, request_iterator: AsyncIterator[log_pb2.FetchRequest], context: Any) -> Any:
+        async for request in request_iterator:
+            yield await self.Fetch(request, context)
+
+    async def CommitOffsets(
+        self, request: log_pb2.CommitOffsetsRequest, context: Any
+    ) -> log_pb2.CommitOffsetsResponse:
+        for each in request.offsets:
+            key = (request.group, each.topic, each.queue_id)
+            if request.reset or each.offset > self.group.committed.get(key, -1):
+                self.group.committed[key] = each.offset
+        return log_pb2.CommitOffsetsResponse()
+
+    async def QueryOffsets(
+        self, request: log_pb2.QueryOffsetsRequest, context: Any
+    ) -> log_pb2.QueryOffsetsResponse:
+        answer = log_pb2.QueryOffsetsResponse()
+        topic_id, queues = self.group.topics[request.topic]
+        for queue_id in range(queues):
+            queue = self.group.queues[topic_id, queue_id]
+            answer.offsets.add(
+                topic=request.topic, queue_id=queue_id, begin_offset=queue.begin, end_offset=queue.end,
+                offset=self.group.committed.get((request.group, request.topic, queue_id), -1),
+            )  # fmt: skip
+        return answer
+
+    async def CreateTopic(
+        self, request: admin_pb2.CreateTopicRequest, context: Any
+    ) -> admin_pb2.CreateTopicResponse:
+        if request.topic in self.group.topics and not request.if_not_exists:
+            refusal = pb.Refusal(code=pb.ALREADY_EXISTS, message=f'topic "{request.topic}" exists already')
+            return admin_pb2.CreateTopicResponse(refusal=refusal)
+        if request.topic not in self.group.topics:
+            self.group.create_topic(request.topic, request.queue_count or 4)
+        return admin_pb2.CreateTopicResponse(topic=self._info(request.topic))
+
+    async def DeleteTopic(
+        self, request: admin_pb2.DeleteTopicRequest, context: Any
+    ) -> admin_pb2.DeleteTopicResponse:
+        if self.group.topics.pop(request.topic, None) is None:
+            refusal = pb.Refusal(code=pb.TOPIC_NOT_FOUND, message=f'topic "{request.topic}" does not exist')
+            return admin_pb2.DeleteTopicResponse(refusal=refusal)
+        return admin_pb2.DeleteTopicResponse()
+
+    async def ListTopics(self, request: Any, context: Any) -> admin_pb2.ListTopicsResponse:
+        return admin_pb2.ListTopicsResponse(topics=[self._info(name) for name in self.group.topics])
+
+    async def DescribeTopic(self, request: Any, context: Any) -> admin_pb2.DescribeTopicResponse:
+        if request.topic not in self.group.topics:
+            refusal = pb.Refusal(code=pb.TOPIC_NOT_FOUND, message=f'topic "{request.topic}" does not exist')
+            return admin_pb2.DescribeTopicResponse(refusal=refusal)
+        offsets = await self.QueryOffsets(log_pb2.QueryOffsetsRequest(topic=request.topic), context)
+        return admin_pb2.DescribeTopicResponse(topic=self._info(request.topic), queues=offsets.offsets)
+
+    async def CreateGroup(
+        self, request: admin_pb2.CreateGroupRequest, context: Any
+    ) -> admin_pb2.CreateGroupResponse:
+        self.group.groups.setdefault(request.group.name, request.group)
+        return admin_pb2.CreateGroupResponse()
+
+    async def ListGroups(self, request: Any, context: Any) -> admin_pb2.ListConsumerGroupsResponse:
+        return admin_pb2.ListConsumerGroupsResponse(groups=list(self.group.groups.values()))
+
+    def _info(self, name: str) -> pb.TopicInfo:
+        topic_id, queues = self.group.topics[name]
+        return pb.TopicInfo(
+            name=name, topic_id=topic_id, queue_count=queues, permission=pb.READ_WRITE, message_type=pb.NORMAL
+        )
+
+    def route(self) -> pb.GroupRoute:
+        """The group as this node would register it."""
+        route = pb.GroupRoute(
+            cluster="local", group=self.group.name, term=self.group.term, leader_id=self.group.leader,
+            writable=True, version=len(self.group.topics),
+        )  # fmt: skip
+        for node in self.peers.values():
+            listener = pb.ListenerAddresses(
+                name="default", log_address=node.address, messaging_address=node.address
+            )
+            route.nodes.add(node_id=node.node_id, listeners=[listener], alive=True, voter=True)
+        route.topics.extend(self._info(name) for name in self.group.topics)
+        return route
+
+
+class FakeCluster:
+    """A real nameserver in this process, and groups of fake nodes that are registered there."""
+
+    def __init__(self, *groups: FakeGroup, nodes: int = 1) -> None:
+        self.groups = groups
+        self.nodes: dict[tuple[str, str], FakeNode] = {}
+        self._count = nodes
+        self.nameserver = NameServer({"default": "127.0.0.1:0"}, 60_000)
+
+    async def __aenter__(self) -> Self:
+        await self.nameserver.start()
+        for group in self.groups:
+            members = [await FakeNode(f"n{i + 1}", group).start() for i in range(self._count)]
+            for node in members:
+                node.peers = {each.node_id: each for each in members}
+                self.nodes[group.name, node.node_id] = node
+            self.register(group)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for node in self.nodes.values():
+            await node.stop()
+        await self.nameserver.stop(0)
+
+    @property
+    def address(self) -> str:
+        return self.nameserver.addresses["default"]
+
+    def node(self, node_id: str = "n1", group: str = "g0") -> FakeNode:
+        return self.nodes[group, node_id]
+
+    def register(self, group: FakeGroup) -> None:
+        """Tell the nameserver what the group's leader knows."""
+        leader = self.nodes[group.name, group.leader]
+        self.nameserver.table.register(leader.node_id, "i1", leader.route(), True, now_ms())
+        self.nameserver._changes.tell()
