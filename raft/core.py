@@ -124,13 +124,6 @@ class RaftCore(CoreState):
                     self.timeout, self.elapsed + self.rng.randrange(lowest, self.config.suspect_ticks_max)
                 )
 
-    def peer_replaced(self, peer: NodeId) -> None:
-        """`peer` greeted with a new incarnation: what its old log acknowledged no longer counts (P19)."""
-        if self.leading is not None and peer in self.leading.followers:
-            progress = self.leading.followers[peer]
-            progress.forget()
-            progress.is_learner = True
-
     def forget_leader(self) -> None:
         """Believe no longer that the leader lives; campaign within `forget_ticks_max`."""
         if self.role is Role.FOLLOWER:

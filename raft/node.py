@@ -1,24 +1,66 @@
-"""Drives one RaftCore: its log, its clock, its peers, and the state machine above it.
+"""One member of one broker group: assembles core, log, streams, clock and state machine, and runs them.
 
-(interface first; the body follows)
+Owns: the life of all of them on one event loop, the hand-over at a stop, the latched fault. Must not: decide about
+Raft (core.py) or feed the core itself (driver.py). After a fault the node is silent for ever and the process must
+exit non-zero (P15): `wait_fatal` and `on_fatal` tell why.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import grpc
+from prometheus_client import CollectorRegistry
 
 from ledgermq.proto.entry import Buffer
 
+from .applier import Applier
+from .commit_log import CommitLog
 from .config import Member, RaftConfig
+from .core import RaftCore
+from .core_config import CoreConfig
+from .driver import Driver, RaftTransport, make_append_frame, make_control_frame
+from .errors import NodeStoppedError, NotLeaderError, StorageError, TransferFailedError, TransferringError
+from .files import FileSystem, RealFileSystem
+from .hello import Hello, Refusal, RefusalKind
+from .log_time import LogTime
+from .log_view import LogView
+from .metrics import RaftMetrics
+from .node_status import StatusView
+from .out_stream import Frame, StreamKind
+from .outputs import (
+    BecameLeader,
+    CaughtUp,
+    Event,
+    Faulted,
+    FollowerBehind,
+    LeaderChanged,
+    ReadReady,
+    Role,
+    SteppedDown,
+    TransferAborted,
+)
+from .read_batcher import ReadBatcher
 from .state_machine import Proposal, StateMachine
 from .status import RaftStatus
+from .storage import RaftStorage
+from .storage_opening import open_node_storage
+from .ticker import Ticker
+from .transport import Transport
 from .types import LogIndex, NodeId, Term
+from .voting_rights import VotingRights
+
+logger = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 2.0  # how often the peers hear about fsync times and disk use
 
 
 class RaftNode:
-    """One member of one broker group. Every method must be called on the event-loop thread."""
+    """Every method must be called on the event-loop thread. Use: `await start()`, `propose(…)`, `await stop()`."""
 
     def __init__(
         self,
@@ -26,59 +68,463 @@ class RaftNode:
         state_machine: StateMachine,
         *,
         on_fatal: Callable[[str], None] | None = None,
-        rpc_handlers: Sequence[grpc.GenericRpcHandler] = (),  # served on the Raft port for other nodes
+        rpc_handlers: Sequence[
+            grpc.GenericRpcHandler[Any, Any]
+        ] = (),  # served on the Raft port for other nodes
+        files: FileSystem | None = None,
+        registry: CollectorRegistry | None = None,
     ) -> None:
-        raise NotImplementedError
+        self.config = config
+        self.voters: tuple[Member, ...] = config.members
+        self.metrics = RaftMetrics(registry)
+        self.fault: str | None = None
+        self._state_machine = state_machine
+        self._on_fatal = on_fatal
+        self._rpc_handlers = tuple(rpc_handlers)
+        self._files = files or RealFileSystem()
+        self._started = False
+        self._stopping = False
+        self._ready_term: Term | None = None
+        self._noop_index = LogIndex(0)
+        self._transfer: asyncio.Future[NodeId] | None = None
+        self._report: asyncio.TimerHandle | None = None
+        self._fatal: asyncio.Future[str]
+        self._storage: RaftStorage
+        self._core: RaftCore
+        self._driver: Driver
+        self._applier: Applier
+        self._reads: ReadBatcher
+        self._transport: RaftTransport
+        self._rights: VotingRights
+        self._ticker: Ticker
+        self._view: StatusView
 
+    # --- life ----------------------------------------------------------------------------------------------
     async def start(self) -> None:
         """Open the data folder, recover, listen, connect. Raises: RaftError subclasses that say what to do."""
+        self._fatal = asyncio.get_running_loop().create_future()
+        config = self.config
+        self._transport = Transport(
+            config.bind or config.address,
+            config.peers,
+            self,
+            make_control_frame,
+            make_append_frame,
+            self._rpc_handlers,
+        )
+        self._transport.open_port()  # first: a port in use must change nothing
+        try:
+            self._storage = await asyncio.to_thread(open_node_storage, config, self._files)
+        except BaseException:
+            await self._transport.close()
+            raise
+        self._assemble()
+        self._storage.start(
+            asyncio.get_running_loop().call_soon_threadsafe,
+            on_durable=self._on_durable,
+            on_failed=self._on_storage_failed,
+            on_disk_full=self._on_disk_full,
+        )
+        self._started = True
+        await self._transport.listen()
+        self._transport.connect()
+        self._ticker.start()
+        self._send_report()
+        self._rights.advance()
+        logger.info(
+            "node started node=%s group=%s address=%s term=%d last_index=%d standing=%s",
+            config.node_id, config.group, config.bind or config.address, self.term, self.last_index,
+            self._rights.standing.name.lower(),
+        )  # fmt: skip
+
+    def _assemble(self) -> None:
+        """Build everything that stands on the opened storage."""
+        config, storage, log = self.config, self._storage, self._storage.log
+        applied = self._state_machine.last_applied_index
+        view = LogView(
+            first_index=log.first_index,
+            base_term=log.prev_term,
+            term_runs=tuple(log.term_runs()),
+            last_index=log.last_index,
+            stable_index=log.last_index,
+            applied_index=applied,
+        )
+        self._core = RaftCore(_core_config(config), storage.hard_state, view, random.Random(config.seed))
+        log_time = LogTime()
+        log_time.restore(log.last_timestamp)
+        self._applier = Applier(
+            log, self._state_machine, config.apply_slice_bytes, self._on_applied, self.fail
+        )
+        self._driver = Driver(
+            config.node_id, self._core, log, log_time, self._transport, self._applier, self, self.metrics
+        )
+        timeout_s = 2 * config.election_ms_max / 1000
+        self._reads = ReadBatcher(self._core, self._driver.pump, timeout_s)
+        self._rights = VotingRights(
+            config,
+            storage,
+            self._core,
+            promote=self._promote,
+            announce=self._announce,
+            read_index=self._reads.read_index,
+            on_new_incarnation=self._on_new_incarnation,
+        )
+        lateness = self.metrics.histogram("ledgermq_event_loop_lateness_seconds")
+        self._ticker = Ticker(
+            config.tick_ms, config.election_ms_min / 2, self._driver.ticks, lateness.observe
+        )
+        self._view = StatusView(
+            config, storage, self._core, self._driver, self._applier, self._rights, self.metrics, self._files
+        )
 
     async def stop(self, *, transfer: bool = True) -> None:
         """Hand over the lead when `transfer`, then flush, mark a clean stop, close everything."""
+        if not self._started or self._stopping:
+            return
+        self._stopping = True
+        if transfer and self.fault is None and self._core.role is Role.LEADER and self.config.peers:
+            await self._hand_over()
+        await self._close(clean=self.fault is None)
+        logger.info("node stopped node=%s", self.config.node_id)
+
+    async def abort(self) -> None:
+        """Close without a hand-over and without the clean-stop mark, as if the process had been killed."""
+        self._stopping = True
+        await self._close(clean=False)
+
+    async def _hand_over(self) -> None:
+        """Transfer the lead; when nobody takes it, resign so that the others need not wait for a timeout."""
+        try:
+            leader = await self.transfer_leadership()
+            logger.info("lead handed over node=%s to=%s", self.config.node_id, leader)
+        except (TransferFailedError, NotLeaderError) as error:
+            logger.warning("lead not handed over node=%s reason=%r", self.config.node_id, str(error))
+            self._core.resign()
+            self._driver.pump()
+            await asyncio.sleep(0.02)  # lets the streams take the message
+
+    async def _close(self, *, clean: bool) -> None:
+        reason = self.fault or "this node is stopping"
+        if self._report is not None:
+            self._report.cancel()
+        self._ticker.stop()
+        self._driver.close()
+        self._reads.close()
+        await self._applier.close(reason)
+        await self._rights.close()
+        await self._transport.close()
+        await asyncio.to_thread(self._storage.close, clean=clean)
 
     async def wait_fatal(self) -> str:
         """Wait until the node faults; return why. The process must then exit non-zero."""
-        raise NotImplementedError
+        return await asyncio.shield(self._fatal)
 
+    def fail(self, reason: str) -> None:
+        """Latch a fault: nothing is said to anybody from now on, and the process must stop."""
+        if self.fault is not None or self._stopping:
+            return
+        self.fault = reason
+        logger.error("node faulted node=%s: %s", self.config.node_id, reason)
+        self.metrics.gauge("ledgermq_raft_faulted").set(1)
+        self._core.storage_failed(reason)
+        self._driver.close()
+        self._ticker.stop()
+        self._applier.halt(reason)
+        self._reads.close()
+        self._transport.silence()
+        if self._transfer is not None and not self._transfer.done():
+            self._transfer.set_exception(TransferFailedError(reason))
+        if not self._fatal.done():
+            self._fatal.set_result(reason)
+        if self._on_fatal is not None:
+            self._on_fatal(reason)
+
+    # --- what the broker calls -----------------------------------------------------------------------------
     def propose(self, parts: list[Buffer], section_count: int) -> Proposal:
         """Append one RECORDS entry. Sync, never waits.
 
-        Raises: NotLeaderError, BusyError, TransferringError, EntryTooLargeError: nothing was appended.
+        Raises: NotLeaderError, BusyError, TransferringError, EntryTooLargeError, DiskFullError, NodeStoppedError:
+        nothing was appended.
         """
-        raise NotImplementedError
+        if self._stopping or self.fault is not None:
+            if self._stopping and self.leader_id not in (None, self.config.node_id):
+                raise TransferringError(str(self.leader_id))
+            raise NodeStoppedError(self.fault or "this node is stopping")
+        return self._driver.propose(parts, section_count)
 
     def next_timestamp(self) -> int:
-        """Log time (ms) that a proposal made now would get."""
-        raise NotImplementedError
+        """Log time (ms) that a proposal made now would get at least."""
+        return self._driver.lead_timestamp()
 
     def next_physical_offset(self, payload_size: int) -> int:
         """Where the entry of a proposal made now would start."""
-        raise NotImplementedError
+        return self._storage.log.next_offset(payload_size)
 
     async def read_index(self) -> LogIndex:
         """Return an index that, once applied, includes everything committed before the call. Any node may ask.
 
-        Raises: NotLeaderError.
+        Raises: NotLeaderError (nobody could answer), NodeStoppedError.
         """
-        raise NotImplementedError
+        if self._stopping or self.fault is not None:
+            raise NodeStoppedError(self.fault or "this node is stopping")
+        return await self._reads.read_index()
 
     async def wait_applied(self, index: LogIndex) -> None:
         """Return when `applied_index >= index`. Raises: NodeStoppedError."""
+        await self._applier.wait(index)
 
     async def transfer_leadership(self, to: NodeId | None = None) -> NodeId:
-        """Hand the lead to `to` (None = the best follower); return the new leader. Raises: NotLeaderError, TransferFailedError."""
-        raise NotImplementedError
+        """Hand the lead to `to` (None = the best follower); return the new leader.
+
+        Raises: NotLeaderError, TransferFailedError.
+        """
+        if self._transfer is not None:
+            raise TransferFailedError("another hand-over is under way; wait for it")
+        self._driver.pump()
+        target = self._core.transfer_leadership(to)
+        if target is None:
+            raise TransferFailedError("no follower is near enough to take over; see ledgermq cluster status")
+        if not isinstance(target, str):
+            raise NotLeaderError(target.leader_hint)
+        self._transfer = asyncio.get_running_loop().create_future()
+        self._driver.pump()
+        try:
+            async with asyncio.timeout(self.config.election_ms_max / 1000):
+                return await self._transfer
+        except TimeoutError:
+            raise TransferFailedError(
+                f"{target} did not take over in {self.config.election_ms_max} ms"
+            ) from None
+        finally:
+            self._transfer = None
 
     def status(self) -> RaftStatus:
-        raise NotImplementedError
+        """Return what this node knows of the group, for `ledgermq cluster status`."""
+        return self._view.status(self.role, self.is_leader_ready, self.fault, self._transport)
 
-    commit_index: LogIndex
-    applied_index: LogIndex
-    last_index: LogIndex
-    first_index: LogIndex
-    term: Term
-    role: str
-    leader_id: NodeId | None
-    is_leader: bool
-    is_leader_ready: bool  # the no-op of this term is applied
-    voters: tuple[Member, ...]
+    @property
+    def log(self) -> CommitLog:
+        """The log, for reading."""
+        return self._storage.log
+
+    @property
+    def storage(self) -> RaftStorage:
+        return self._storage
+
+    @property
+    def commit_index(self) -> LogIndex:
+        return self._core.commit_index
+
+    @property
+    def applied_index(self) -> LogIndex:
+        return self._applier.applied_index
+
+    @property
+    def last_index(self) -> LogIndex:
+        return self._core.last_index
+
+    @property
+    def first_index(self) -> LogIndex:
+        return self._core.first_index
+
+    @property
+    def term(self) -> Term:
+        return self._core.term
+
+    @property
+    def role(self) -> str:
+        """starting | learner | follower | candidate | leader | faulted | stopped"""
+        if not self._started:
+            return "starting"
+        if self.fault is not None:
+            return "faulted"
+        if self._stopping and self._driver.closed:
+            return "stopped"
+        if not self._core.is_voter:
+            return "learner"
+        role = self._core.role
+        return "candidate" if role is Role.PRE_CANDIDATE else role.value
+
+    @property
+    def leader_id(self) -> NodeId | None:
+        return self._core.leader_id
+
+    @property
+    def is_leader(self) -> bool:
+        return self._core.role is Role.LEADER
+
+    @property
+    def is_leader_ready(self) -> bool:
+        """This node leads and the no-op of its term is applied: it may serve."""
+        return self._ready_term is not None
+
+    def delete_segments_before(self, index: LogIndex) -> int:
+        """Drop whole segments whose entries are all below `index`; return how many.
+
+        Only what is applied and below the state machine's durable checkpoint may go; the caller knows the latter.
+        """
+        gone = self.log.delete_segments_before(min(index, self.applied_index))
+        if gone:
+            self._driver.pump()
+            self._core.compacted(self.log.first_index)
+            self._driver.pump()
+        return len(gone)
+
+    def want_commits(self, wanted: bool) -> None:
+        """Somebody waits here for entries to become visible: ask the leader to tell at once when commit moves."""
+        self._driver.pump()
+        self._core.want_commits(wanted)
+        self._driver.pump()
+
+    # --- transport.Gate ------------------------------------------------------------------------------------
+    def hello(self, to: NodeId | None) -> Hello:
+        """Return the greeting of this node."""
+        return self._rights.hello(to, *self._view.report())
+
+    async def admit(self, hello: Hello) -> Refusal | None:
+        """Judge a peer's greeting."""
+        return await self._rights.admit(hello)
+
+    def on_frame(self, peer: NodeId, kind: StreamKind, frame: Frame) -> None:
+        """Take a frame of a peer."""
+        self._view.heard(peer)
+        news = self._driver.on_frame(peer, frame)
+        if news is not None:
+            self._rights.learn(news)
+
+    def on_refused(self, peer: NodeId, refusal: Refusal) -> None:
+        """A peer does not know this node's data folder: it must not go on as if it were a member."""
+        if refusal.kind is RefusalKind.INCARNATION:
+            self.fail(refusal.text)
+
+    def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
+        """Note that a stream is ready."""
+        self.metrics.gauge("ledgermq_raft_peer_connected", peer, kind.value.lower()).set(1)
+
+    def on_link_lost(self, peer: NodeId, kind: StreamKind, *, gone: bool) -> None:
+        """Pass the hint to the core; it decides what a broken connection means."""
+        self.metrics.gauge("ledgermq_raft_peer_connected", peer, kind.value.lower()).set(0)
+        if kind is StreamKind.CONTROL and not self._driver.closed:
+            self._driver.pump()
+            self._core.link_down(peer, gone)
+            self._driver.pump()
+
+    # --- driver.DriverOwner --------------------------------------------------------------------------------
+    def on_event(self, event: Event) -> None:
+        """Tell the state machine and the log file what happened."""
+        match event:
+            case BecameLeader(term=term, noop_index=noop):
+                self._noop_index = noop
+                self.metrics.counter("ledgermq_raft_elections_total").inc()
+                logger.info("leads node=%s group=%s term=%d", self.config.node_id, self.config.group, term)
+                self._on_applied()  # alone in its group: the no-op may be applied already
+            case SteppedDown(term=term):
+                self._ready_term = None
+                self._noop_index = LogIndex(0)
+                logger.info("leads no longer node=%s term=%d", self.config.node_id, term)
+                self._guarded(lambda: self._state_machine.on_leader_lost(term))
+            case LeaderChanged(leader_id=leader, term=term):
+                self._on_leader_changed(leader, term)
+            case TransferAborted(to=to):
+                if self._transfer is not None and not self._transfer.done():
+                    self._transfer.set_exception(TransferFailedError(f"{to} did not take over in time"))
+            case FollowerBehind(node_id=node, next_index=index):
+                logger.error(
+                    "%s needs entry %d, which retention deleted here (the log starts at %d): it cannot catch up. "
+                    "Stop it and start it again with: ledgermq broker --rejoin", node, index, self.first_index,
+                )  # fmt: skip
+            case CaughtUp():
+                self._rights.advance()
+            case Faulted(reason=reason):
+                self.fail(reason)
+
+    def on_read(self, read: ReadReady) -> None:
+        """Answer a read-index question."""
+        self._reads.ready(read)
+
+    def on_read_aborted(self, context: object) -> None:
+        """Fail a read-index question."""
+        self._reads.aborted(context)
+
+    def on_fault(self, reason: str) -> None:
+        """Latch a fault."""
+        self.fail(reason)
+
+    # --- inside --------------------------------------------------------------------------------------------
+    def _on_leader_changed(self, leader: NodeId | None, term: Term) -> None:
+        self._view.role_changed()
+        if leader is not None:
+            self.metrics.counter("ledgermq_raft_leader_changes_total").inc()
+            logger.info("leader node=%s leader=%s term=%d", self.config.node_id, leader, term)
+            if leader != self.config.node_id and self._transfer is not None and not self._transfer.done():
+                self._transfer.set_result(leader)
+        self._guarded(lambda: self._state_machine.on_leader_changed(leader, term))
+        self._rights.advance()
+
+    def _on_applied(self) -> None:
+        """Entries were applied: perhaps the no-op that opens this node's term."""
+        if self._ready_term is None and self._noop_index and self._applier.applied_index >= self._noop_index:
+            self._ready_term = self._core.term
+            term, now = self._core.term, self._driver.lead_timestamp()
+            self._guarded(lambda: self._state_machine.on_leader_ready(term, now))
+        self._rights.advance()
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            logger.exception("state machine failed node=%s", self.config.node_id)
+            self.fail(f"state machine failed: {error!r}")
+
+    def _on_durable(self, seq: int) -> None:
+        if not self._driver.closed:
+            self._driver.storage_done(seq)
+            self._rights.note_durable(seq)
+
+    def _on_storage_failed(self, error: StorageError) -> None:
+        self.fail(str(error))
+
+    def _on_disk_full(self, full: bool) -> None:
+        logger.log(
+            logging.WARNING if full else logging.INFO,
+            "disk %s node=%s folder=%s", "is full" if full else "has room again", self.config.node_id,
+            self.config.data_dir,
+        )  # fmt: skip
+
+    def _promote(self) -> int:
+        self._driver.pump()
+        self._core.promote_to_voter()
+        self._driver.pump()
+        return self._driver.last_persist_seq
+
+    def _announce(self) -> None:
+        """Tell every peer what changed about this node."""
+        for peer, link in self._transport.links.items():
+            link.control.put(self.hello(peer))
+
+    def _on_new_incarnation(self, peer: NodeId, incarnation: int) -> None:
+        self._transport.drop_other_incarnations(peer, incarnation)
+        self._driver.pump()
+        self._core.peer_replaced(peer)
+        self._driver.pump()
+
+    def _send_report(self) -> None:
+        self._view.refresh_report()
+        self._announce()
+        self._view.refresh_metrics(self.is_leader)
+        self._report = asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self._send_report)
+
+
+def _core_config(config: RaftConfig) -> CoreConfig:
+    tick = config.tick_ms
+    return CoreConfig(
+        node_id=config.node_id,
+        voters=tuple(member.node_id for member in config.members),
+        heartbeat_ticks=max(1, config.heartbeat_ms // tick),
+        election_ticks_min=config.election_ms_min // tick,
+        election_ticks_max=config.election_ms_max // tick,
+        max_inflight_messages=config.max_inflight_messages,
+        max_inflight_bytes=config.max_inflight_bytes,
+        max_append_bytes=config.max_append_bytes,
+        max_uncommitted_bytes=config.max_uncommitted_bytes,
+    )

@@ -24,6 +24,7 @@ Item = TypeVar("Item")
 Frame = bytes
 MakeFrame = Callable[["deque[Item]"], Frame]  # takes at least one item off the queue
 
+END_OF_STREAM: Final[Any] = vars(grpc.aio)["EOF"]  # the type stubs do not know it
 GREETING_TIMEOUT_S: Final = 2.0
 RECONNECT_DELAY_S: Final = 0.02
 RECONNECT_DELAY_MAX_S: Final = 0.08
@@ -104,13 +105,20 @@ class OutStream(Generic[Item]):
 
     async def close(self) -> None:
         """Stop at once; what is queued is dropped."""
+        self.silence()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        if self._channel is not None:
+            await self._channel.close(0)
+
+    def silence(self) -> None:
+        """End the stream for good; `close` must follow."""
+        self.connected = False
+        self._queue.clear()
         if self._hint is not None:
             self._hint.cancel()
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait([self._task])
-        if self._channel is not None:
-            await self._channel.close(0)
 
     def put(self, item: Item) -> None:
         """Queue one item; dropped when the stream is down (Raft sends again)."""
@@ -155,7 +163,7 @@ class OutStream(Generic[Item]):
         async with asyncio.timeout(GREETING_TIMEOUT_S):
             await call.write(self._owner.greeting(self.kind))
             answer = await call.read()
-        if answer is grpc.aio.EOF:
+        if answer is END_OF_STREAM:
             raise _Ended("closed during the greeting")
         if not await self._owner.on_accepted(self.kind, answer):
             raise _Ended("the peer does not want this stream", not_wanted=True)

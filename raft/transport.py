@@ -21,7 +21,7 @@ from ledgermq.proto import raft_pb2 as pb
 from .config import Member
 from .errors import AddressInUseError
 from .hello import Hello, Refusal, RefusalKind
-from .out_stream import GREETING_TIMEOUT_S, Frame, MakeFrame, OutStream, StreamKind
+from .out_stream import END_OF_STREAM, GREETING_TIMEOUT_S, Frame, MakeFrame, OutStream, StreamKind
 from .types import NodeId
 
 logger = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class Transport(Generic[ControlItem, AppendItem]):
         gate: Gate,
         make_control: MakeFrame[ControlItem],
         make_append: MakeFrame[AppendItem],
-        rpc_handlers: Sequence[grpc.GenericRpcHandler] = (),
+        rpc_handlers: Sequence[grpc.GenericRpcHandler[Any, Any]] = (),
     ) -> None:
         self.bind = bind
         self._rpc_handlers = tuple(rpc_handlers)  # what the layer above serves on the Raft port
@@ -146,9 +146,16 @@ class Transport(Generic[ControlItem, AppendItem]):
             peer.node_id: PeerLink(peer, gate, make_control, make_append, self._log_refusal) for peer in peers
         }
 
-    async def listen(self) -> None:
-        """Open the Raft port. Raises: AddressInUseError."""
+    def open_port(self) -> None:
+        """Take the Raft port; nothing is served yet. Raises: AddressInUseError."""
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        try:
+            self._server.add_insecure_port(self.bind)
+        except RuntimeError:
+            raise AddressInUseError(self.bind) from None
+
+    async def listen(self) -> None:
+        """Serve the streams, and what the layer above serves to the other nodes on this port."""
         handlers = {
             StreamKind.CONTROL.value: grpc.stream_stream_rpc_method_handler(
                 self._handler(StreamKind.CONTROL)
@@ -157,10 +164,6 @@ class Transport(Generic[ControlItem, AppendItem]):
         }
         service = grpc.method_handlers_generic_handler("ledgermq.v1.RaftService", handlers)
         self._server.add_generic_rpc_handlers((service, *self._rpc_handlers))
-        try:
-            self._server.add_insecure_port(self.bind)
-        except RuntimeError:
-            raise AddressInUseError(self.bind) from None
         await self._server.start()
 
     def connect(self) -> None:
@@ -173,6 +176,16 @@ class Transport(Generic[ControlItem, AppendItem]):
         await asyncio.gather(*(link.close() for link in self.links.values()))
         if self._server is not None:
             await self._server.stop(0)
+
+    def silence(self) -> None:
+        """Say nothing more to anybody and listen to nobody; `close` must follow."""
+        for link in self.links.values():
+            link.control.silence()
+            link.append.silence()
+        for streams in self._incoming.values():
+            for stream in list(streams):
+                streams.discard(stream)
+                stream.task.cancel()
 
     def drop_other_incarnations(self, peer: NodeId, incarnation: int) -> None:
         """End the incoming streams of a peer's former data folder: whatever is still in them must not count."""
@@ -210,7 +223,7 @@ class Transport(Generic[ControlItem, AppendItem]):
             streams.discard(stream)
 
     async def _receive(self, kind: StreamKind, peer: NodeId, stream: _Incoming, context: Any) -> None:
-        streams, on_frame, read, eof = self._incoming[peer], self._gate.on_frame, context.read, grpc.aio.EOF
+        streams, on_frame, read, eof = self._incoming[peer], self._gate.on_frame, context.read, END_OF_STREAM
         while True:
             frame = await read()
             if frame is eof or stream not in streams:
@@ -224,7 +237,7 @@ class Transport(Generic[ControlItem, AppendItem]):
                 first = await context.read()
         except TimeoutError:
             return None
-        if first is grpc.aio.EOF:
+        if first is END_OF_STREAM:
             return None
         try:
             hello = Hello.from_proto(pb.Hello.FromString(first))

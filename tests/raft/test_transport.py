@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -18,14 +17,9 @@ from ledgermq.raft.hello import Hello, Refusal, RefusalKind, Standing, refusal_o
 from ledgermq.raft.out_stream import StreamKind
 from ledgermq.raft.transport import Transport
 from ledgermq.raft.types import NodeId, Term
+from tests.raft.ports import free_port
 
 WAIT_S = 20.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def take_one(queue: deque[bytes]) -> bytes:
@@ -89,6 +83,7 @@ class Peer:
                 await self.changed.wait()
 
     async def start(self) -> None:
+        self.transport.open_port()
         await self.transport.listen()
         self.transport.connect()
 
@@ -196,9 +191,9 @@ def test_the_streams_of_a_replaced_incarnation_end() -> None:
 
 def test_a_port_in_use_is_told_by_its_address() -> None:
     async def scenario(one: Peer, two: Peer) -> None:
-        await one.transport.listen()
+        one.transport.open_port()
         two.transport.bind = one.transport.bind
         with pytest.raises(AddressInUseError, match=one.transport.bind):
-            await two.transport.listen()
+            two.transport.open_port()
 
     run(scenario)

@@ -1,0 +1,383 @@
+"""Carries out what the core decides: log, streams, proposals, apply, in the order that the rules ask for.
+
+Owns: the one place where the core is fed and polled. Must not: decide anything about Raft. Invariants: after every
+input the core is polled until it has nothing more to say, before the next input; a message's entries are verified
+before the core sees it; callbacks of the state machine run after the core's turn, never inside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, Protocol
+
+from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryKind, entry_size
+from ledgermq.proto.errors import CorruptError
+
+from .applier import Applier
+from .commit_log import CommitLog
+from .core import RaftCore
+from .errors import (
+    BusyError,
+    DiskFullError,
+    EntryTooLargeError,
+    InvalidWireError,
+    LogCompactedError,
+    LogTruncatedError,
+    NotLeaderError,
+    RaftError,
+    TransferringError,
+)
+from .hello import Hello
+from .log_time import LogTime
+from .messages import AppendEntries, Heartbeat, Message
+from .metrics import RaftMetrics
+from .outputs import (
+    Accepted,
+    BecameLeader,
+    Busy,
+    Event,
+    NotLeader,
+    Output,
+    Persist,
+    ReadReady,
+    SteppedDown,
+)
+from .proposals import PendingProposals
+from .state_machine import Proposal
+from .transport import Transport
+from .types import LogIndex, NodeId
+from .wire import decode, encode_append, encode_control
+from .wire_batch import WireBatch
+
+logger = logging.getLogger(__name__)
+
+RaftTransport = Transport[Message | Hello, bytes]
+_SIZE: Final = struct.Struct("<I")
+_INDEX: Final = struct.Struct("<Q")
+#: Control messages that share a frame.
+MAX_CONTROL_BATCH: Final = 64
+
+
+class DriverOwner(Protocol):
+    """The node above: told after the core's turn."""
+
+    def on_event(self, event: Event) -> None: ...
+
+    def on_read(self, read: ReadReady) -> None: ...
+
+    def on_read_aborted(self, context: object) -> None: ...
+
+    def on_fault(self, reason: str) -> None: ...
+
+
+class Driver:
+    """All methods on the loop thread."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        core: RaftCore,
+        log: CommitLog,
+        log_time: LogTime,
+        transport: RaftTransport,
+        applier: Applier,
+        owner: DriverOwner,
+        metrics: RaftMetrics,
+    ) -> None:
+        self.node_id = node_id
+        self.core = core
+        self.log = log
+        self.log_time = log_time
+        self.proposals = PendingProposals()
+        self.closed = False
+        self.last_persist_seq = 0
+        self._links = transport.links
+        self._applier = applier
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._batch: WireBatch | None = None  # entries of the AppendEntries that is being stepped
+        self._pump_scheduled = False
+        self._after: deque[Callable[[], None]] = deque()
+        self._reading: dict[NodeId, asyncio.Task[None]] = {}  # cold reads for followers that are far behind
+        self._last_read: tuple[LogIndex, LogIndex, int, int, bytes] | None = (
+            None  # lo, hi, max, generation, bytes
+        )
+        self._dropped = {
+            reason: metrics.counter("ledgermq_raft_messages_dropped_total", reason)
+            for reason in ("unreadable", "entries", "disk_full")
+        }
+        self._proposed = metrics.counter("ledgermq_raft_proposals_total")
+
+    # --- inputs --------------------------------------------------------------------------------------------
+    def propose(self, parts: list[Buffer], section_count: int) -> Proposal:
+        """Append one RECORDS entry. See RaftNode.propose."""
+        size = entry_size(sum(map(len, parts)))
+        if size > self.log.max_entry_size:
+            raise EntryTooLargeError(size, self.log.max_entry_size)
+        self.log.check_room(size)
+        answer = self.core.propose([size])
+        if type(answer) is not Accepted:
+            raise _refusal(answer)
+        header = self.log.stage_entry(
+            EntryKind.RECORDS,
+            parts,
+            section_count=section_count,
+            index=answer.first_index,
+            term=answer.term,
+            timestamp=self.lead_timestamp(),
+        )
+        proposal = Proposal(header, self._loop.create_future())
+        self.proposals.append(proposal)
+        self._proposed.inc()
+        if not self._pump_scheduled:  # the proposals of one turn share a flush and a message per follower
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump_proposals)
+        return proposal
+
+    def lead_timestamp(self) -> int:
+        """Log time (ms) for an entry that this leader makes now."""
+        return self.log_time.lead(time.time() * 1000, time.monotonic() * 1000)
+
+    def on_frame(self, peer: NodeId, frame: bytes) -> Hello | None:
+        """Step the messages of one frame; return the news about the sender that came with them."""
+        if self.closed:
+            return None
+        try:
+            messages, hello, entries = decode(frame, peer, self.node_id)
+        except CorruptError as error:
+            self._dropped["unreadable"].inc()
+            logger.warning("frame dropped peer=%s reason=%r", peer, str(error))
+            return None
+        for message in messages:
+            self.step(message, entries)
+        return hello
+
+    def step(self, message: Message, entries: memoryview) -> None:
+        """Give the core one message and carry out what follows."""
+        self.pump()
+        if type(message) is AppendEntries:
+            if not message.is_empty and not self._verify(message, entries):
+                return
+        elif type(message) is Heartbeat and message.term >= self.core.term:
+            self.log_time.observe(message.log_time_ms, time.time() * 1000, time.monotonic() * 1000)
+        self.core.step(message)
+        self.pump()
+
+    def ticks(self, count: int) -> None:
+        """Give the core `count` ticks."""
+        self.pump()
+        for _ in range(count):
+            if self.closed:
+                return
+            self.core.tick()
+            self.pump()
+
+    def storage_done(self, seq: int) -> None:
+        """Everything up to persist operation `seq` is durable."""
+        if not self.closed:
+            self.pump()
+            self.core.storage_done(seq)
+            self.pump()
+
+    def pump(self) -> None:
+        """Carry out everything that the core has decided."""
+        poll = self.core.poll
+        while not self.closed and (output := poll()) is not None:
+            self._carry_out(output)
+        self._batch = None  # callbacks may propose: what is staged then is not from this message
+        while self._after:
+            self._after.popleft()()
+
+    def close(self) -> None:
+        """Carry out nothing more."""
+        self.closed = True
+        for task in self._reading.values():
+            task.cancel()
+        self.proposals.lost("this node stops")
+
+    def _pump_proposals(self) -> None:
+        self._pump_scheduled = False
+        self.pump()
+
+    # --- outputs -------------------------------------------------------------------------------------------
+    def _carry_out(self, output: Output) -> None:
+        for event in output.events:
+            if type(event) is BecameLeader:
+                self._stage_noop(event)
+            elif type(event) is SteppedDown:
+                self.proposals.lost("this node no longer leads")
+        if output.persist is not None and not self._persist(output.persist):
+            return
+        for message in output.send:
+            self._send(message)
+        if output.commit_index is not None:
+            self.proposals.committed(output.commit_index)
+        if output.committed is not None:
+            hi = output.committed[1]
+            self._after.append(lambda: self._applier.advance(hi))
+        owner = self._owner
+        for event in output.events:
+            self._after.append(lambda event=event: owner.on_event(event))  # type: ignore[misc]
+        for read in output.reads:
+            self._after.append(lambda read=read: owner.on_read(read))  # type: ignore[misc]
+        for context in output.reads_aborted:
+            self._after.append(lambda context=context: owner.on_read_aborted(context))  # type: ignore[misc]
+
+    def _stage_noop(self, event: BecameLeader) -> None:
+        """Build the entry that opens the term. `persist.append` of the same output covers it."""
+        try:
+            self.log.stage_entry(
+                EntryKind.NOOP,
+                [],
+                section_count=0,
+                index=event.noop_index,
+                term=event.term,
+                timestamp=self.lead_timestamp(),
+            )
+        except RaftError as error:
+            self._owner.on_fault(f"the first entry of term {event.term} cannot be stored: {error}")
+
+    def _persist(self, persist: Persist) -> bool:
+        """Queue one storage operation; return whether it could be."""
+        try:
+            if persist.truncate_from is not None:
+                self.log.truncate_from(persist.truncate_from)
+            if persist.append is not None and self._batch is not None:
+                self.log.stage_wire(self._batch, persist.append[0])
+            self.log.persist(persist.seq, persist.hard_state)
+            self.last_persist_seq = persist.seq
+        except (
+            RaftError
+        ) as error:  # accepted by the core and yet not storable: nothing true can be said any more
+            self._owner.on_fault(f"entries from the leader cannot be stored: {error}")
+            return False
+        return True
+
+    def _verify(self, message: AppendEntries, entries: memoryview) -> bool:
+        """Check an AppendEntries' bytes before the core sees it; keep them for `_persist`."""
+        try:
+            batch = self.log.check_wire(entries)
+            if (
+                batch.first_index != message.lo
+                or batch.last_index != message.hi
+                or tuple(batch.term_runs()) != message.term_runs
+            ):
+                raise InvalidWireError("the entries are not those that the message names")
+            self.log.check_room(len(entries))
+        except (InvalidWireError, CorruptError) as error:
+            self._dropped["entries"].inc()
+            logger.warning("entries dropped peer=%s lo=%d reason=%r", message.from_, message.lo, str(error))
+            return False
+        except DiskFullError:
+            self._dropped["disk_full"].inc()
+            return False
+        self.log_time.observe(batch.headers[-1].timestamp, time.time() * 1000, time.monotonic() * 1000)
+        self._batch = batch
+        return True
+
+    # --- sending -------------------------------------------------------------------------------------------
+    def _send(self, message: Message) -> None:
+        if type(message) is AppendEntries and not message.is_empty:
+            self._send_entries(message)
+            return
+        if type(message) is Heartbeat:
+            message = replace(message, log_time_ms=self.lead_timestamp())
+        self._links[message.to].control.put(message)
+
+    def _send_entries(self, message: AppendEntries) -> None:
+        """Read the entries and send them; a follower far behind is read for in a task."""
+        if not self._links[message.to].append.connected:
+            self.core.append_dropped(message)
+            return
+        try:
+            data = self._read_nowait(message)
+        except (LogTruncatedError, LogCompactedError):
+            self.core.append_dropped(message)
+            return
+        if data is not None:
+            self._ship(message, data)
+            return
+        self._reading[message.to] = self._loop.create_task(self._send_cold(message))
+
+    def _read_nowait(self, message: AppendEntries) -> bytes | None:
+        """Read the wire bytes; both followers usually want the same ones."""
+        lo, hi, size, generation = message.lo, message.hi, message.max_bytes, self.log.generation
+        last = self._last_read
+        if last is not None and last[:4] == (lo, hi, size, generation):
+            return last[4]
+        data = self.log.read_wire_nowait(lo, hi, size)
+        if data is not None:
+            self._last_read = (lo, hi, size, generation, data)
+        return data
+
+    async def _send_cold(self, message: AppendEntries) -> None:
+        generation = self.log.generation
+        try:
+            data = await self.log.read_wire(message.lo, message.hi, message.max_bytes)
+        except (LogTruncatedError, LogCompactedError):
+            data = b""
+        except RaftError as error:
+            self._owner.on_fault(f"entry {message.lo} cannot be read for {message.to}: {error}")
+            return
+        finally:
+            self._reading.pop(message.to, None)
+        if self.closed:
+            return
+        self.pump()
+        if data and generation == self.log.generation and self._links[message.to].append.connected:
+            self._ship(message, data)
+        else:
+            self.core.append_dropped(message)
+        self.pump()
+
+    def _ship(self, message: AppendEntries, data: bytes) -> None:
+        hi = last_index_of(data)
+        shortened = message if hi == message.hi else message.shortened(hi, len(data))
+        self._links[message.to].append.put(encode_append(shortened, data))
+        self.core.append_sent(message, hi, len(data))
+
+
+def last_index_of(data: bytes) -> LogIndex:
+    """Return the index of the last entry in wire bytes that this node made itself (unverified)."""
+    position, last, end = 0, 0, len(data)
+    while position < end:
+        last = position
+        position += (
+            HEADER_SIZE
+            if data[position + 12] == EntryKind.FILLER
+            else _SIZE.unpack_from(data, position + 8)[0]
+        )
+    return LogIndex(_INDEX.unpack_from(data, last + 16)[0])
+
+
+def make_control_frame(queue: deque[Message | Hello]) -> bytes:
+    """Take messages off a control queue, several into one frame; of greetings the latest counts."""
+    messages: list[Message] = []
+    hello: Hello | None = None
+    for _ in range(min(len(queue), MAX_CONTROL_BATCH)):
+        item = queue.popleft()
+        if isinstance(item, Hello):
+            hello = item
+        else:
+            messages.append(item)
+    return encode_control(messages, hello)
+
+
+def make_append_frame(queue: deque[bytes]) -> bytes:
+    """Take one append frame off its queue."""
+    return queue.popleft()
+
+
+def _refusal(answer: NotLeader | Busy | object) -> RaftError:
+    if isinstance(answer, NotLeader):
+        return NotLeaderError(answer.leader_hint)
+    if isinstance(answer, Busy):
+        return BusyError(f"{answer.uncommitted_bytes} bytes wait for commit; try again in a moment")
+    to = getattr(answer, "to", "")
+    return TransferringError(str(to))

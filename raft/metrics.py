@@ -1,0 +1,67 @@
+"""Metrics of the consensus layer: one table. Times in seconds, sizes in bytes.
+
+A node sets them; `registry` is given by the process (tests use their own). Labels come from closed sets.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+#: name → (kind, help, labels)
+METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge] | type[Histogram], str, tuple[str, ...]]]] = {
+    "ledgermq_raft_term": (Gauge, "Current term", ()),
+    "ledgermq_raft_is_leader": (Gauge, "1 while this node leads", ()),
+    "ledgermq_raft_commit_index": (Gauge, "Highest committed entry known here", ()),
+    "ledgermq_raft_applied_index": (Gauge, "Highest entry applied here", ()),
+    "ledgermq_raft_last_index": (Gauge, "Last entry of the log", ()),
+    "ledgermq_raft_log_bytes": (Gauge, "Bytes of the retained log", ()),
+    "ledgermq_raft_uncommitted_bytes": (Gauge, "Bytes that wait for commit on the leader", ()),
+    "ledgermq_raft_elections_total": (Counter, "Terms that this node began to lead", ()),
+    "ledgermq_raft_leader_changes_total": (Counter, "Leaders seen", ()),
+    "ledgermq_raft_proposals_total": (Counter, "Entries proposed here", ()),
+    "ledgermq_raft_proposals_lost_total": (Counter, "Proposals whose outcome is unknown", ()),
+    "ledgermq_raft_messages_dropped_total": (Counter, "Messages from peers that were not used", ("reason",)),
+    "ledgermq_raft_peer_connected": (Gauge, "1 while the stream to the peer is up", ("peer", "stream")),
+    "ledgermq_raft_peer_behind_bytes": (Gauge, "Log bytes that the follower does not hold yet", ("peer",)),
+    "ledgermq_raft_fsync_seconds_p99": (Gauge, "99th percentile of write and fdatasync, last 1,024", ()),
+    "ledgermq_raft_disk_used_ratio": (Gauge, "Used part of the data file system", ()),
+    "ledgermq_raft_clock_offset_seconds": (Gauge, "Wall clock minus log time", ()),
+    "ledgermq_raft_faulted": (Gauge, "1 after a fault: the node is silent and must be restarted", ()),
+    "ledgermq_event_loop_lateness_seconds": (Histogram, "How late a timer of the event loop fires", ()),
+}
+LATENESS_BUCKETS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+class RaftMetrics:
+    """The metrics of one node. Use: `metrics.gauge("ledgermq_raft_term").set(3)`."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self._all: dict[str, Counter | Gauge | Histogram] = {}
+        for name, (kind, text, labels) in METRICS.items():
+            if kind is Histogram:
+                self._all[name] = Histogram(
+                    name, text, labels, registry=self.registry, buckets=LATENESS_BUCKETS
+                )
+            else:
+                self._all[name] = kind(name, text, labels, registry=self.registry)
+
+    def gauge(self, name: str, *labels: str) -> Gauge:
+        """Return a gauge, or its child for `labels`."""
+        metric = self._all[name]
+        assert isinstance(metric, Gauge)
+        return metric.labels(*labels) if labels else metric
+
+    def counter(self, name: str, *labels: str) -> Counter:
+        """Return a counter, or its child for `labels`."""
+        metric = self._all[name]
+        assert isinstance(metric, Counter)
+        return metric.labels(*labels) if labels else metric
+
+    def histogram(self, name: str) -> Histogram:
+        """Return a histogram."""
+        metric = self._all[name]
+        assert isinstance(metric, Histogram)
+        return metric

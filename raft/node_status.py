@@ -1,0 +1,189 @@
+"""Collects what a node knows of its group into a RaftStatus, and into the metrics. Reads only."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from .applier import Applier
+from .config import Member, RaftConfig
+from .core import RaftCore
+from .driver import Driver, RaftTransport
+from .files import FileSystem
+from .hello import Hello, Standing
+from .metrics import RaftMetrics
+from .outputs import PeerProgress
+from .status import PeerStatus, RaftStatus
+from .storage import RaftStorage
+from .types import LogIndex, NodeId
+from .voting_rights import VotingRights
+
+logger = logging.getLogger(__name__)
+
+
+class StatusView:
+    """One node's view of itself and of the others."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        storage: RaftStorage,
+        core: RaftCore,
+        driver: Driver,
+        applier: Applier,
+        rights: VotingRights,
+        metrics: RaftMetrics,
+        files: FileSystem,
+    ) -> None:
+        self._config = config
+        self._storage = storage
+        self._core = core
+        self._driver = driver
+        self._applier = applier
+        self._rights = rights
+        self._metrics = metrics
+        self._files = files
+        self._since = time.monotonic()
+        self._heard: dict[NodeId, float] = {}
+        self._report = (0.0, 0.0)
+        self._clock_warned = False
+
+    def role_changed(self) -> None:
+        """Role, term or leader changed now."""
+        self._since = time.monotonic()
+
+    def heard(self, peer: NodeId) -> None:
+        """Something came from `peer` now."""
+        self._heard[peer] = time.monotonic()
+
+    def report(self) -> tuple[float, float]:
+        """Return (fsync p99 in ms, used ratio of the data file system), a little old."""
+        return self._report
+
+    def refresh_report(self) -> None:
+        """Measure what `report` returns."""
+        use = self._files.disk_use(self._config.data_dir)
+        ratio = 1 - use.available / use.total if use.total else 0.0
+        self._report = (self._storage.statistics().fsync_p99_ms, ratio)
+
+    def refresh_metrics(self, is_leader: bool) -> None:
+        """Set the gauges; warn once when the clock is off."""
+        gauge, core = self._metrics.gauge, self._core
+        fsync_ms, disk = self._report
+        gauge("ledgermq_raft_term").set(core.term)
+        gauge("ledgermq_raft_is_leader").set(is_leader)
+        gauge("ledgermq_raft_commit_index").set(core.commit_index)
+        gauge("ledgermq_raft_applied_index").set(self._applier.applied_index)
+        gauge("ledgermq_raft_last_index").set(core.last_index)
+        gauge("ledgermq_raft_log_bytes").set(self._log_bytes())
+        gauge("ledgermq_raft_uncommitted_bytes").set(core.uncommitted_bytes)
+        gauge("ledgermq_raft_fsync_seconds_p99").set(fsync_ms / 1000)
+        gauge("ledgermq_raft_disk_used_ratio").set(disk)
+        log_time = self._driver.log_time
+        gauge("ledgermq_raft_clock_offset_seconds").set(log_time.offset_ms / 1000)
+        if log_time.is_off != self._clock_warned:
+            self._clock_warned = log_time.is_off
+            if log_time.is_off:
+                logger.warning(
+                    "the clock of this node is %.1f s away from the group's log time node=%s; check its time service",
+                    log_time.offset_ms / 1000, self._config.node_id,
+                )  # fmt: skip
+        for progress in core.progress():
+            behind = self._behind_bytes(progress.stable_index) or 0
+            gauge("ledgermq_raft_peer_behind_bytes", progress.node_id).set(behind)
+
+    def status(
+        self, role: str, leader_ready: bool, fault: str | None, transport: RaftTransport
+    ) -> RaftStatus:
+        """Return the snapshot."""
+        config, core = self._config, self._core
+        progress = {p.node_id: p for p in core.progress()}
+        peers = tuple(
+            self._self_status(member, role)
+            if member.node_id == config.node_id
+            else self._peer_status(member, progress.get(member.node_id), transport)
+            for member in config.members
+        )
+        log = self._storage.log
+        return RaftStatus(
+            cluster_id=config.cluster_id,
+            group=config.group,
+            node_id=config.node_id,
+            incarnation=self._storage.incarnation,
+            role=role,
+            term=core.term,
+            since_ms=int((time.monotonic() - self._since) * 1000),
+            leader_id=core.leader_id,
+            leader_ready=leader_ready,
+            voters=len(config.members),
+            voters_reachable=sum(peer.connected and peer.role != "learner" for peer in peers),
+            flush=config.flush,
+            first_index=log.first_index,
+            last_index=core.last_index,
+            durable_index=core.stable_index,
+            commit_index=core.commit_index,
+            applied_index=self._applier.applied_index,
+            log_bytes=self._log_bytes(),
+            fsync_p99_ms=self._report[0],
+            disk_used_ratio=self._report[1],
+            clock_offset_ms=int(self._driver.log_time.offset_ms),
+            fault=fault,
+            peers=peers,
+        )
+
+    def _self_status(self, member: Member, role: str) -> PeerStatus:
+        core = self._core
+        return PeerStatus(
+            node_id=member.node_id,
+            address=member.address,
+            role=role,
+            connected=True,
+            durable_index=core.stable_index,
+            commit_index=core.commit_index,
+            behind_bytes=0 if core.leading is not None else None,
+            last_contact_ms=0,
+            fsync_p99_ms=self._report[0],
+            disk_used_ratio=self._report[1],
+            catching_up=role == "learner",
+        )
+
+    def _peer_status(
+        self, member: Member, progress: PeerProgress | None, transport: RaftTransport
+    ) -> PeerStatus:
+        node = member.node_id
+        hello = self._rights.hellos.get(node)
+        heard = self._heard.get(node)
+        connected = transport.links[node].control.connected and transport.is_heard(node)
+        behind = self._behind_bytes(progress.stable_index) if progress else None
+        return PeerStatus(
+            node_id=node,
+            address=member.address,
+            role=self._role_of(node, hello) if connected else "unknown",
+            connected=connected,
+            durable_index=progress.stable_index if progress else None,
+            commit_index=progress.commit_index if progress else None,
+            behind_bytes=behind,
+            last_contact_ms=None if heard is None else int((time.monotonic() - heard) * 1000),
+            fsync_p99_ms=hello.fsync_p99_ms if hello else None,
+            disk_used_ratio=hello.disk_used_ratio if hello else None,
+            catching_up=progress is not None and (progress.is_learner or progress.state != "replicate"),
+        )
+
+    def _role_of(self, node: NodeId, hello: Hello | None) -> str:
+        if node == self._core.leader_id:
+            return "leader"
+        return "learner" if hello is not None and hello.standing is not Standing.VOTER else "follower"
+
+    def _log_bytes(self) -> int:
+        log = self._storage.log
+        return log.end_offset - log.first_offset
+
+    def _behind_bytes(self, durable: LogIndex) -> int | None:
+        """Bytes of the log behind entry `durable`; None when its place is not in memory."""
+        log = self._storage.log
+        if durable >= log.last_index:
+            return 0
+        if durable < log.first_index:
+            return log.end_offset - log.first_offset
+        header = log.header_nowait(durable)
+        return None if header is None else log.end_offset - header.end

@@ -1,0 +1,83 @@
+"""Opens the data folder of a node at its start: makes a new one, or moves a lost one aside (blocking).
+
+Owns: the decision between the three. Must not: make a folder that could be taken for a voter's: a new one starts
+without the right to vote (bootstrap.py, P19).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from typing import Final
+
+from .config import RaftConfig
+from .errors import DamagedFolderError, DamagedLogError
+from .files import FileSystem
+from .storage import RaftStorage, StorageConfig, create_data_folder, is_initialized, open_storage, rejoin
+
+logger = logging.getLogger(__name__)
+
+#: Stands in a learner's own entry of its member record, where a new node has its incarnation.
+LEARNER_MARK: Final = 0
+
+
+def open_node_storage(config: RaftConfig, files: FileSystem) -> RaftStorage:
+    """Return the open data folder. Raises: DataFolderError subclasses, DamagedLogError."""
+    wanted = storage_config(config)
+    if config.rejoin:
+        return _open_for_rejoin(wanted, files)
+    if not is_initialized(wanted.data_dir, files):
+        create_data_folder(wanted, files, is_voter=False)
+        logger.info("data folder created node=%s folder=%s", config.node_id, config.data_dir)
+    return open_storage(wanted, files)
+
+
+def _open_for_rejoin(wanted: StorageConfig, files: FileSystem) -> RaftStorage:
+    """Put the old log and state aside and start as a learner under a new incarnation.
+
+    A folder that is a learner's already is kept: the flag may still be set when the process is started again.
+    """
+    storage = _open_learner(wanted, files)
+    if storage is not None:
+        return storage
+    moved = rejoin(wanted, files)
+    logger.warning("rejoin: starting with an empty log node=%s old_data=%s", wanted.node_id, moved)
+    storage = open_storage(wanted, files)
+    storage.learn_members({wanted.node_id: LEARNER_MARK})
+    return storage
+
+
+def _open_learner(wanted: StorageConfig, files: FileSystem) -> RaftStorage | None:
+    """Open the folder if it is a learner's; None: it must be replaced. Raises: ForeignFolderError and the like."""
+    try:
+        if not is_initialized(wanted.data_dir, files):
+            return None
+        storage = open_storage(wanted, files)
+    except (DamagedFolderError, DamagedLogError):
+        return None
+    if is_learner(storage):
+        return storage
+    storage.close(clean=storage.recovered.clean_stop)
+    return None
+
+
+def is_learner(storage: RaftStorage) -> bool:
+    """Tell whether this folder came back without its log and has not caught up yet (P19).
+
+    The mark is its own incarnation in its member record. Between the creation of a folder and the mark a crash leaves
+    a folder that counts as new: then the peers refuse it, because they know another incarnation.
+    """
+    identity = storage.identity
+    return not storage.hard_state.is_voter and identity.members.get(identity.node_id) == LEARNER_MARK
+
+
+def storage_config(config: RaftConfig) -> StorageConfig:
+    """Return the storage's part of the settings."""
+    return StorageConfig(
+        data_dir=config.data_dir,
+        cluster_id=config.cluster_id,
+        group=config.group,
+        node_id=config.node_id,
+        segment_size=config.segment_size,
+        flush=config.flush,
+    )

@@ -1,0 +1,162 @@
+"""Who this node is to the others, whom it believes, and when its own vote counts (the shell of bootstrap.py).
+
+Owns: the member record (durable through the storage), the latest greeting of each peer, the standing of this node.
+Must not: answer a greeting before the sender's incarnation is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from .bootstrap import MemberRecord, Rejoin, may_become_voter
+from .config import RaftConfig
+from .core import RaftCore
+from .errors import NotLeaderError
+from .hello import Hello, Refusal, Standing, refusal_of
+from .storage import RaftStorage
+from .storage_opening import is_learner
+from .types import LogIndex, NodeId
+
+logger = logging.getLogger(__name__)
+
+
+class VotingRights:
+    """`announce` sends a new greeting to everybody; `read_index` asks the leader; `promote` makes the core a voter
+    and returns the number of the persist operation that makes it durable."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        storage: RaftStorage,
+        core: RaftCore,
+        *,
+        promote: Callable[[], int],
+        announce: Callable[[], None],
+        read_index: Callable[[], Awaitable[LogIndex]],
+        on_new_incarnation: Callable[[NodeId, int], None],
+    ) -> None:
+        self.hellos: dict[NodeId, Hello] = {}
+        self._config = config
+        self._storage = storage
+        self._core = core
+        self._promote_core = promote
+        self._announce = announce
+        self._read_index = read_index
+        self._on_new_incarnation = on_new_incarnation
+        self._members = frozenset(member.node_id for member in config.members)
+        self._others = frozenset(peer.node_id for peer in config.peers)
+        known = {node: number for node, number in storage.identity.members.items() if number}
+        self._record = MemberRecord(config.group, {n: i for n, i in known.items() if n != config.node_id})
+        self._is_learner = is_learner(storage)
+        self._lock = asyncio.Lock()  # one change of the record at a time
+        self._rejoin = Rejoin(config.node_id, storage.incarnation, self._others)
+        self._aiming: asyncio.Task[None] | None = None
+        self._promotion_seq: int | None = None
+        self._was_voter = core.is_voter
+
+    @property
+    def standing(self) -> Standing:
+        """What this node's vote is worth. A promotion shows when it is durable."""
+        if self._was_voter:
+            return Standing.VOTER
+        return Standing.LEARNER if self._is_learner else Standing.FRESH
+
+    def hello(self, to: NodeId | None, fsync_p99_ms: float, disk_used_ratio: float) -> Hello:
+        """Return this node's greeting."""
+        return Hello(
+            cluster_id=self._config.cluster_id,
+            group=self._config.group,
+            node_id=self._config.node_id,
+            incarnation=self._storage.incarnation,
+            segment_size=self._config.segment_size,
+            standing=self.standing,
+            term=self._core.term,
+            to_node_id=to or "",
+            known_incarnations=dict(self._record.known),
+            feature_level=self._config.feature_level,
+            fsync_p99_ms=fsync_p99_ms,
+            disk_used_ratio=disk_used_ratio,
+        )
+
+    async def admit(self, hello: Hello) -> Refusal | None:
+        """Judge a greeting; when it is accepted, its incarnation is durable here on return."""
+        refusal = refusal_of(self.hello(None, 0.0, 0.0), hello, self._members)
+        if refusal is not None:
+            return refusal
+        async with self._lock:
+            refusal = self._record.refusal_of(hello)
+            if refusal is not None:
+                return refusal
+            if self._record.would_change(hello):
+                await self._store(hello)
+        self.learn(hello)
+        return None
+
+    async def _store(self, hello: Hello) -> None:
+        changed = {**self._record.known, hello.node_id: hello.incarnation}
+        await asyncio.to_thread(self._storage.learn_members, changed)
+        replaced = self._record.known.get(hello.node_id)
+        self._record.known = changed
+        if replaced:
+            logger.warning(
+                "member came back with a new data folder node=%s old=%016x new=%016x",
+                hello.node_id, replaced, hello.incarnation,
+            )  # fmt: skip
+            self._on_new_incarnation(hello.node_id, hello.incarnation)
+        self._announce()
+
+    def learn(self, hello: Hello) -> None:
+        """Take news about an admitted peer."""
+        if self._record.known.get(hello.node_id) == hello.incarnation:
+            self.hellos[hello.node_id] = hello
+            self.advance()
+
+    def advance(self) -> None:
+        """See whether this node may vote by now. Call it when greetings, log, term or leader moved."""
+        if self._was_voter or self._promotion_seq is not None:
+            return
+        if self.standing is Standing.FRESH:
+            if may_become_voter(self._config.node_id, self._storage.incarnation, self._others, self.hellos):
+                self._promote("every other member is new too, or knows this node")
+            return
+        core, rejoin = self._core, self._rejoin
+        if rejoin.target is None:
+            if self._aiming is None and core.leader_id is not None and rejoin.is_known_to_all(self.hellos):
+                self._aiming = asyncio.get_running_loop().create_task(self._aim())
+        elif rejoin.is_done(
+            durable=core.stable_index,
+            commit=core.commit_index,
+            term=core.term,
+            leader=core.leader_id,
+            voted_for=core.leader_id,  # the promotion binds the vote to this leader (promote_to_voter)
+        ):
+            self._promote(f"everything up to entry {rejoin.target} is here again")
+
+    def note_durable(self, seq: int) -> None:
+        """Everything up to persist operation `seq` is durable: with it perhaps a promotion that was under way."""
+        if self._promotion_seq is not None and not self._was_voter and seq >= self._promotion_seq:
+            self._was_voter = True
+            self._announce()
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        if self._aiming is not None:
+            self._aiming.cancel()
+            await asyncio.wait([self._aiming])
+
+    async def _aim(self) -> None:
+        try:
+            target = await self._read_index()
+            self._rejoin.aim(target, self.hellos)
+            logger.info("rejoin: fetching everything up to the leader's commit point target=%d", target)
+        except NotLeaderError:
+            return  # asked again when the leader is known
+        finally:
+            self._aiming = None
+        self.advance()
+
+    def _promote(self, why: str) -> None:
+        logger.info("this node votes from now on node=%s reason=%r", self._config.node_id, why)
+        self._promotion_seq = self._promote_core()

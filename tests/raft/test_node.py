@@ -1,0 +1,212 @@
+"""RaftNodes over real streams and files: elect, commit, lose the leader, catch up, start again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ledgermq.raft.errors import EntryTooLargeError, NotLeaderError
+
+from .node_cluster import SEGMENT, Cluster, run
+
+
+def test_a_single_node_leads_and_commits_alone(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"one", b"two")
+        await cluster.settle()
+        assert cluster.applied("n1") == [b"one", b"two"]
+
+    run(Cluster(tmp_path, ["n1"]), scenario)
+
+
+def test_three_new_nodes_elect_a_leader_and_hold_identical_logs(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        sent = [b"message %d" % n * (1 + n * 40) for n in range(50)]
+        await cluster.send(*sent)
+        await cluster.settle()
+        for name in cluster.nodes:
+            assert cluster.applied(name) == sent
+        logs = {cluster.log_bytes(name) for name in cluster.nodes}
+        assert len(logs) == 1
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_entries_that_fill_several_segments_are_identical_everywhere(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(*(bytes([n]) * (SEGMENT // 5) for n in range(12)))
+        await cluster.settle()
+        logs = {cluster.log_bytes(name) for name in cluster.nodes}
+        assert len(logs) == 1
+        assert len(logs.pop()) > 2 * SEGMENT
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_proposals_of_one_turn_commit_together_in_order(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        node = cluster.nodes[await cluster.leader()]
+        proposals = [node.propose([b"%d" % n], 1) for n in range(200)]
+        await asyncio.gather(*(proposal.committed for proposal in proposals))
+        indexes = [proposal.index for proposal in proposals]
+        assert indexes == list(range(indexes[0], indexes[0] + 200))
+        await node.wait_applied(indexes[-1])
+        assert node.applied_index >= indexes[-1]
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_a_follower_refuses_proposals_and_names_the_leader(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        leader = await cluster.leader()
+        follower = next(name for name in cluster.nodes if name != leader)
+        with pytest.raises(NotLeaderError) as refusal:
+            cluster.nodes[follower].propose([b"x"], 1)
+        assert refusal.value.leader == leader
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_an_entry_above_the_limit_is_refused_and_nothing_is_appended(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        node = cluster.nodes[await cluster.leader()]
+        last = node.last_index
+        with pytest.raises(EntryTooLargeError):
+            node.propose([bytes(SEGMENT)], 1)
+        assert node.last_index == last
+
+    run(Cluster(tmp_path, ["n1"]), scenario)
+
+
+def test_a_killed_leader_is_replaced_and_catches_up_when_it_returns(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"before")
+        first = await cluster.leader()
+        await cluster.kill(first)
+        await cluster.send(*(b"without %d" % n for n in range(30)))
+        second = await cluster.leader()
+        assert second != first
+        await cluster.start(first)
+        await cluster.send(b"after")
+        await cluster.settle()
+        expected = [b"before", *(b"without %d" % n for n in range(30)), b"after"]
+        assert all(cluster.applied(name) == expected for name in cluster.nodes)
+        assert len({cluster.log_bytes(name) for name in cluster.nodes}) == 1
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_what_was_committed_survives_the_death_of_all_nodes(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"one", b"two")
+        await cluster.kill("n1", "n2", "n3")
+        await cluster.start()
+        await cluster.send(b"three")
+        await cluster.settle()
+        for name in cluster.nodes:
+            assert cluster.applied(name) == [b"one", b"two", b"three"]
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_without_a_majority_nothing_is_committed_and_with_one_it_goes_on(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"one")
+        leader = await cluster.leader()
+        others = [name for name in cluster.nodes if name != leader]
+        await cluster.kill(*others)
+        node = cluster.nodes[leader]
+        proposal = node.propose([b"alone"], 1)
+        await cluster.until(lambda: not node.is_leader, "a leader without a majority steps down")
+        assert not proposal.committed.done() or proposal.committed.exception() is not None
+        assert b"alone" not in cluster.applied(leader)
+        await cluster.start(others[0])
+        await cluster.send(b"two")
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_a_planned_stop_hands_the_lead_over(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"one")
+        first = await cluster.leader()
+        term = cluster.nodes[first].term
+        await cluster.stop(first)
+        assert any(node.is_leader for node in cluster.nodes.values())
+        assert all(node.term == term + 1 for node in cluster.nodes.values())
+        await cluster.send(b"two")
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_the_lead_can_be_given_to_a_named_node(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"one")
+        first = await cluster.leader()
+        target = next(name for name in sorted(cluster.nodes) if name != first)
+        assert await cluster.nodes[first].transfer_leadership(cluster.nodes[target].config.node_id) == target
+        assert await cluster.leader() == target
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_a_read_index_on_any_node_covers_what_was_committed_before(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        proposal = (await cluster.send(b"one"))[0]
+        for node in cluster.nodes.values():
+            index = await node.read_index()
+            assert index >= proposal.index
+            await node.wait_applied(index)
+            assert node.applied_index >= proposal.index
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_a_state_machine_that_fails_faults_its_node_only(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        leader = await cluster.leader()
+        victim = next(name for name in cluster.nodes if name != leader)
+        cluster.machines[victim].fail_at = cluster.nodes[leader].last_index + 1
+        await cluster.send(b"one")
+        reason = await cluster.nodes[victim].wait_fatal()
+        assert "a bug in apply" in reason
+        assert cluster.nodes[victim].role == "faulted"
+        await cluster.kill(victim)
+        await cluster.send(b"two")
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_the_status_shows_every_member_its_progress_and_its_disk(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"one")
+        await cluster.settle()
+        node = cluster.nodes[await cluster.leader()]
+        await cluster.until(
+            lambda: all(peer.durable_index == node.last_index for peer in node.status().peers), "reported"
+        )
+        status = node.status()
+        assert status.role == "leader"
+        assert status.has_quorum
+        assert [peer.node_id for peer in status.peers] == ["n1", "n2", "n3"]
+        assert sorted(peer.role for peer in status.peers) == ["follower", "follower", "leader"]
+        assert all(peer.connected and not peer.catching_up for peer in status.peers)
+        assert all(0 < (peer.disk_used_ratio or 0) < 1 for peer in status.peers)
+
+    run(Cluster(tmp_path), scenario)
