@@ -146,26 +146,47 @@ async def ask(address: str) -> pb.GetStatusResponse | None:
         return answer
 
 
+async def node_addresses(nameserver: str, nodes: list[str]) -> dict[str, str]:
+    """Return the log address of every known node, by node id. Raises: LedgerMQError when nobody answers."""
+    if nodes:
+        groups = await _groups_by_nodes(nodes)
+        answers = [answer for group in groups for answer in group.answers.values()]
+        found = {n.node_id: n.addresses.log_address for answer in answers for n in answer.nodes}
+        return {name: address for name, address in found.items() if address}
+    listed = await _list_groups(nameserver)
+    return {
+        node.node_id: node.listeners[0].log_address
+        for route in listed.groups
+        for node in route.nodes
+        if node.listeners
+    }
+
+
 async def _groups_by_nameserver(nameserver: str) -> list[GroupAnswers]:
+    listed = await _list_groups(nameserver)
+    return [await _ask_group(route) for route in listed.groups]
+
+
+async def _list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
+    """Ask one nameserver after the other. Raises: NameserversDownError, LedgerMQError (no group is known)."""
     addresses = [part.strip() for part in nameserver.split(",") if part.strip()]
-    listed = None
     for address in addresses:
         async with grpc.aio.insecure_channel(address) as channel:
             stub = nameserver_pb2_grpc.NameServerServiceStub(channel)
             try:
-                listed = await stub.ListGroups(nameserver_pb2.ListGroupsRequest(), timeout=_ASK_SECONDS)
-                break
+                listed: nameserver_pb2.ListGroupsResponse = await stub.ListGroups(
+                    nameserver_pb2.ListGroupsRequest(), timeout=_ASK_SECONDS
+                )
             except grpc.aio.AioRpcError:
                 continue
-    if listed is None:
-        raise NameserversDownError(addresses)
-    if not listed.groups:
+        if listed.groups:
+            return listed
         raise LedgerMQError(
-            f"no broker group is registered at the nameserver {addresses[0]}",
+            f"no broker group is registered at the nameserver {address}",
             "The brokers are down, or know another nameserver",
             "Ask a node itself: ledgermq cluster status --node HOST:8082",
         )
-    return [await _ask_group(route) for route in listed.groups]
+    raise NameserversDownError(addresses)
 
 
 async def _ask_group(route: route_pb2.GroupRoute) -> GroupAnswers:

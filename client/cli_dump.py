@@ -1,0 +1,204 @@
+"""`ledgermq dump` and `ledgermq check`: copies of the nodes' logs, and the Spark job that compares them.
+
+Owns: writing the streamed files of each node, finding the nodes. Must not: read what is in the files.
+Invariant: a node's folder in the dump is complete exactly when it has a manifest.json, which is written last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, BinaryIO
+
+import grpc
+import grpc.aio
+import typer
+from rich.markup import escape
+
+from ledgermq.proto import admin_pb2 as pb
+from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
+
+from .cli_cluster import NodeOption, ask, node_addresses
+from .cli_output import DEFAULT_NAMESERVER, NameserverOption, err, out, run
+from .errors import BrokerUnreachableError, LedgerMQError, MissingExtraError, UsageError, error_of
+from .status_report import size
+
+MANIFEST = "manifest.json"
+_MAX_CHUNK = 16 * 1024 * 1024
+_CHECK_MODULES = (("spark", "pyspark"), ("spark", "pyarrow"), ("spark", "pandas"))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    app.command("dump")(dump)
+    app.command("check", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(check)
+
+
+def dump(
+    to: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; one sub-folder per node.")],
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    node: NodeOption = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Dump the data folder of a node that is not running instead."),
+    ] = None,
+) -> int:
+    """Copy every node's log, up to its commit point, as it stands on disk. Then: ledgermq check DIR."""
+    if data is not None:
+        return _dump_offline(data, to)
+    missing = run(_dump_all(nameserver, node or [], to))
+    if missing:
+        err.print(
+            escape(
+                f"error: no dump of {', '.join(missing)}: not reached. The check will call that incomplete."
+            )
+        )
+        return 1
+    out.print(escape(f"Next: ledgermq check {to}"))
+    return 0
+
+
+def check(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What ledgermq dump wrote.")],
+) -> int:
+    """Compare the nodes' logs on Spark. Exit code: 0 consistent, 1 inconsistent, 2 unusable, 3 incomplete."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}", "", f"Make one: ledgermq dump {folder}")
+    for extra, module in _CHECK_MODULES:
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtraError("ledgermq check", extra, module)
+    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+        raise LedgerMQError(
+            "ledgermq check needs Java 17 or newer for Spark, and there is no java on the PATH",
+            "",
+            "Install it: sudo apt-get install -y openjdk-17-jre-headless",
+        )
+    command = [sys.executable, "-m", "ledgermq.spark_jobs.verify", str(folder), *context.args]
+    return subprocess.run(command, check=False).returncode
+
+
+def _dump_offline(data: Path, to: Path) -> int:
+    if importlib.util.find_spec("uvloop") is None:
+        raise MissingExtraError("dumping a data folder", "server", "uvloop")
+    command = [sys.executable, "-m", "ledgermq.broker.dump", "--data", str(data), "--out", str(to)]
+    return subprocess.run(command, check=False).returncode
+
+
+async def _dump_all(nameserver: str, nodes: list[str], to: Path) -> list[str]:
+    """Dump all nodes, one after the other; return the names of those that could not be reached."""
+    targets = await node_addresses(nameserver, nodes)
+    missing = []
+    for name, address in sorted(targets.items()):
+        if await ask(address) is None:
+            missing.append(name)
+            continue
+        with err.status(f"{name} ...") as status:
+            done = await dump_node(
+                name,
+                address,
+                to,
+                lambda n, total, name=name: status.update(f"{name}  {size(n)} of {size(total)}"),  # type: ignore[misc]
+            )
+        out.print(escape(f"{name}   {size(done.bytes)} in {done.files} files -> {to / name}"))
+    return missing
+
+
+@dataclass(slots=True)
+class DumpResult:
+    """What one node's dump holds."""
+
+    files: int = 0
+    bytes: int = 0
+
+
+async def dump_node(
+    name: str, address: str, to: Path, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> DumpResult:
+    """Write the dump of the node at `address` to `to/name`, replacing an older one.
+
+    Raises: BrokerUnreachableError, RefusedError, UsageError (the folder cannot be written).
+    """
+    folder = to / name
+    _make_empty(folder)
+    result = DumpResult()
+    async with grpc.aio.insecure_channel(
+        address, options=[("grpc.max_receive_message_length", _MAX_CHUNK)]
+    ) as channel:
+        try:
+            await _receive(AdminServiceStub(channel).Dump(pb.DumpRequest()), folder, result, on_progress)
+        except grpc.aio.AioRpcError as error:
+            raise BrokerUnreachableError(address, error.details() or error.code().name) from error
+    if not (folder / MANIFEST).exists():
+        raise LedgerMQError(
+            f"the dump of {name} ended without its manifest",
+            "The node stopped while it sent it",
+            f"Try again: ledgermq dump {to}",
+        )
+    return result
+
+
+async def _receive(
+    call: grpc.aio.UnaryStreamCall[pb.DumpRequest, pb.DumpChunk],
+    folder: Path,
+    result: DumpResult,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Write chunks as they come. A file's chunks come in order, one file after the other."""
+    current, file = "", None
+    try:
+        async for chunk in call:
+            if chunk.HasField("refusal") and chunk.refusal.code:
+                raise error_of(chunk.refusal)
+            if chunk.path != current or file is None:
+                if file is not None:
+                    file.close()
+                current, file = chunk.path, _open(folder, chunk.path)
+                result.files += 1
+            file.seek(chunk.offset)
+            file.write(chunk.data)
+            result.bytes += len(chunk.data)
+            on_progress(result.bytes, chunk.total_bytes)
+            await asyncio.sleep(0)
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _open(folder: Path, path: str) -> BinaryIO:
+    """Open a file of the dump. A path that leads out of the folder is an attack or a defect. Raises: LedgerMQError."""
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts:
+        raise LedgerMQError(
+            f'the node sent a file name that is not allowed: "{path}"', "Nothing was written there"
+        )
+    target = folder.joinpath(*parts)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target.open("wb")
+
+
+def _make_empty(folder: Path) -> None:
+    """Remove an older dump; refuse to remove anything else. Raises: UsageError."""
+    if folder.exists():
+        ours = {MANIFEST, "commitlog", "consumequeue"}
+        others = [entry.name for entry in folder.iterdir() if entry.name not in ours]
+        if others:
+            raise UsageError(
+                f"{folder} is not a dump (it holds {others[0]})",
+                "Nothing was changed",
+                "Choose another folder",
+            )
+        shutil.rmtree(folder)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be made: {error.strerror}", "", "Choose a folder that can be written"
+        ) from error
