@@ -7,7 +7,6 @@ without the right to vote (bootstrap.py, P19).
 from __future__ import annotations
 
 import logging
-
 from typing import Final
 
 from .config import RaftConfig

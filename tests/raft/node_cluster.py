@@ -20,6 +20,7 @@ from .ports import free_port
 
 WAIT_S = 30.0
 SEGMENT = 1 << 20
+NOTHING = LogIndex(0)
 
 
 @dataclass
@@ -27,7 +28,7 @@ class RecordingStateMachine:
     """Keeps every payload that was applied."""
 
     applied: list[tuple[int, int, bytes]] = field(default_factory=list)  # index, term, payload of RECORDS
-    last_applied_index: LogIndex = LogIndex(0)
+    last_applied_index: LogIndex = NOTHING
     ready: list[Term] = field(default_factory=list)
     lost: list[Term] = field(default_factory=list)
     leaders: list[NodeId | None] = field(default_factory=list)
@@ -91,7 +92,7 @@ class Cluster:
     async def until(self, condition: Callable[[], bool], what: str = "") -> None:
         try:
             async with asyncio.timeout(WAIT_S):
-                while not condition():
+                while not condition():  # noqa: ASYNC110 (whatever it is about, nothing announces it)
                     await asyncio.sleep(0.005)
         except TimeoutError:
             states = {

@@ -1,0 +1,133 @@
+"""P19 with real nodes: first start, an empty disk under a known id, and the way back."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from ledgermq.raft.hello import Standing
+
+from .node_cluster import Cluster, run
+
+
+def standing(cluster: Cluster, name: str) -> Standing:
+    return cluster.nodes[name].hello(None).standing
+
+
+def test_new_nodes_wait_for_all_members_before_any_of_them_votes(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start("n1", "n2")
+        await cluster.until(
+            lambda: all(
+                len(node.status().peers) == 3 and node.role == "learner" for node in cluster.nodes.values()
+            )
+        )
+        await cluster.until(
+            lambda: all(any(p.connected and p.node_id != n for p in node.status().peers) for n, node in cluster.nodes.items())
+        )  # fmt: skip
+        assert {standing(cluster, name) for name in ("n1", "n2")} == {Standing.FRESH}
+        await cluster.start("n3")
+        await cluster.send(b"one")
+        assert {standing(cluster, name) for name in cluster.nodes} == {Standing.VOTER}
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_an_empty_disk_under_a_voters_id_stops_with_the_way_out(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"one")
+        await cluster.settle()
+        await cluster.kill("n3")
+        shutil.rmtree(tmp_path / "n3")
+        await cluster.start("n3")
+        reason = await cluster.nodes["n3"].wait_fatal()
+        assert "n3 is a known voter of group g0 and its data folder is empty" in reason
+        assert "ledgermq broker --rejoin" in reason
+        assert cluster.fatal["n3"] == reason
+        await cluster.kill("n3")
+        await cluster.start("n3")  # what was left behind is no voter either
+        assert "known voter" in await cluster.nodes["n3"].wait_fatal()
+        await cluster.kill("n3")
+        await cluster.send(b"two")
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_two_empty_disks_cannot_outvote_the_one_that_remembers(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"one")
+        await cluster.settle()
+        await cluster.kill("n1", "n2", "n3")
+        for name in ("n2", "n3"):
+            shutil.rmtree(tmp_path / name)
+        await cluster.start("n1")
+        await cluster.start("n2")
+        assert "known voter" in await cluster.nodes["n2"].wait_fatal()
+        await cluster.start("n3")
+        assert "known voter" in await cluster.nodes["n3"].wait_fatal()
+        assert not cluster.nodes["n1"].is_leader
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_a_node_that_rejoins_fetches_everything_and_votes_again(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        sent = [b"message %d" % n for n in range(20)]
+        await cluster.send(*sent)
+        await cluster.settle()
+        old = cluster.nodes["n3"].storage.incarnation
+        await cluster.kill("n3")
+        shutil.rmtree(tmp_path / "n3")
+        await cluster.start("n3", rejoin=True)
+        await cluster.until(lambda: standing(cluster, "n3") is Standing.VOTER, "n3 votes again")
+        assert cluster.nodes["n3"].storage.incarnation != old
+        await cluster.settle()
+        assert cluster.applied("n3") == sent
+        other = await cluster.leader()
+        if other != "n3":
+            await cluster.kill(other)  # now the vote of n3 is needed
+        await cluster.send(b"with n3")
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_a_node_that_rejoins_with_its_old_disk_keeps_the_old_data_aside(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"one")
+        await cluster.settle()
+        await cluster.kill("n3")
+        await cluster.start("n3", rejoin=True)
+        await cluster.until(lambda: standing(cluster, "n3") is Standing.VOTER, "n3 votes again")
+        assert list((tmp_path / "n3").glob("quarantine-*/commitlog"))
+        await cluster.kill("n3")
+        await cluster.start("n3")  # without the flag it stays what it became
+        assert standing(cluster, "n3") is Standing.VOTER
+        await cluster.send(b"two")
+        await cluster.settle()
+        assert len({cluster.log_bytes(name) for name in cluster.nodes}) == 1
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_a_learner_does_not_vote_while_a_member_that_must_know_it_is_away(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"one")
+        await cluster.settle()
+        await cluster.kill("n3")
+        leader = await cluster.leader()
+        other = next(name for name in cluster.nodes if name != leader)
+        await cluster.kill(other)
+        shutil.rmtree(tmp_path / "n3")
+        await cluster.start("n3", rejoin=True)
+        await cluster.until(lambda: not cluster.nodes[leader].is_leader, "one voter of three is no majority")
+        assert standing(cluster, "n3") is Standing.LEARNER
+        await cluster.start(other)
+        await cluster.until(lambda: standing(cluster, "n3") is Standing.VOTER, "n3 votes again")
+        await cluster.send(b"two")
+
+    run(Cluster(tmp_path), scenario)
