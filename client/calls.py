@@ -1,0 +1,67 @@
+"""Unary calls to the nodes of a broker group: the leader first, then the others, within one deadline.
+
+Owns: which node is asked next, the translation of refusals and gRPC errors. Used for calls that are safe to repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import grpc
+
+from ledgermq.proto import route_pb2 as pb
+
+from .channels import Channels, unreachable
+from .errors import LedgerMQError, RefusedError, error_of
+from .topic_route import BrokerGroup
+
+CALL_TIMEOUT_S: Final = 5.0
+_ATTEMPT_TIMEOUT_S: Final = 2.5
+_PAUSE_S: Final = 0.05
+
+T = TypeVar("T")
+
+
+async def call_group(
+    group: Callable[[], BrokerGroup],
+    channels: Channels,
+    call: Callable[[Any, float], Awaitable[T]],
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> T:
+    """Call nodes of a group until one answers. `call(channel, timeout_s)` makes the call on a channel.
+
+    Raises: the refusal as an error when it is not retryable; BrokerUnreachableError or the last refusal when the
+    time is over.
+    """
+    end = time.monotonic() + timeout_s
+    last: LedgerMQError | None = None
+    hint = ""
+    while True:
+        addresses = [hint] * bool(hint) + [node.log_address for node in group().by_preference]
+        for address in addresses:
+            rest = end - time.monotonic()
+            if rest <= 0:
+                break
+            try:
+                answer = await call(channels.get(address), min(rest, _ATTEMPT_TIMEOUT_S))
+            except grpc.RpcError as error:
+                last = unreachable(address, error)
+                continue
+            refusal: pb.Refusal | None = getattr(answer, "refusal", None)
+            if refusal is None or not refusal.code:
+                return answer
+            failure = error_of(refusal)
+            if not failure.retryable:
+                raise failure
+            last = failure
+            hint = failure.leader_address if isinstance(failure, RefusedError) else ""
+            if hint and hint != address:
+                break
+        if time.monotonic() + _PAUSE_S >= end:
+            assert last is not None, "a group has at least one node"
+            raise last
+        await asyncio.sleep(_PAUSE_S)

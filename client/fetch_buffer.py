@@ -1,0 +1,177 @@
+"""What a pull consumer has fetched and not yet handed out, and what it asks for next. Pure.
+
+Owns: per queue the next offset to ask for and the next to hand out; the bound on buffered bytes.
+Must not: do I/O, read clocks.
+Invariant: position <= next offset to ask for; every record between them stands in the buffer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from ledgermq.proto import log_pb2
+from ledgermq.proto import route_pb2 as pb
+from ledgermq.proto.errors import LayoutError
+from ledgermq.proto.record import SECTION_HEADER_SIZE, decode_section, record_positions, verify_section
+
+from .errors import CorruptMessageError
+from .message import MessageQueue, MessageView
+
+#: Bytes that may wait in the buffer; asking stops above it.
+MAX_BUFFER_BYTES: Final = 32 * 1024 * 1024
+#: Bytes asked for at once, over all queues of a group.
+FETCH_BYTES: Final = 4 * 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class AssignedQueue:
+    """A queue that this consumer reads. Offsets are queue offsets."""
+
+    queue: MessageQueue
+    topic_id: int
+    position: int  # next offset to hand out
+    fetch_offset: int  # next offset to ask for
+    generation: int = 0  # changes with every seek: answers to older questions are dropped
+
+
+@dataclass(slots=True)
+class _Piece:
+    """The records of one section that were not handed out yet."""
+
+    assigned: AssignedQueue
+    generation: int
+    body: memoryview
+    positions: list[int]
+    first_offset: int
+    store_timestamp: int
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfRange:
+    """The broker does not have the offset that was asked for: it has [begin, end)."""
+
+    assigned: AssignedQueue
+    begin: int
+    end: int
+
+
+class FetchBuffer:
+    """The assigned queues of one broker group."""
+
+    def __init__(self, max_bytes: int = MAX_BUFFER_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._queues: dict[tuple[int, int], AssignedQueue] = {}
+        self._pieces: deque[_Piece] = deque()
+        self._bytes = 0
+        self._turn = 0
+
+    def assign(self, assigned: AssignedQueue) -> None:
+        self._queues[assigned.topic_id, assigned.queue.queue_id] = assigned
+
+    def remove(self, assigned: AssignedQueue) -> None:
+        """Stop reading a queue; what is buffered of it is dropped."""
+        self._queues.pop((assigned.topic_id, assigned.queue.queue_id), None)
+        assigned.generation += 1
+
+    @property
+    def queues(self) -> list[AssignedQueue]:
+        return list(self._queues.values())
+
+    @property
+    def has_messages(self) -> bool:
+        return bool(self._pieces)
+
+    @property
+    def has_room(self) -> bool:
+        """Another fetch may be sent."""
+        return bool(self._queues) and self._bytes < self._max_bytes
+
+    def seek(self, assigned: AssignedQueue, offset: int) -> None:
+        """Continue at `offset`; what was fetched of the queue before is dropped."""
+        assigned.generation += 1
+        assigned.position = assigned.fetch_offset = offset
+
+    def next_request(self, max_wait_ms: int) -> tuple[log_pb2.FetchRequest, dict[tuple[int, int], int]]:
+        """Return the next request and the generation of each queue in it (for `on_response`).
+
+        Queues take turns at the front, so that one full queue does not starve the others.
+        """
+        request = log_pb2.FetchRequest(max_bytes=min(FETCH_BYTES, self._max_bytes), max_wait_ms=max_wait_ms)
+        queues = self.queues
+        self._turn = (self._turn + 1) % max(len(queues), 1)
+        asked = {}
+        for assigned in queues[self._turn :] + queues[: self._turn]:
+            key = (assigned.topic_id, assigned.queue.queue_id)
+            request.positions.add(topic_id=key[0], queue_id=key[1], offset=assigned.fetch_offset)
+            asked[key] = assigned.generation
+        return request, asked
+
+    def on_response(
+        self, response: log_pb2.FetchResponse, asked: dict[tuple[int, int], int]
+    ) -> list[tuple[AssignedQueue, pb.Refusal] | OutOfRange]:
+        """Take an answer in; return the queues that were refused.
+
+        Raises: CorruptMessageError (a checksum does not fit; nothing behind it is taken).
+        """
+        refused: list[tuple[AssignedQueue, pb.Refusal] | OutOfRange] = []
+        for found in response.queues:
+            key = (found.topic_id, found.queue_id)
+            assigned = self._queues.get(key)
+            if assigned is None or asked.get(key) != assigned.generation:
+                continue
+            if found.HasField("refusal"):
+                if found.refusal.code == pb.OFFSET_OUT_OF_RANGE:
+                    refused.append(OutOfRange(assigned, found.begin_offset, found.end_offset))
+                else:
+                    refused.append((assigned, found.refusal))
+                continue
+            for section in found.sections:
+                self._take(assigned, section)
+        return refused
+
+    def _take(self, assigned: AssignedQueue, fetched: log_pb2.FetchedSection) -> None:
+        raw = fetched.section
+        try:
+            header = decode_section(raw)
+            verify_section(raw, 0, header)
+            body = memoryview(raw)[SECTION_HEADER_SIZE : header.total_size]
+            positions: list[int] = record_positions(body, header.count).tolist()
+        except LayoutError as error:
+            raise CorruptMessageError(assigned.queue.topic, assigned.queue.queue_id, str(error)) from error
+        skip = assigned.fetch_offset - header.base_queue_offset
+        if skip >= header.count:
+            return  # we have all of it already
+        first = header.base_queue_offset + max(skip, 0)
+        piece = _Piece(
+            assigned, assigned.generation, body, positions[max(skip, 0) :], first, fetched.store_timestamp
+        )
+        assigned.fetch_offset = header.base_queue_offset + header.count
+        self._pieces.append(piece)
+        self._bytes += len(body)
+
+    def take(self, max_messages: int) -> list[MessageView]:
+        """Hand out up to `max_messages`, in order within each queue."""
+        out: list[MessageView] = []
+        while self._pieces and len(out) < max_messages:
+            piece = self._pieces[0]
+            assigned = piece.assigned
+            if piece.generation == assigned.generation:
+                out.extend(_views(piece, max_messages - len(out)))
+                assigned.position = piece.first_offset + piece.at
+                if piece.at < len(piece.positions):
+                    return out
+            self._pieces.popleft()
+            self._bytes -= len(piece.body)
+        return out
+
+
+def _views(piece: _Piece, at_most: int) -> Iterable[MessageView]:
+    """Make the views of the next records of a piece and move behind them."""
+    start = piece.at
+    piece.at = min(start + at_most, len(piece.positions))
+    queue, body, stamp, offset = piece.assigned.queue, piece.body, piece.store_timestamp, piece.first_offset
+    return [MessageView(body, piece.positions[i], queue, offset + i, stamp) for i in range(start, piece.at)]

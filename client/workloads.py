@@ -1,0 +1,161 @@
+"""The workloads of `ledgermq bench`: what a user can expect of this cluster on this machine.
+
+W1 one message in flight · W2 64 in flight · W3 as many as the client pipelines · W4 read a backlog back with committed
+offsets · W5 500 messages/s, from send to receive. Owns: the loops and the figures. Must not: print.
+A figure holds for this run on this machine; compare figures of one run only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+
+from .producer import Producer
+from .pull_consumer import PullConsumer
+
+clock = time.perf_counter
+_STAMP = struct.Struct("<d")
+
+
+@dataclass(slots=True)
+class Figures:
+    """The outcome of one workload. Latencies in ms; `histogram` counts latencies by upper bound in ms."""
+
+    workload: str
+    messages: int
+    seconds: float
+    bytes_per_message: int
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    max_ms: float = 0.0
+    histogram: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        """Messages per second."""
+        return self.messages / self.seconds if self.seconds else 0.0
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "messages_per_second": round(self.rate, 1)}
+
+
+def summarise(workload: str, latencies: list[float], seconds: float, size: int, count: int = 0) -> Figures:
+    """Fold latencies (s) into figures; `count` messages when no latencies were taken."""
+    figures = Figures(workload, count or len(latencies), seconds, size)
+    if latencies:
+        ordered = sorted(latencies)
+        figures.p50_ms = 1e3 * ordered[len(ordered) // 2]
+        figures.p99_ms = 1e3 * ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+        figures.max_ms = 1e3 * ordered[-1]
+        figures.histogram = _histogram(ordered)
+    return figures
+
+
+def _histogram(ordered: list[float]) -> dict[str, int]:
+    """Count by bounds that double, from 0.25 ms on."""
+    counts: dict[str, int] = {}
+    bound, position = 0.25, 0
+    while position < len(ordered):
+        before = position
+        while position < len(ordered) and ordered[position] * 1e3 <= bound:
+            position += 1
+        if position > before:
+            counts[f"{bound:g}"] = position - before
+        bound *= 2
+    return counts
+
+
+class Workloads:
+    """Runs workloads against one topic that exists."""
+
+    def __init__(self, nameserver: str, topic: str, *, size: int, seconds: float, in_flight: int) -> None:
+        self._nameserver = nameserver
+        self._topic = topic
+        self._size = size
+        self._seconds = seconds
+        self._in_flight = in_flight
+        self._stored = 0
+
+    async def run(self, name: str) -> Figures:
+        """Run one workload by name (W1 … W5)."""
+        if name in ("W1", "W2", "W3"):
+            return await self._produce(name, {"W1": 1, "W2": 64, "W3": self._in_flight}[name])
+        if name == "W4":
+            return await self._drain()
+        return await self._end_to_end()
+
+    async def _produce(self, name: str, in_flight: int) -> Figures:
+        body = os.urandom(self._size)
+        async with Producer(self._nameserver) as producer:
+            await producer.prepare(self._topic)
+            await self._loop(lambda: producer.send(self._topic, body), min(in_flight, 64), 0.5)
+            begin = clock()
+            latencies = await self._loop(lambda: producer.send(self._topic, body), in_flight, self._seconds)
+            return summarise(name, latencies, clock() - begin, self._size)
+
+    async def _loop(
+        self, send: Callable[[], Awaitable[object]], in_flight: int, seconds: float
+    ) -> list[float]:
+        latencies: list[float] = []
+        end = clock() + seconds
+
+        async def worker() -> None:
+            begin = clock()
+            while begin < end:
+                await send()
+                now = clock()
+                latencies.append(now - begin)
+                begin = now
+
+        await asyncio.gather(*(worker() for _ in range(in_flight)))
+        self._stored += len(latencies)
+        return latencies
+
+    async def _drain(self) -> Figures:
+        """Read back what the workloads before stored; with nothing stored, store something first."""
+        if not self._stored:
+            await self._produce("W3", self._in_flight)
+        async with PullConsumer(self._nameserver, group=f"bench-{time.time_ns()}") as consumer:
+            await consumer.subscribe(self._topic)
+            got, begin = 0, clock()
+            while got < self._stored:
+                messages = await consumer.poll(max_messages=4096, timeout=5)
+                if not messages:
+                    break
+                for message in messages:
+                    got += bool(message.body)
+                await consumer.commit()
+            return summarise("W4", [], clock() - begin, self._size, got)
+
+    async def _end_to_end(self, rate: int = 500) -> Figures:
+        latencies: list[float] = []
+        padding = bytes(max(0, self._size - _STAMP.size))
+
+        async def receive(consumer: PullConsumer) -> None:
+            async for message in consumer:
+                latencies.append(clock() - _STAMP.unpack_from(message.body)[0])
+
+        async with (
+            Producer(self._nameserver) as producer,
+            PullConsumer(self._nameserver, start="latest") as consumer,
+        ):
+            await consumer.subscribe(self._topic)
+            receiver = asyncio.create_task(receive(consumer))
+            await producer.send(self._topic, _STAMP.pack(clock()) + padding)
+            begin, sends = clock(), []
+            for number in range(int(rate * self._seconds)):
+                pause = begin + number / rate - clock()
+                if pause > 0:
+                    await asyncio.sleep(pause)
+                sends.append(asyncio.create_task(producer.send(self._topic, _STAMP.pack(clock()) + padding)))
+            await asyncio.gather(*sends)
+            seconds = clock() - begin
+            await asyncio.sleep(0.3)
+            receiver.cancel()
+            await asyncio.gather(receiver, return_exceptions=True)
+        self._stored += len(sends) + 1
+        return summarise("W5", latencies, seconds, self._size)
