@@ -123,7 +123,7 @@ class Workloads:
             await consumer.subscribe(self._topic)
             got, begin = 0, clock()
             while got < self._stored:
-                messages = await consumer.poll(max_messages=4096, timeout=5)
+                messages = await consumer.poll(4096, timeout_ms=5000)
                 if not messages:
                     break
                 for message in messages:

@@ -34,7 +34,7 @@ class LedgerSession:
         async with PullConsumer(self._nameserver, group="drain") as consumer:
             await consumer.subscribe(self._topic)
             while got < count:
-                messages = await consumer.poll(max_messages=4000, timeout=5)
+                messages = await consumer.poll(4000, timeout_ms=5000)
                 if not messages:
                     break
                 for message in messages:
@@ -48,7 +48,7 @@ class LedgerSession:
                 await consumer.subscribe(self._topic)
                 last_commit = clock()
                 while True:
-                    for message in await consumer.poll(max_messages=1000, timeout=5):
+                    for message in await consumer.poll(1000, timeout_ms=5000):
                         on_body(message.body)
                     if clock() - last_commit > 1:
                         await consumer.commit()

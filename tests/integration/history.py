@@ -44,11 +44,11 @@ class Load:
     """A producer in a thread of its own that keeps `in_flight` messages open until it is stopped."""
 
     def __init__(
-        self, nameserver: str, topic: str, *, in_flight: int = 64, prefix: str = "m", timeout: float = 20
+        self, nameserver: str, topic: str, *, in_flight: int = 64, prefix: str = "m", timeout_ms: int = 20_000
     ) -> None:
         self.history = History()
         self._nameserver, self._topic, self._in_flight, self._prefix = nameserver, topic, in_flight, prefix
-        self._timeout = timeout
+        self._timeout_ms = timeout_ms
         self._stop = threading.Event()
         self._numbers = iter(range(1 << 62))
         self._failure: BaseException | None = None
@@ -61,7 +61,7 @@ class Load:
             self._failure = error
 
     async def _produce(self) -> None:
-        async with Producer(self._nameserver, timeout=self._timeout) as producer:
+        async with Producer(self._nameserver, timeout_ms=self._timeout_ms) as producer:
             await asyncio.gather(*(self._worker(producer) for _ in range(self._in_flight)))
 
     async def _worker(self, producer: Producer) -> None:
@@ -92,7 +92,7 @@ class Load:
 
     def stop(self) -> History:
         self._stop.set()
-        self._thread.join(self._timeout + 30)
+        self._thread.join(self._timeout_ms / 1000 + 30)
         assert not self._thread.is_alive(), "the producer does not end"
         if self._failure is not None:
             raise AssertionError(f"the producer failed: {self._failure!r}") from self._failure

@@ -18,16 +18,16 @@ TOPIC = "quorum"
 def test_a_leader_without_followers_acknowledges_and_shows_nothing(tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=3) as cluster:
         nameserver = cluster.nameserver_addresses[0]
-        with Producer(nameserver, timeout=10) as producer:
+        with Producer(nameserver, timeout_ms=10_000) as producer:
             producer.send(TOPIC, b"before")
         leader = cluster.wait_leader()
         followers = [name for name in cluster.nodes if name != leader]
         for name in followers:
             cluster.pause(name)
 
-        load = Load(nameserver, TOPIC, in_flight=8, prefix="cut-off", timeout=3)
+        load = Load(nameserver, TOPIC, in_flight=8, prefix="cut-off", timeout_ms=3000)
         with load.running():
-            with pytest.raises(LedgerMQError), Producer(nameserver, timeout=3) as producer:
+            with pytest.raises(LedgerMQError), Producer(nameserver, timeout_ms=3000) as producer:
                 producer.send(TOPIC, b"nobody hears this")
             assert load.count == 0, "a send was acknowledged by a leader alone"
             assert set(read_topic(cluster.address(leader), TOPIC).values()) == {b"before"}
