@@ -34,6 +34,7 @@ class SendBook:
     """The sender's side. Positions are (queue id, queue offset)."""
 
     acknowledged: dict[int, tuple[int, int]] = field(default_factory=dict)
+    message_ids: dict[int, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     sent_at: list[float] = field(default_factory=list)
     recognised: int = 0  # retries that the brokers had stored already
@@ -77,6 +78,7 @@ class ReceiveBook:
 
     positions: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
     deliveries: int = 0
+    stored: int = 0  # different positions seen
     out_of_order: list[int] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
     _last_in_queue: dict[int, tuple[int, int]] = field(default_factory=dict)  # queue → (offset, number)
@@ -94,7 +96,9 @@ class ReceiveBook:
             if number <= last_number:
                 self.out_of_order.append(number)
             self._last_in_queue[queue_id] = (offset, number)
-        self.positions.setdefault(number, set()).add((queue_id, offset))
+        places = self.positions.setdefault(number, set())
+        self.stored += (queue_id, offset) not in places
+        places.add((queue_id, offset))
 
     @property
     def distinct(self) -> int:
@@ -102,7 +106,7 @@ class ReceiveBook:
 
     @property
     def redelivered(self) -> int:
-        return self.deliveries - sum(len(places) for places in self.positions.values())
+        return self.deliveries - self.stored
 
 
 @dataclass(frozen=True, slots=True)

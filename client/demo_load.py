@@ -10,15 +10,19 @@ import functools
 import time
 from collections.abc import Callable
 
-from .demo_ledger import SendBook, body_of
+from .demo_ledger import ReceiveBook, SendBook, body_of
 from .errors import LedgerMQError
 from .message import SendReceipt
 from .producer import Producer
+from .pull_consumer import PullConsumer
 
 WINDOW = 4096  # messages in flight
 BODY_SIZE = 256
 _YIELD_EVERY = 128
 _SEND_TIMEOUT_MS = 30_000
+_POLL_MS = 500
+_PATIENCE_SECONDS = 30.0
+_COMMIT_EVERY = 10_000  # messages; what a consumer handled since is delivered again to the next one
 
 
 class Sender:
@@ -63,3 +67,49 @@ class Sender:
             now = time.monotonic()
             self.book.on_acknowledged(number, receipt.queue_id, receipt.queue_offset, receipt.duplicate, now)
         self._room.set()
+
+
+class Receiver:
+    """Reads a topic to its end with two consumers of one group: the first one dies half-way without a goodbye."""
+
+    def __init__(self, nameserver: str, group: str, topic: str, book: ReceiveBook) -> None:
+        self.nameserver = nameserver
+        self.group = group
+        self.topic = topic
+        self.book = book
+        self.expected = 0
+
+    async def run(self, on_progress: Callable[[int, int], None]) -> None:
+        """Read everything that is stored now. Raises: LedgerMQError when nothing comes although it should."""
+        async with PullConsumer(self.nameserver, group=self.group) as consumer:
+            await consumer.subscribe(self.topic)
+            ends = await consumer.offsets(self.topic)
+            self.expected = sum(end - begin for _, _, begin, end in ends)
+            await self._read(consumer, self.expected // 2, on_progress)
+        async with PullConsumer(self.nameserver, group=self.group) as consumer:
+            await consumer.subscribe(self.topic)
+            await self._read(consumer, self.expected, on_progress)
+            await consumer.commit()
+
+    async def _read(
+        self, consumer: PullConsumer, until: int, on_progress: Callable[[int, int], None]
+    ) -> None:
+        """Read until `until` stored messages were seen; commit now and then."""
+        quiet_since = time.monotonic()
+        uncommitted = 0
+        while self.book.stored < until:
+            messages = await consumer.poll(timeout_ms=_POLL_MS)
+            for message in messages:
+                self.book.on_message(message.queue_id, message.queue_offset, message.body)
+            if messages:
+                quiet_since = time.monotonic()
+            elif time.monotonic() - quiet_since > _PATIENCE_SECONDS:
+                raise LedgerMQError(
+                    f"{self.book.stored:,} of {self.expected:,} stored messages were delivered, "
+                    f"then nothing for {_PATIENCE_SECONDS:g} s"
+                )
+            uncommitted += len(messages)
+            if uncommitted >= _COMMIT_EVERY:
+                await consumer.commit()
+                uncommitted = 0
+            on_progress(self.book.stored, self.expected)
