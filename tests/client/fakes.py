@@ -142,6 +142,7 @@ class FakeNode(log_pb2_grpc.LogServiceServicer, admin_pb2_grpc.AdminServiceServi
 
     def _fetch(self, request: log_pb2.FetchRequest) -> log_pb2.FetchResponse:
         answer = log_pb2.FetchResponse(node_id=self.node_id)
+        room = request.max_bytes or 1 << 20
         for wanted in request.positions:
             queue = self.group.queues.get((wanted.topic_id, wanted.queue_id))
             found = log_pb2.FetchedQueue(topic_id=wanted.topic_id, queue_id=wanted.queue_id)
@@ -155,7 +156,8 @@ class FakeNode(log_pb2_grpc.LogServiceServicer, admin_pb2_grpc.AdminServiceServi
                 answer.queues.append(found)
                 continue
             for base, count, section in queue.sections:
-                if base + count > wanted.offset and len(found.sections) < 64:
+                if base + count > wanted.offset and room > 0:
+                    room -= len(section)
                     found.sections.add(section=section, store_timestamp=1, physical_offset=0)
             if found.sections:
                 answer.queues.append(found)

@@ -1,0 +1,281 @@
+"""The asyncio admin client: topics, consumer groups, offsets, status, leadership, retention.
+
+Owns: spreading a call over all broker groups (a topic has its queues in every group) and joining the answers.
+Must not: keep anything. Raises of every method: NameserversDownError, NoBrokersError, BrokerUnreachableError, RefusedError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import grpc
+
+from ledgermq.proto import admin_pb2 as pb
+from ledgermq.proto import admin_pb2_grpc, route_pb2
+from ledgermq.proto.log_pb2 import QueueOffset
+
+from .calls import CALL_TIMEOUT_S, call_group
+from .channels import Channels, unreachable
+from .encoding import check_name
+from .errors import (
+    GroupNotFoundError,
+    RefusedError,
+    TopicNotFoundError,
+    UsageError,
+    similar_names,
+)
+from .message import MessageQueue
+from .routes import Routes
+from .topic_route import BrokerGroup, Node
+
+#: Names of topic types for people, by their lower-case names.
+MESSAGE_TYPES: Final = {
+    "normal": route_pb2.NORMAL,
+    "fifo": route_pb2.FIFO,
+    "delay": route_pb2.DELAY,
+    "transaction": route_pb2.TRANSACTION,
+    "mixed": route_pb2.MIXED,
+}
+
+T = TypeVar("T")
+Stub = admin_pb2_grpc.AdminServiceStub
+
+
+class Admin:
+    """Administers one cluster. Use it as an async context manager, or call close()."""
+
+    def __init__(
+        self,
+        nameservers: str | Sequence[str] = "127.0.0.1:9876",
+        *,
+        cluster: str = "",
+        timeout_ms: int = int(CALL_TIMEOUT_S * 1000),
+    ) -> None:
+        self._channels = Channels()
+        self._routes = Routes(nameservers, self._channels, cluster)
+        self._timeout_s = timeout_ms / 1000
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._routes.close()
+        await self._channels.close()
+
+    async def groups(self) -> list[BrokerGroup]:
+        """Return all broker groups of the cluster with their nodes."""
+        return await self._routes.groups()
+
+    async def _call(self, group: BrokerGroup, call: Callable[[Stub, float], Awaitable[T]]) -> T:
+        """Call the leader of a group, or any node: each forwards to its leader."""
+        return await call_group(
+            lambda: group,
+            self._channels,
+            lambda channel, timeout: call(Stub(channel), timeout),
+            timeout_s=self._timeout_s,
+        )
+
+    async def _call_all(self, call: Callable[[Stub, float], Awaitable[T]]) -> list[tuple[BrokerGroup, T]]:
+        return [(group, await self._call(group, call)) for group in await self.groups()]
+
+    # --- topics -----------------------------------------------------------------------------------------------
+
+    async def create_topic(
+        self, topic: str, queues: int = 0, *, message_type: str = "normal", if_not_exists: bool = False
+    ) -> int:
+        """Create a topic in every broker group; return its number of queues over all of them.
+
+        `queues` is per group, 0 takes the group's default. Raises: AlreadyExistsError, InvalidNameError, UsageError.
+        """
+        check_name("topic", topic)
+        if message_type not in MESSAGE_TYPES:
+            raise UsageError(f"{message_type!r} is no message type", "", f"One of {', '.join(MESSAGE_TYPES)}")
+        request = pb.CreateTopicRequest(
+            topic=topic,
+            queue_count=queues,
+            message_type=MESSAGE_TYPES[message_type],
+            if_not_exists=if_not_exists,
+        )
+        answers = await self._call_all(lambda stub, timeout: stub.CreateTopic(request, timeout=timeout))
+        return sum(answer.topic.queue_count for _, answer in answers)
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic with its messages from every broker group. Raises: TopicNotFoundError."""
+        request = pb.DeleteTopicRequest(topic=topic)
+        await self._on_topic(topic, lambda stub, timeout: stub.DeleteTopic(request, timeout=timeout))
+
+    async def topics(self) -> list[route_pb2.TopicInfo]:
+        """Return every topic once, sorted by name; `queue_count` is the sum over all broker groups."""
+        found: dict[str, route_pb2.TopicInfo] = {}
+        for _, answer in await self._call_all(
+            lambda s, timeout: s.ListTopics(pb.ListTopicsRequest(), timeout=timeout)
+        ):
+            for info in answer.topics:
+                if info.name in found:
+                    found[info.name].queue_count += info.queue_count
+                else:
+                    found[info.name] = info
+        return [found[name] for name in sorted(found)]
+
+    async def describe_topic(
+        self, topic: str
+    ) -> tuple[route_pb2.TopicInfo, list[tuple[MessageQueue, QueueOffset]]]:
+        """Return the topic and the offsets of its queues in every group. Raises: TopicNotFoundError."""
+        request = pb.DescribeTopicRequest(topic=topic)
+        answers = await self._on_topic(
+            topic, lambda stub, timeout: stub.DescribeTopic(request, timeout=timeout)
+        )
+        queues = [
+            (MessageQueue(topic, group.name, each.queue_id), each)
+            for group, answer in answers
+            for each in answer.queues
+        ]
+        return answers[0][1].topic, queues
+
+    async def _on_topic(
+        self, topic: str, call: Callable[[Stub, float], Awaitable[T]]
+    ) -> list[tuple[BrokerGroup, T]]:
+        """Call all groups; groups without the topic are left out, and it is an error when none has it."""
+        answers = []
+        for group in await self.groups():
+            try:
+                answers.append((group, await self._call(group, call)))
+            except RefusedError as error:
+                if error.code != "TOPIC_NOT_FOUND":
+                    raise
+        if not answers:
+            known = [info.name for info in await self.topics()]
+            cluster = (await self.groups())[0].cluster
+            raise TopicNotFoundError(
+                topic, cluster=cluster, asked=self._routes.asked, similar=similar_names(topic, known)
+            )
+        return answers
+
+    # --- consumer groups --------------------------------------------------------------------------------------
+
+    async def create_group(
+        self,
+        name: str,
+        *,
+        start: str = "earliest",
+        max_attempts: int = 0,
+        fifo: bool = False,
+        if_not_exists: bool = False,
+    ) -> None:
+        """Create a consumer group. `start`: "earliest", "latest" or ms since the epoch; resolved once, then stored.
+
+        Raises: AlreadyExistsError, InvalidNameError.
+        """
+        check_name("group", name)
+        info = pb.ConsumerGroupInfo(name=name, start_position=start, max_attempts=max_attempts, fifo=fifo)
+        request = pb.CreateGroupRequest(group=info, if_not_exists=if_not_exists)
+        await self._call_all(lambda stub, timeout: stub.CreateGroup(request, timeout=timeout))
+
+    async def delete_group(self, name: str) -> None:
+        """Delete a consumer group with its offsets. Raises: GroupNotFoundError."""
+        request = pb.DeleteGroupRequest(name=name)
+        await self._on_group(name, lambda stub, timeout: stub.DeleteGroup(request, timeout=timeout))
+
+    async def consumer_groups(self) -> list[pb.ConsumerGroupInfo]:
+        """Return every consumer group once, sorted by name."""
+        found: dict[str, pb.ConsumerGroupInfo] = {}
+        request = pb.ListConsumerGroupsRequest()
+        for _, answer in await self._call_all(
+            lambda stub, timeout: stub.ListGroups(request, timeout=timeout)
+        ):
+            for info in answer.groups:
+                found.setdefault(info.name, info)
+        return [found[name] for name in sorted(found)]
+
+    async def describe_group(
+        self, name: str, topic: str = ""
+    ) -> tuple[pb.ConsumerGroupInfo, list[tuple[str, pb.GroupQueueProgress]]]:
+        """Return the group and (broker group, progress) of every queue that it has consumed. Raises: GroupNotFoundError."""
+        request = pb.DescribeGroupRequest(name=name, topic=topic)
+        answers = await self._on_group(
+            name, lambda stub, timeout: stub.DescribeGroup(request, timeout=timeout)
+        )
+        progress = [(group.name, each) for group, answer in answers for each in answer.queues]
+        return answers[0][1].group, progress
+
+    async def reset_offsets(self, group: str, topic: str, to: str) -> None:
+        """Move a group to "earliest", "latest", or a time in ms since the epoch, on all queues of the topic."""
+        request = pb.ResetOffsetsRequest(group=group, topic=topic)
+        if to == "earliest":
+            request.earliest = True
+        elif to == "latest":
+            request.latest = True
+        elif to.isdigit():
+            request.timestamp_ms = int(to)
+        else:
+            raise UsageError(
+                f"{to!r} is no position", "", 'It must be "earliest", "latest" or ms since the epoch'
+            )
+        await self._on_group(group, lambda stub, timeout: stub.ResetOffsets(request, timeout=timeout))
+
+    async def _on_group(
+        self, name: str, call: Callable[[Stub, float], Awaitable[T]]
+    ) -> list[tuple[BrokerGroup, T]]:
+        answers = []
+        for group in await self.groups():
+            try:
+                answers.append((group, await self._call(group, call)))
+            except GroupNotFoundError:
+                continue
+        if not answers:
+            raise group_not_found(name, [info.name for info in await self.consumer_groups()])
+        return answers
+
+    # --- nodes ------------------------------------------------------------------------------------------------
+
+    async def status(self, node: Node | str, *, timeout_ms: int = 2000) -> pb.GetStatusResponse:
+        """Return what one node (or the host:port of its LogService) says of itself and, if it leads, of its group."""
+        address = node if isinstance(node, str) else node.log_address
+        stub = Stub(self._channels.get(address))
+        try:
+            answer: pb.GetStatusResponse = await stub.GetStatus(
+                pb.GetStatusRequest(), timeout=timeout_ms / 1000
+            )
+        except grpc.RpcError as error:
+            raise unreachable(address, error) from error
+        return answer
+
+    async def transfer_leadership(self, broker_group: str = "", to_node: str = "") -> str:
+        """Hand leadership of a group to a node ("" = the best one); return the id of the new leader."""
+        groups = await self.groups()
+        group = next((each for each in groups if each.name == broker_group or not broker_group), None)
+        if group is None:
+            known = ", ".join(each.name for each in groups)
+            raise UsageError(f'broker group "{broker_group}" does not exist', f"Known: {known}")
+        request = pb.TransferLeadershipRequest(to_node=to_node)
+        answer = await self._call(
+            group, lambda stub, timeout: stub.TransferLeadership(request, timeout=timeout)
+        )
+        leader: str = answer.leader_id
+        return leader
+
+    async def clean(
+        self, *, dry_run: bool = False, older_than_ms: int = 0, even_unexpired: bool = False
+    ) -> list[tuple[str, pb.CleanResponse]]:
+        """Delete expired segments in every broker group; return (group, what was deleted)."""
+        request = pb.CleanRequest(dry_run=dry_run, older_than_ms=older_than_ms, even_unexpired=even_unexpired)
+        answers = await self._call_all(lambda stub, timeout: stub.Clean(request, timeout=timeout))
+        return [(group.name, answer) for group, answer in answers]
+
+
+def group_not_found(name: str, known: list[str]) -> GroupNotFoundError:
+    """Return the error for a consumer group that nobody knows."""
+    similar = similar_names(name, known)
+    hint = f' Did you mean "{similar[0]}"?' if similar else ""
+    return GroupNotFoundError(
+        "GROUP_NOT_FOUND",
+        f'consumer group "{name}" does not exist.{hint} Create it: ledgermq group create {name}',
+    )

@@ -1,0 +1,336 @@
+"""The asyncio simple consumer: receives messages with a lease, acknowledges each; any number of them share a group.
+
+    async with SimpleConsumer("127.0.0.1:9876", group="billing") as consumer:
+        await consumer.subscribe("orders")
+        for message in await consumer.receive():
+            ...
+            await consumer.ack(message)
+
+Owns: which broker group is asked next, natural batching of acknowledgements (those made while one is out go together).
+Talks `apache.rocketmq.v2.MessagingService`, where every node answers and forwards to its leader. What is not
+acknowledged within the invisible time is delivered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import grpc
+
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.proto import rocketmq_v2_pb2_grpc
+
+from .channels import Channels, unreachable
+from .encoding import check_name
+from .errors import (
+    ClosedError,
+    GroupNotFoundError,
+    InvalidHandleError,
+    LedgerMQError,
+    RefusedError,
+    TooManyRequestsError,
+    TopicNotFoundError,
+    UsageError,
+)
+from .message import LeasedMessage
+from .routes import Routes
+from .topic_route import BrokerGroup, TopicRoute
+
+logger = logging.getLogger(__name__)
+
+INVISIBLE_MS: Final = 30_000
+RECEIVE_BATCH: Final = 32
+_CALL_TIMEOUT_S: Final = 5.0
+_POLL_MS: Final = 10_000
+_POLL_GRACE_S: Final = 3.0
+_PAUSE_S: Final = 0.1
+_MAX_ACKS: Final = 256
+
+T = TypeVar("T")
+Stub = rocketmq_v2_pb2_grpc.MessagingServiceStub
+
+
+class SimpleConsumer:
+    """Receives with leases. Use it as an async context manager, or call close()."""
+
+    def __init__(
+        self,
+        nameservers: str | Sequence[str] = "127.0.0.1:9876",
+        *,
+        group: str,
+        invisible_ms: int = INVISIBLE_MS,
+        cluster: str = "",
+    ) -> None:
+        """Raises: InvalidNameError."""
+        check_name("group", group)
+        self.group = group
+        self.invisible_ms = invisible_ms
+        self._channels = Channels()
+        self._routes = Routes(nameservers, self._channels, cluster)
+        self._routes.on_change(lambda route: None)  # keeps the watch open: a new leader is asked at once
+        self._filters: dict[str, v2.FilterExpression] = {}
+        self._turn = 0
+        self._acks: dict[tuple[str, str], list[tuple[LeasedMessage, asyncio.Future[None]]]] = defaultdict(
+            list
+        )
+        self._ack_tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._client_id = f"{socket.gethostname()}@{secrets.token_hex(8)}"
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Wait for the acknowledgements that are out, then close every connection."""
+        self._closed = True
+        await asyncio.gather(*self._ack_tasks.values(), return_exceptions=True)
+        await self._routes.close()
+        await self._channels.close()
+
+    async def subscribe(self, topic: str, expression: str = "*") -> None:
+        """Receive from a topic; `expression` selects tags: "*", or "a || b". Raises: TopicNotFoundError."""
+        check_name("topic", topic)
+        await self._routes.get(topic)
+        self._filters[topic] = v2.FilterExpression(type=v2.TAG, expression=expression)
+
+    # --- receiving --------------------------------------------------------------------------------------------
+
+    async def receive(
+        self,
+        max_messages: int = RECEIVE_BATCH,
+        *,
+        invisible_ms: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> list[LeasedMessage]:
+        """Return up to `max_messages`; waits up to `timeout_ms` (None: without end) for the first one.
+
+        Raises: UsageError (no subscription), GroupNotFoundError, RefusedError, NameserversDownError.
+        """
+        if self._closed:
+            raise ClosedError("consumer")
+        if not self._filters:
+            raise UsageError("this consumer has no subscription", "", "Call subscribe() first")
+        end = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        while True:
+            sources = [
+                (topic, part.group.name)
+                for topic in self._filters
+                for part in (await self._routes.get(topic)).parts
+                if part.readable
+            ]
+            rest_ms = _POLL_MS if end is None else max(int((end - time.monotonic()) * 1000), 0)
+            # With several sources a long poll would hold up the others: it is cut into slices.
+            poll_ms = min(rest_ms, _POLL_MS if len(sources) == 1 else 500)
+            self._turn += 1
+            topic, broker_group = sources[self._turn % len(sources)]
+            messages = await self._receive_from(
+                topic, broker_group, max_messages, invisible_ms or self.invisible_ms, poll_ms
+            )
+            if messages or (end is not None and time.monotonic() >= end):
+                return messages
+
+    async def _receive_from(
+        self, topic: str, broker_group: str, max_messages: int, invisible_ms: int, poll_ms: int
+    ) -> list[LeasedMessage]:
+        request = v2.ReceiveMessageRequest(
+            group=v2.Resource(name=self.group),
+            message_queue=v2.MessageQueue(
+                topic=v2.Resource(name=topic), id=-1, broker=v2.Broker(name=broker_group)
+            ),
+            filter_expression=self._filters[topic],
+            batch_size=max_messages,
+            auto_renew=False,
+        )
+        request.invisible_duration.FromMilliseconds(invisible_ms)
+        request.long_polling_timeout.FromMilliseconds(poll_ms)
+        group = self._group(topic, broker_group)
+        for address in _addresses(group):
+            try:
+                return await self._receive_once(
+                    address, request, broker_group, poll_ms / 1000 + _POLL_GRACE_S
+                )
+            except grpc.RpcError as error:
+                logger.info("receive failed address=%s reason=%s", address, unreachable(address, error))
+            except TooManyRequestsError as error:
+                logger.info("receive refused address=%s reason=%s", address, error)
+        await asyncio.sleep(_PAUSE_S)
+        await self._refresh(topic)
+        return []
+
+    async def _receive_once(
+        self, address: str, request: v2.ReceiveMessageRequest, broker_group: str, timeout_s: float
+    ) -> list[LeasedMessage]:
+        messages = []
+        call = self._stub(address).ReceiveMessage(request, timeout=timeout_s, metadata=self._metadata())
+        async for frame in call:
+            if frame.HasField("message"):
+                messages.append(LeasedMessage(frame.message, broker_group))
+            elif frame.HasField("status") and frame.status.code not in (v2.OK, v2.MESSAGE_NOT_FOUND):
+                self._raise(frame.status, request.message_queue.topic.name)
+        return messages
+
+    async def __aiter__(self) -> AsyncIterator[LeasedMessage]:
+        while not self._closed:
+            for message in await self.receive():
+                yield message
+
+    # --- acknowledging ----------------------------------------------------------------------------------------
+
+    async def ack(self, message: LeasedMessage) -> None:
+        """The message is done: it is not delivered again. Returns when the group's majority knows.
+
+        Raises: InvalidHandleError (the lease was over before: it is or was delivered again), RefusedError.
+        """
+        key = (message.queue.broker_group, message.topic)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._acks[key].append((message, future))
+        if key not in self._ack_tasks:
+            task = self._ack_tasks[key] = asyncio.create_task(self._send_acks(key))
+            task.add_done_callback(lambda _: self._ack_tasks.pop(key, None))
+        await future
+
+    async def _send_acks(self, key: tuple[str, str]) -> None:
+        """Send what has gathered, until nothing is left."""
+        while waiting := self._acks[key][:_MAX_ACKS]:
+            del self._acks[key][: len(waiting)]
+            broker_group, topic = key
+            request = v2.AckMessageRequest(group=v2.Resource(name=self.group), topic=v2.Resource(name=topic))
+            for message, _ in waiting:
+                request.entries.add(message_id=message.message_id, receipt_handle=message.receipt_handle)
+            try:
+                answer = await self._ack_once(request, topic, broker_group)
+            except LedgerMQError as error:
+                _end(waiting, [error] * len(waiting))
+                continue
+            statuses = [entry.status for entry in answer.entries] or [answer.status] * len(waiting)
+            _end(waiting, [self._error(status, topic) for status in statuses])
+
+    async def _ack_once(
+        self, request: v2.AckMessageRequest, topic: str, broker_group: str
+    ) -> v2.AckMessageResponse:
+        answer: v2.AckMessageResponse = await self._call(
+            topic, broker_group, lambda stub: self._unary(stub.AckMessage, request)
+        )
+        return answer
+
+    async def change_invisible(self, message: LeasedMessage, invisible_ms: int) -> None:
+        """Move the end of the lease to `invisible_ms` from now; 0 gives the message back at once.
+
+        Raises: InvalidHandleError, RefusedError.
+        """
+        request = v2.ChangeInvisibleDurationRequest(
+            group=v2.Resource(name=self.group),
+            topic=v2.Resource(name=message.topic),
+            receipt_handle=message.receipt_handle,
+            message_id=message.message_id,
+        )
+        request.invisible_duration.FromMilliseconds(invisible_ms)
+        answer: v2.ChangeInvisibleDurationResponse = await self._call(
+            message.topic,
+            message.queue.broker_group,
+            lambda stub: self._unary(stub.ChangeInvisibleDuration, request),
+        )
+        self._raise(answer.status, message.topic)
+        message.receipt_handle = answer.receipt_handle or message.receipt_handle
+
+    # --- calls ------------------------------------------------------------------------------------------------
+
+    def _stub(self, address: str) -> Stub:
+        return Stub(self._channels.get(address))
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (
+            ("x-mq-client-id", self._client_id),
+            ("x-mq-language", "PYTHON"),
+            ("x-mq-client-version", "ledgermq"),
+            ("x-mq-protocol", "v2"),
+        )
+
+    def _unary(self, method: Any, request: Any) -> Any:
+        return method(request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata())
+
+    async def _call(self, topic: str, broker_group: str, call: Callable[[Stub], Any]) -> Any:
+        """Make a call that is safe to repeat on the nodes of a group until one answers, twice round at most."""
+        last: LedgerMQError | None = None
+        for _ in range(2):
+            for address in _addresses(self._group(topic, broker_group)):
+                try:
+                    return await call(self._stub(address))
+                except grpc.RpcError as error:
+                    last = unreachable(address, error)
+            await asyncio.sleep(_PAUSE_S)
+            await self._refresh(topic)
+        raise last or RefusedError(
+            "NO_QUORUM", f'broker group "{broker_group}" has no node. See: ledgermq cluster status'
+        )
+
+    def _group(self, topic: str, broker_group: str) -> BrokerGroup:
+        route: TopicRoute | None = self._routes.cached(topic)
+        part = route.part(broker_group) if route else None
+        if part is None:
+            raise TopicNotFoundError(topic)
+        return part.group
+
+    async def _refresh(self, topic: str) -> None:
+        try:
+            await self._routes.get(topic, refresh=True)
+        except LedgerMQError as error:
+            logger.info("route not refreshed topic=%s reason=%s", topic, error)
+
+    def _raise(self, status: v2.Status, topic: str) -> None:
+        error = self._error(status, topic)
+        if error is not None:
+            raise error
+
+    def _error(self, status: v2.Status, topic: str) -> LedgerMQError | None:
+        """Translate a status of the official protocol; None for OK."""
+        code = status.code
+        if code in (v2.OK, v2.MULTIPLE_RESULTS):
+            return None
+        name = v2.Code.Name(code)
+        if code == v2.TOPIC_NOT_FOUND:
+            return TopicNotFoundError(topic)
+        if code == v2.CONSUMER_GROUP_NOT_FOUND:
+            return GroupNotFoundError(
+                name,
+                f'consumer group "{self.group}" does not exist. Create it: ledgermq group create {self.group}',
+            )
+        if code == v2.INVALID_RECEIPT_HANDLE:
+            return InvalidHandleError(
+                name,
+                f"the lease of a message is over after {self.invisible_ms} ms ({status.message}); it is delivered again. "
+                "Acknowledge sooner, or receive with a longer invisible_ms",
+            )
+        if code == v2.TOO_MANY_REQUESTS:
+            return TooManyRequestsError(name, status.message)
+        return RefusedError(name, status.message or name)
+
+
+def _addresses(group: BrokerGroup) -> list[str]:
+    return [node.messaging_address for node in group.by_preference if node.messaging_address]
+
+
+def _end(
+    waiting: list[tuple[LeasedMessage, asyncio.Future[None]]], errors: Sequence[LedgerMQError | None]
+) -> None:
+    """Resolve the futures of acknowledgements."""
+    for (_, future), error in zip(waiting, errors, strict=False):
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)

@@ -1,0 +1,300 @@
+"""Producer and consumer without asyncio: each runs its asyncio twin on a loop in a background thread.
+
+    with Producer("127.0.0.1:9876") as producer:
+        producer.send("orders", b"hi")
+
+    for message in Consumer("127.0.0.1:9876", group="billing", topic="orders"):
+        print(message.body)
+        message.ack()
+
+Safe to use from several threads. Owns: the loop and its thread, one per object; closed by close(), `with`, or at exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import importlib
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from .admin import Admin
+from .encoding import check_name
+from .errors import ClosedError, GroupNotFoundError, LedgerMQError
+from .message import LeasedMessage, Message, SendReceipt
+from .producer import Producer as AsyncProducer
+from .simple_consumer import INVISIBLE_MS, RECEIVE_BATCH, SimpleConsumer
+
+T = TypeVar("T")
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's event loop where it is installed, else asyncio's own."""
+    try:
+        loop: asyncio.AbstractEventLoop = importlib.import_module("uvloop").new_event_loop()
+    except ModuleNotFoundError:
+        return asyncio.new_event_loop()
+    return loop
+
+
+class _LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = _new_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for it. Ctrl-C cancels it."""
+        future = self.submit(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+
+
+async def _make(build: Callable[[], T]) -> T:
+    """Build an object on the loop it will belong to."""
+    return build()
+
+
+_open: weakref.WeakSet[_Closing] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for each in list(_open):
+        each.close()
+
+
+class _Closing:
+    """What producer and consumer share: the thread, `with`, and being closed at exit."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = _LoopThread(name)
+        self._closed = False
+        _open.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Finish what is open, then close every connection. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        _open.discard(self)
+        try:
+            self._thread.call(self._finish())
+        finally:
+            self._thread.stop()
+
+    async def _finish(self) -> None:
+        raise NotImplementedError
+
+
+class Producer(_Closing):
+    """Sends messages and waits for each; `send_batch` sends many at once."""
+
+    def __init__(self, nameservers: str | Sequence[str] = "127.0.0.1:9876", **options: Any) -> None:
+        """`options` are those of the asyncio Producer."""
+        super().__init__("ledgermq-producer")
+        try:
+            self._producer = self._thread.call(_make(lambda: AsyncProducer(nameservers, **options)))
+        except BaseException:
+            self._closed = True
+            self._thread.stop()
+            raise
+
+    def send(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str = "",
+    ) -> SendReceipt:
+        """Send one message and wait until it is committed. Raises: as the asyncio Producer's `send`."""
+        self._check_open()
+        return self._thread.call(
+            self._producer.send(
+                topic, body, tag=tag, keys=keys, properties=properties, message_group=message_group
+            )
+        )
+
+    def send_batch(self, messages: Iterable[Message]) -> list[SendReceipt]:
+        """Send many messages and wait for all of them. Raises: for the first one that failed."""
+        self._check_open()
+        return self._thread.call(self._producer.send_batch(list(messages)))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("producer")
+
+    async def _finish(self) -> None:
+        await self._producer.close()
+
+
+class ReceivedMessage:
+    """A message of a synchronous Consumer. Attributes are those of LeasedMessage."""
+
+    __slots__ = ("_consumer", "_message")
+
+    def __init__(self, message: LeasedMessage, consumer: Consumer) -> None:
+        self._message = message
+        self._consumer = consumer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+    def __repr__(self) -> str:
+        return repr(self._message)
+
+    @property
+    def body(self) -> bytes:
+        return self._message.body
+
+    def ack(self) -> None:
+        """The message is done. Sent in the background, together with others; a failure is raised by the next step
+        of the loop, and close() (or the end of the program) waits for what is still out."""
+        self._consumer._ack(self._message)
+
+    def nack(self, delay_ms: int = 0) -> None:
+        """Give the message back: it is delivered again after `delay_ms`."""
+        self._consumer._give_back(self._message, delay_ms)
+
+
+class Consumer(_Closing):
+    """Iterates over the messages of a topic, shared with all other consumers of the group.
+
+    The group is created when it does not exist (it starts at `start`: "earliest" or "latest").
+    """
+
+    def __init__(
+        self,
+        nameservers: str | Sequence[str] = "127.0.0.1:9876",
+        *,
+        group: str,
+        topic: str,
+        expression: str = "*",
+        start: str = "earliest",
+        invisible_ms: int = INVISIBLE_MS,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """`timeout_ms`: the loop ends when no message comes for that long; None waits without end.
+
+        Raises: TopicNotFoundError, NameserversDownError, InvalidNameError.
+        """
+        check_name("group", group)
+        super().__init__("ledgermq-consumer")
+        self._nameservers = nameservers
+        self._group, self._topic, self._start = group, topic, start
+        self._timeout_ms = timeout_ms
+        self._ready: deque[LeasedMessage] = deque()
+        self._failure: BaseException | None = None
+        self._acks: set[Future[None]] = set()
+        try:
+            self._consumer = self._thread.call(
+                _make(lambda: SimpleConsumer(nameservers, group=group, invisible_ms=invisible_ms))
+            )
+            self._thread.call(self._consumer.subscribe(topic, expression))
+        except BaseException:
+            self._closed = True
+            _open.discard(self)
+            self._thread.stop()
+            raise
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        while not self._closed:
+            messages = self._next_batch()
+            if not messages:
+                return
+            self._ready.extend(messages)
+            while self._ready:
+                self._raise_failure()
+                yield ReceivedMessage(self._ready.popleft(), self)
+
+    def receive(
+        self, max_messages: int = RECEIVE_BATCH, timeout_ms: int | None = None
+    ) -> list[ReceivedMessage]:
+        """Return up to `max_messages`; empty when none came within `timeout_ms`."""
+        if self._closed:
+            raise ClosedError("consumer")
+        self._raise_failure()
+        found = self._thread.call(self._receive(max_messages, timeout_ms))
+        return [ReceivedMessage(message, self) for message in found]
+
+    def _next_batch(self) -> list[LeasedMessage]:
+        self._raise_failure()
+        return self._thread.call(self._receive(RECEIVE_BATCH, self._timeout_ms))
+
+    async def _receive(self, max_messages: int, timeout_ms: int | None) -> list[LeasedMessage]:
+        try:
+            return await self._consumer.receive(max_messages, timeout_ms=timeout_ms)
+        except GroupNotFoundError:
+            async with Admin(self._nameservers) as admin:
+                await admin.create_group(self._group, start=self._start, if_not_exists=True)
+            return await self._consumer.receive(max_messages, timeout_ms=timeout_ms)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _ack(self, message: LeasedMessage) -> None:
+        self._in_background(self._consumer.ack(message))
+
+    def _give_back(self, message: LeasedMessage, delay_ms: int) -> None:
+        self._in_background(self._consumer.change_invisible(message, delay_ms))
+
+    def _in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        if self._closed:
+            coroutine.close()
+            raise ClosedError("consumer")
+        future = self._thread.submit(coroutine)
+        self._acks.add(future)
+        future.add_done_callback(self._on_done)
+
+    def _on_done(self, future: Future[None]) -> None:
+        self._acks.discard(future)
+        if not future.cancelled() and isinstance(error := future.exception(), LedgerMQError):
+            self._failure = error
+
+    async def _finish(self) -> None:
+        await asyncio.gather(
+            *(asyncio.wrap_future(each) for each in list(self._acks)), return_exceptions=True
+        )
+        for message in self._ready:  # leased, never handed out: others need not wait for the lease to end
+            try:
+                await self._consumer.change_invisible(message, 0)
+            except LedgerMQError:
+                break  # the lease ends by itself
+        self._ready.clear()
+        await self._consumer.close()
