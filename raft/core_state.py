@@ -60,7 +60,9 @@ class CoreState:
         self.self_vote_seq = 0  # our own vote counts when this operation is done (P4)
         self.leading: LeaderState | None = None  # exactly when role is LEADER
         self.wants_commit = False
-        self.read_number = 0  # of reads that we forwarded to the leader
+        # Of reads that we forwarded to the leader. It starts anywhere: an answer to a question of before a restart
+        # must not be taken for one of now.
+        self.read_number = rng.getrandbits(62)
         self.forwarded_reads: dict[int, tuple[object, int]] = {}  # number -> (context, age in ticks)
         self.caught_up_number = 0  # the forwarded read that a learner waits for; 0 = none
         self.caught_up_index: LogIndex | None = None
