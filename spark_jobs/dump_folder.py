@@ -73,6 +73,7 @@ class Slice:
     commit_index: int
     commit_offset: int
     queues: str  # "complete", "partial" or "none": what the dump claims of its consume queues
+    checksums: tuple[tuple[int, int, int], ...]  # (start, size, crc32c) of raw blocks that start in the slice
 
 
 def find_dumps(folder: Path) -> list[NodeDump]:
@@ -200,16 +201,15 @@ def slices_of(
     """
     queues = ("complete" if dump.queues_complete else "partial") if dump.has_queues else "none"
     points = sorted(offset for _, offset in dump.index_points)
-    for number, segment in enumerate(dump.segments):
+    for segment in dump.segments:
         segment_end = segment.start - segment.start % dump.segment_size + dump.segment_size
-        following = dump.segments[number + 1].start if number + 1 < len(dump.segments) else segment_end
-        end = min(segment.start + segment.size, segment_end, max(following, segment.start))
-        cuts = _cuts(points, segment.start, end, slice_size)
-        for lo, hi in pairwise(cuts):
+        end = min(segment.start + segment.size, segment_end)
+        for lo, hi in pairwise(_cuts(points, segment.start, end, slice_size)):
             if ranges is None or any(low < hi and lo < high for low, high in ranges):
                 yield Slice(
                     dump.folder, dump.node, segment.path, segment.start, segment_end, lo, hi,
                     lo == segment.start, dump.commit_index, dump.commit_offset, queues,
+                    tuple((at, *dump.checksums[at]) for at in dump.checksums if lo <= at < hi),
                 )  # fmt: skip
 
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from crc32c import crc32c
 
 from ledgermq.proto.entry import EntryKind
 
@@ -20,7 +23,7 @@ from .consume_queue_checks import check_consume_queues, list_queues
 from .dump_folder import Slice
 from .entry_checks import Edge, Where, check_entries, first_edge, last_edge
 from .entry_table import EntryTable, read_entries
-from .findings import merge_repeats
+from .findings import NO_INDEX, Finding, Kind, merge_repeats
 from .section_checks import QueueRun, check_sections
 
 #: Findings of one kind that one slice reports; the last one counts the rest.
@@ -65,21 +68,28 @@ class SliceSummary:
 
 def load_slice(part: Slice) -> EntryTable:
     """Read the entries that start in a slice. Raises: OSError."""
-    source = SliceFile(Path(part.folder, part.path))
-    try:
-        return read_entries(
-            source, part.segment_start, part.lo, part.hi,
-            segment_end=part.segment_end, at_boundary=part.at_boundary,
-        )  # fmt: skip
-    finally:
-        source.close()
+    with closing(SliceFile(Path(part.folder, part.path))) as source:
+        return _load(source, part)
+
+
+def _load(source: SliceFile, part: Slice) -> EntryTable:
+    return read_entries(
+        source,
+        part.segment_start,
+        part.lo,
+        part.hi,
+        segment_end=part.segment_end,
+        at_boundary=part.at_boundary,
+    )
 
 
 def scan_slice(part: Slice) -> Iterator[dict[str, Any]]:
     """Yield the rows of one slice. Raises: OSError."""
-    table = load_slice(part)
     where = Where(part.node, part.path, part.commit_index, part.commit_offset)
-    found = check_entries(table, where)
+    with closing(SliceFile(Path(part.folder, part.path))) as source:
+        table = _load(source, part)
+        found = list(_check_raw_bytes(source, table, part, where))
+    found += check_entries(table, where)
     with_units = part.queues != "none"
     more, runs = check_sections(table, where, with_units=with_units)
     found += more
@@ -96,9 +106,29 @@ def scan_slice(part: Slice) -> Iterator[dict[str, Any]]:
         yield _row(part, "finding", finding.offset, asdict(finding))
 
 
+def _check_raw_bytes(source: SliceFile, table: EntryTable, part: Slice, where: Where) -> Iterator[Finding]:
+    """Compare raw blocks with the checksums taken while the dump was written: damage since then is not the node's."""
+    for start, size, crc in part.checksums:
+        data = memoryview(table.data)[start - part.lo : start - part.lo + size]
+        rest = b""
+        if len(data) < size:
+            rest = source.read(start - part.segment_start + len(data), size - len(data))
+        if crc32c(rest, crc32c(data)) != crc:
+            text = (
+                f"{size:,} bytes are not those that were dumped: this copy was changed, the node may be well"
+            )
+            yield where.finding(Kind.CHANGED_DUMP, start, NO_INDEX, text, start + size)
+
+
 def _row(part: Slice, kind: str, offset: int, fields: dict[str, Any]) -> dict[str, Any]:
     """Blocks and queue runs are columns (Spark aggregates them); the rest is JSON for the driver."""
-    row: dict[str, Any] = {"row": kind, "node": part.node, "path": part.path, "offset": offset}
+    row: dict[str, Any] = {
+        "row": kind,
+        "node": part.node,
+        "path": part.path,
+        "slice": part.lo,
+        "offset": offset,
+    }
     if kind == "block":
         row |= {name: fields[name] for name in BlockDigest.__slots__}
     elif kind == "queue":

@@ -1,0 +1,183 @@
+"""The parts of the verification that Spark does: scan all slices, compare block digests, look into what differs.
+
+Owns: every DataFrame of the job, and what is collected from them (bounded).
+Stages: *scan* reads all bytes once, without a shuffle; *agree* shuffles one row per 4 MiB block; *drill* reads again
+only the blocks that differ or that hold the end of a log. Must not: decide what a difference means (`group_checks`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from .block_digest import BLOCK_SIZE
+from .dump_folder import NodeDump
+from .dump_source import FORMAT, LedgerMQDump
+from .findings import Finding, Kind, Severity
+from .group_checks import EntryFacts
+from .node_checks import SliceResult
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Bounds on what comes to the driver.
+MAX_FINDINGS: Final = 20_000
+MAX_BLOCKS: Final = 10_000
+MAX_DRILLED: Final = 64
+MAX_DIFFERENCES: Final = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class ScanResult:
+    """What the scan has brought to the driver, by node."""
+
+    slices: dict[str, list[SliceResult]]
+    findings: dict[str, list[Finding]]
+
+
+class Comparison:
+    """One run over one folder of dumps. Call `scan` first, `close` at the end."""
+
+    def __init__(self, spark: SparkSession, folder: Path, dumps: Sequence[NodeDump], slice_size: int) -> None:
+        self._spark = spark
+        self._folder = str(folder)
+        self._dumps = dumps
+        self._slice_size = slice_size
+        spark.dataSource.register(LedgerMQDump)
+        self._scan = self._read("scan").cache()
+
+    def _read(self, rows: str, **options: str) -> DataFrame:
+        reader = self._spark.read.format(FORMAT).option("rows", rows)
+        return reader.option("slice_bytes", str(self._slice_size)).options(**options).load(self._folder)
+
+    def scan(self) -> ScanResult:
+        """Read every byte of every dump, once; the rows stay cached for the next stages."""
+        self._scan.count()  # fills the cache, so that the collects below do not read the logs a second time
+        slices: dict[str, list[SliceResult]] = defaultdict(list)
+        for row in self._scan.where("row = 'slice'").select("node", "path", "slice", "json").collect():
+            slices[row.node].append(SliceResult.from_fields(row.path, row.slice, json.loads(row.json)))
+        findings: dict[str, list[Finding]] = defaultdict(list)
+        found = self._scan.where("row = 'finding'").orderBy("offset").limit(MAX_FINDINGS)
+        for row in found.select("node", "json").collect():
+            findings[row.node].append(_finding(json.loads(row.json)))
+        for parts in slices.values():
+            parts.sort(key=lambda part: part.lo)
+        return ScanResult(dict(slices), dict(findings))
+
+    def _blocks(self) -> DataFrame:
+        """One row per node and block, merged over slices, with whether the node has the whole block committed."""
+        merged = (
+            self._scan.where("row = 'block'")
+            .groupBy("node", "block")
+            .agg(*_exprs(
+                "bit_xor(lane_a) as lane_a", "bit_xor(lane_b) as lane_b", "sum(entries) as entries",
+                "sum(size) as size", "min(first_index) as first_index", "max(last_index) as last_index",
+            ))
+        )  # fmt: skip
+        rows = [(dump.node, dump.first_offset, dump.commit_offset) for dump in self._dumps]
+        ends = self._spark.createDataFrame(rows, "node string, first_offset long, commit_offset long")
+        covers = f"block * {BLOCK_SIZE}L >= first_offset and (block + 1) * {BLOCK_SIZE}L <= commit_offset"
+        return merged.join(ends.hint("broadcast"), "node").selectExpr(
+            "node",
+            "block",
+            "entries",
+            "size",
+            "lane_a",
+            "lane_b",
+            "first_index",
+            "last_index",
+            f"{covers} as whole",
+        )
+
+    def blocks_table(self) -> pa.Table:
+        """Return all block digests, ordered, for the Parquet file and the report."""
+        return self._blocks().orderBy("block", "node").toArrow()
+
+    def differing_blocks(self) -> list[int]:
+        """Return the blocks whose digests differ between nodes that hold the whole block as committed."""
+        compared = self._blocks().where("whole").groupBy("block").agg(
+            *_exprs("count(distinct struct(lane_a, lane_b, entries, size)) as versions")
+        )  # fmt: skip
+        rows = compared.where("versions > 1").orderBy("block").limit(MAX_BLOCKS).select("block").collect()
+        return [int(row.block) for row in rows]
+
+    def differing_entries(self, blocks: Sequence[int]) -> list[EntryFacts]:
+        """Read the entries of `blocks` again; return all that nodes hold at the first indexes that differ.
+
+        Only intact entries below each node's own commit point count.
+        """
+        if not blocks or len(self._dumps) < 2:
+            return []
+        ranges = json.dumps([[block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE] for block in blocks])
+        rows = [(dump.node, dump.commit_index) for dump in self._dumps]
+        commits = self._spark.createDataFrame(rows, "node string, commit_index long").hint("broadcast")
+        entries = self._read("entries", ranges=ranges).join(commits, "node")
+        entries = entries.where("crc_ok and index <= commit_index")
+        version = "struct(kind, offset, term, size, crc)"
+        differing = entries.groupBy("index", *_exprs("kind = 'filler' as filler")).agg(*_exprs(
+            f"count(distinct {version}) as versions",
+            "sort_array(collect_list(struct(node, offset, term, size, crc))) as held",
+        ))  # fmt: skip
+        found = differing.where("versions > 1").orderBy("index", "filler").limit(MAX_DIFFERENCES)
+        return [
+            EntryFacts(each.node, row["index"], row.filler, each.offset, each.term, each.size, each.crc)
+            for row in found.collect()
+            for each in row.held
+        ]
+
+    def queue_breaks(self) -> list[Finding]:
+        """Return findings where a queue's numbering jumps between two slices (inside a slice the scan has seen it)."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        runs = self._scan.where("row = 'queue'")
+        order = Window.partitionBy("node", "topic_id", "queue_id").orderBy("offset")
+        broken = (
+            runs.withColumn("expected", F.lag("next").over(order))
+            .withColumn("slice_before", F.lag("slice").over(order))
+            .where("expected is not null and expected != base and slice != slice_before and not after_damage")
+        )
+        return [
+            Finding(
+                row.node, row.offset, row["index"], Kind.QUEUE_OFFSET, Severity.ERROR,
+                f"topic {row.topic_id} queue {row.queue_id}: offset {row.expected:,} is expected, the section says"
+                f" {row.base:,}",
+                path=row.path,
+            )
+            for row in broken.orderBy("offset").limit(MAX_FINDINGS).collect()
+        ]  # fmt: skip
+
+    def queue_ends(self) -> dict[str, dict[tuple[int, int], int]]:
+        """Return for each node the offset behind the last message of each queue in its log."""
+        ends: dict[str, dict[tuple[int, int], int]] = defaultdict(dict)
+        last = self._scan.where("row = 'queue'").groupBy("node", "topic_id", "queue_id")
+        for row in last.agg(*_exprs("max(next) as behind")).collect():
+            ends[row.node][row.topic_id, row.queue_id] = row.behind
+        return dict(ends)
+
+    def close(self) -> None:
+        """Give the cached rows back."""
+        self._scan.unpersist()
+
+
+def _exprs(*texts: str) -> list[Any]:
+    from pyspark.sql import functions as F
+
+    return [F.expr(text) for text in texts]
+
+
+def _finding(fields: dict[str, Any]) -> Finding:
+    return Finding(**fields | {"kind": Kind(fields["kind"]), "severity": Severity(fields["severity"])})
+
+
+def blocks_to_drill(differing: Sequence[int], edges: Sequence[int]) -> list[int]:
+    """Choose what is read again: all edge blocks, the first differing ones, and a spread of the others."""
+    half = MAX_DRILLED // 2
+    rest = list(differing[half:])
+    step = max(1, len(rest) // half)
+    return sorted({*edges, *differing[:half], *rest[::step][:half]})

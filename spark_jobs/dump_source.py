@@ -1,0 +1,102 @@
+"""Spark data source `ledgermqdump`: the logs of dumped nodes as DataFrames.
+
+    spark.dataSource.register(LedgerMQDump)
+    spark.read.format("ledgermqdump").option("rows", "messages").load("build/demo/dumps")
+
+Options: `rows` = entries (default) | messages | scan; `body` = true | false (messages: leave the bodies out, which
+Spark cannot prune by itself); `slice_bytes` (default 128 MiB, one task each); `nodes` = comma-separated node ids;
+`ranges` = JSON list of [lo, hi) offsets: only slices that touch one of them are read.
+
+Owns: cutting the dumps into tasks, and the schemas. Executors read files below the path given, so on a cluster it
+must be a shared folder. Arrow batches only; no row of a log ever is a Python object.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from .dump_folder import DEFAULT_SLICE_SIZE, NodeDump, Slice, find_dumps, slices_of
+from .dump_rows import SCHEMAS, read_rows
+from .errors import UnusableDumpError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+FORMAT = "ledgermqdump"
+
+
+class SlicePartition(InputPartition):
+    """One task: a slice of one node's log."""
+
+    def __init__(self, part: Slice) -> None:
+        super().__init__(part)
+        self.part = part
+
+
+class LedgerMQDump(DataSource):
+    """Log dumps of one broker group."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return SCHEMAS[_rows_option(self.options)]
+
+    def reader(self, schema: StructType) -> DumpReader:
+        return DumpReader(self.options, schema)
+
+
+class DumpReader(DataSourceReader):
+    """Plans on the driver, reads on the executors; it is pickled in between, so it holds only plain values."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self.rows = _rows_option(options)
+        self.with_body = options.get("body", "true").lower() != "false"
+        self.schema = schema
+        self.slice_size = int(options.get("slice_bytes", DEFAULT_SLICE_SIZE))
+        self.ranges: list[tuple[int, int]] | None = None
+        if "ranges" in options:
+            self.ranges = [(int(lo), int(hi)) for lo, hi in json.loads(options["ranges"])]
+        path = options.get("path")
+        if not path:
+            raise UnusableDumpError(
+                "no folder was given. Write: spark.read.format('ledgermqdump').load(FOLDER)"
+            )
+        self.folder = path.removeprefix("file://")
+        self.nodes = [name for name in options.get("nodes", "").split(",") if name]
+
+    def partitions(self) -> Sequence[InputPartition]:
+        dumps = find_dumps(Path(self.folder))
+        return [SlicePartition(part) for dump in self._chosen(dumps) for part in self._slices(dump)]
+
+    def _chosen(self, dumps: Sequence[NodeDump]) -> list[NodeDump]:
+        return [dump for dump in dumps if not self.nodes or dump.node in self.nodes]
+
+    def _slices(self, dump: NodeDump) -> Iterator[Slice]:
+        return slices_of(dump, self.slice_size, self.ranges)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, SlicePartition)
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        yield from read_rows(
+            partition.part,
+            self.rows,
+            to_arrow_schema(self.schema, timezone="UTC"),
+            with_body=self.with_body,
+            ranges=self.ranges,
+        )
+
+
+def _rows_option(options: Mapping[str, str]) -> str:
+    rows = options.get("rows", "entries")
+    if rows not in SCHEMAS:
+        raise UnusableDumpError(f'option rows="{rows}" is not known; write one of {", ".join(SCHEMAS)}')
+    return rows

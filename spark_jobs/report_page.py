@@ -1,0 +1,178 @@
+"""The report page: what a person opens after a check.
+
+Owns: the drawing of the logs (one row per node over the log's offsets) and what to do about each kind of finding.
+Texts from dumps are foreign: the template escapes everything. Must not: load anything from a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from jinja2 import Environment, StrictUndefined, Template
+
+from .findings import Finding, Kind, Severity
+from .verdict import NodeVerdict, Verdict
+
+#: Findings in the page's table; the others are in the Parquet file.
+MAX_ROWS: Final = 500
+_LEFT, _RIGHT, _ROW, _TOP = 92.0, 1080.0, 46.0, 30.0
+_THINNEST: Final = 4.0
+
+_REPLACE: Final = "Give the node a clean copy from the others: start it with `ledgermq broker --rejoin`."
+_BUG: Final = "No broken disk does this by itself: keep the dumps and report it."
+ADVICE: Final = {
+    Kind.CRC: f"Bytes changed on their way or on the disk. {_REPLACE}",
+    Kind.CHAIN: f"An entry does not follow from the one before it. {_REPLACE}",
+    Kind.GAP: f"Entries are missing in between. {_REPLACE}",
+    Kind.TERM: _BUG,
+    Kind.TIME: _BUG,
+    Kind.OFFSET: f"Entries were moved inside the file. {_REPLACE}",
+    Kind.FILLER: f"The end of a segment was changed. {_REPLACE}",
+    Kind.SECTION: _BUG,
+    Kind.QUEUE_OFFSET: f"Messages of a queue are missing or stored twice. {_BUG}",
+    Kind.CONSUME_QUEUE: "The log is the truth: stop the node, remove its consume queues and checkpoint, start it again.",
+    Kind.MISSING_RANGE: f"Part of the log is gone. {_REPLACE}",
+    Kind.MISSING_SEGMENT: f"A file is gone. Is the dump complete? Otherwise: {_REPLACE}",
+    Kind.DIVERGENCE: f"Two replicas hold different intact entries at one index. {_BUG}",
+    Kind.MANIFEST: "The dump contradicts itself. Take it again: `ledgermq dump`.",
+    Kind.SEGMENT_SIZE: "All nodes of a group are made with one segment size. Re-seed the odd one.",
+    Kind.CHANGED_DUMP: "This copy was changed after it was taken. Take the dump again.",
+    Kind.MISSING_VOTER: "Take a dump of that node as well, into the same folder.",
+    Kind.NOT_COMMITTED: "Nothing: entries above the commit point may still be replaced.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A drawn range of one node's log, in the drawing's units."""
+
+    x: float
+    width: float
+    css: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """One node's row in the drawing."""
+
+    node: str
+    y: float
+    bars: tuple[Bar, ...]
+    marks: tuple[Bar, ...]  # where something was found
+    commit_x: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """The logs of all nodes over one axis of physical offsets."""
+
+    tracks: tuple[Track, ...]
+    ticks: tuple[tuple[float, str], ...]
+    agreed_x: float
+    height: float
+
+
+def render_page(verdict: Verdict) -> str:
+    """Return the whole page."""
+    ok = verdict.exit_code == 0
+    return _template().render(
+        verdict=verdict,
+        ok=ok,
+        word={0: "CONSISTENT", 1: "INCONSISTENT", 3: "INCOMPLETE"}.get(verdict.exit_code, "UNKNOWN"),
+        drawing=draw_logs(verdict),
+        findings=verdict.findings[:MAX_ROWS],
+        hidden=max(0, len(verdict.findings) - MAX_ROWS),
+        advice=[(kind, ADVICE[kind]) for kind in Kind if any(f.kind is kind for f in verdict.findings)],
+        human_bytes=human_bytes,
+        when=_when(verdict.nodes),
+    )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["number"] = lambda value: f"{value:,}"
+    # Read as a resource: the package may be in a zip.
+    return environment.from_string(files("ledgermq.spark_jobs").joinpath("report.html.j2").read_text("utf-8"))
+
+
+def draw_logs(verdict: Verdict) -> Drawing:
+    """Lay out one row per node: what agrees, what is not committed, what is damaged or missing."""
+    dumps = [node.dump for node in verdict.nodes]
+    lo = min(dump.first_offset for dump in dumps)
+    hi = max(max(dump.end_offset, dump.commit_offset) for dump in dumps)
+    scale = (_RIGHT - _LEFT) / max(1, hi - lo)
+
+    def x_of(offset: int) -> float:
+        return round(_LEFT + (min(max(offset, lo), hi) - lo) * scale, 1)
+
+    def bar(start: int, end: int, css: str, title: str) -> Bar:
+        width = max(_THINNEST, x_of(end) - x_of(start))
+        return Bar(min(x_of(start), _RIGHT - width), round(width, 1), css, title)
+
+    tracks = []
+    for row, node in enumerate(verdict.nodes):
+        dump = node.dump
+        bars = [
+            bar(dump.first_offset, dump.commit_offset, "agree", f"committed, to index {dump.commit_index:,}")
+        ]
+        if dump.end_offset > dump.commit_offset:
+            bars.append(bar(dump.commit_offset, dump.end_offset, "open", "not committed"))
+        own = [
+            finding for finding in verdict.findings if _concerns(finding, dump.node) and finding.offset >= 0
+        ]
+        for finding in own:
+            end = dump.commit_offset if finding.kind is Kind.DIVERGENCE else finding.end_offset
+            bars.append(bar(finding.offset, max(end, finding.offset), _css(finding), finding.line()))
+        marks = [
+            bar(finding.offset, finding.offset, "mark", f"{finding.line()}: {finding.detail}")
+            for finding in own
+            if finding.severity is Severity.ERROR
+        ]
+        y = _TOP + row * _ROW
+        tracks.append(Track(dump.node, y, tuple(bars), tuple(marks), x_of(dump.commit_offset)))
+    agreed = min(dump.commit_offset for dump in dumps)
+    return Drawing(tuple(tracks), _ticks(lo, hi, x_of), x_of(agreed), _TOP + len(tracks) * _ROW + 26)
+
+
+def _concerns(finding: Finding, node: str) -> bool:
+    return node in finding.node.split(" and ") or finding.node == "?"
+
+
+def _css(finding: Finding) -> str:
+    if finding.severity is not Severity.ERROR:
+        return "open"
+    if finding.kind is Kind.DIVERGENCE:
+        return "diverged"
+    return "missing" if finding.kind in (Kind.MISSING_RANGE, Kind.MISSING_SEGMENT) else "damaged"
+
+
+def _ticks(lo: int, hi: int, x_of: object) -> tuple[tuple[float, str], ...]:
+    """Return about eight round offsets with their labels."""
+    assert callable(x_of)
+    step = 1 << 12
+    while (hi - lo) // step > 8:
+        step *= 2
+    first = -(-lo // step) * step
+    return tuple((x_of(offset), human_bytes(offset)) for offset in range(first, hi + 1, step))
+
+
+def human_bytes(count: int) -> str:
+    """Return bytes for people: 61 MiB."""
+    value, unit = float(count), "B"
+    for bigger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, bigger
+    return f"{value:.0f} {unit}" if value >= 10 or value == int(value) else f"{value:.1f} {unit}"
+
+
+def _when(nodes: Sequence[NodeVerdict]) -> str:
+    latest = max((node.dump.log_time_ms for node in nodes), default=0)
+    return datetime.fromtimestamp(latest / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if latest else ""

@@ -1,0 +1,125 @@
+"""The Spark session of a job: one place that decides where it runs.
+
+Owns: settings that hold for every job, and what must be in the environment before the JVM starts.
+Must not: be imported by executor code; create a session at import (Spark imports modules on executors, too).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.ui.showConsoleProgress": "false",  # the job shows its own
+    "spark.python.worker.faulthandler.enabled": "true",
+}
+_LOCAL_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.log.level": "WARN",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.sql.adaptive.enabled": "false",
+    # Short jobs: the second compiler never pays off.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
+}
+
+
+def open_session(
+    name: str, *, master: str | None = None, local: int | None = None, log: Path | None = None
+) -> SparkSession:
+    """Return a session; the caller stops it. With neither `master` nor `local`: spark-submit's, else `local[*]`.
+
+    `log`: where a JVM that is started here writes what it has to say (it is talkative); None = stderr.
+    Raises: MissingExtraError, OSError.
+    """
+    _check_installed()
+    # Set by spark-submit through the JVM; a plain `python` has no such variable.
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if local is None and master is None and not submitted:
+        local = 0
+    if local is not None:
+        _prepare_local()
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(name)
+    settings = dict(_SETTINGS)
+    if local is not None:
+        cores = local or os.cpu_count() or 1
+        builder = builder.master(f"local[{cores}]")
+        settings |= _LOCAL_SETTINGS | {
+            "spark.sql.shuffle.partitions": str(cores),
+            "spark.default.parallelism": str(cores),
+        }
+    elif master is not None:
+        builder = builder.master(master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        with _stderr_to(None if submitted else log):
+            return builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        if "JAVA_GATEWAY_EXITED" in str(error):
+            raise MissingExtraError(
+                "Spark could not start Java. Check that `java -version` works and says 17 or newer"
+                " (Debian: apt-get install openjdk-17-jre-headless), then run it again."
+            ) from error
+        raise
+
+
+@contextmanager
+def _stderr_to(log: Path | None) -> Iterator[None]:
+    """Let processes that are started meanwhile inherit a file as their stderr."""
+    if log is None:
+        yield
+        return
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with log.open("wb") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _check_installed() -> None:
+    try:
+        import pyarrow  # noqa: F401
+        import pyspark  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            f"Spark is not installed here ({error}). Install the extra: pip install 'ledgermq[spark]'"
+        ) from None
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which("java") is None and not (home and Path(home, "bin", "java").exists()):
+        raise MissingExtraError(
+            "there is no Java, which Spark needs. Install version 17 or newer (Debian: apt-get install"
+            " openjdk-17-jre-headless) or set JAVA_HOME."
+        )
+
+
+def _prepare_local() -> None:
+    """Workers run this very interpreter; without the variable Spark takes `python3` from PATH."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    logging.getLogger("py4j").setLevel(logging.ERROR)

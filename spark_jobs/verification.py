@@ -1,0 +1,104 @@
+"""The verification job: scan, agree, drill; then one verdict (D20).
+
+Owns: the order of the stages and what each hands to the next. Must not: print, or make the session.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from .agreement import Comparison, ScanResult, blocks_to_drill
+from .consume_queue_checks import list_queues
+from .dump_folder import DEFAULT_SLICE_SIZE, NodeDump, find_dumps
+from .findings import NO_INDEX, Finding, Kind, Severity, merge_repeats
+from .group_checks import attribute_changes, check_group, edge_blocks, explain_blocks, find_divergences
+from .node_checks import check_node, name_lost_indexes, totals
+from .report_files import write_report
+from .verdict import Verdict, make_verdict
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+
+#: Findings of one kind that are reported for one node; the last one counts the rest.
+MAX_REPORTED: int = 50
+
+
+def verify(
+    spark: SparkSession,
+    folder: Path,
+    out: Path,
+    *,
+    strict: bool = False,
+    slice_size: int = DEFAULT_SLICE_SIZE,
+    run_stage: Callable[[str, Callable[[], object]], object] | None = None,
+) -> Verdict:
+    """Verify the dumps in `folder`, write the report files into `out`, return the verdict.
+
+    Raises: UnusableDumpError, OSError.
+    """
+    began = time.monotonic()
+    dumps = find_dumps(folder)
+    comparison = Comparison(spark, folder, dumps, slice_size)
+
+    def stage(name: str, work: Callable[[], T]) -> T:
+        result: T = run_stage(name, work) if run_stage else work()  # type: ignore[assignment]
+        return result
+
+    try:
+        scanned = stage("scan", comparison.scan)
+        findings = list(check_group(dumps))
+        for dump in dumps:
+            findings += _node_findings(dump, scanned)
+        findings += stage("queues", lambda: _queue_findings(comparison, dumps, findings))
+        differing = stage("agree", comparison.differing_blocks)
+        drilled = blocks_to_drill(differing, edge_blocks(dumps))
+        findings += find_divergences(stage("drill", lambda: comparison.differing_entries(drilled)))
+        findings = attribute_changes(findings)
+        findings += explain_blocks(differing, findings)
+        sums = {dump.node: totals(scanned.slices.get(dump.node, [])) for dump in dumps}
+        verdict = make_verdict(
+            str(folder), dumps, sums, merge_repeats(findings, MAX_REPORTED),
+            strict=strict, seconds=time.monotonic() - began,
+        )  # fmt: skip
+        stage("report", lambda: write_report(verdict, comparison.blocks_table(), out))
+    finally:
+        comparison.close()
+    return verdict
+
+
+def _node_findings(dump: NodeDump, scanned: ScanResult) -> list[Finding]:
+    slices = scanned.slices.get(dump.node, [])
+    found = name_lost_indexes(scanned.findings.get(dump.node, []), slices)
+    return found + check_node(dump, slices)
+
+
+def _queue_findings(
+    comparison: Comparison, dumps: Sequence[NodeDump], known: Sequence[Finding]
+) -> list[Finding]:
+    """Numbering across slices, and consume queues that go on behind the log."""
+    damaged = {
+        finding.node
+        for finding in known
+        if finding.kind in (Kind.CRC, Kind.MISSING_RANGE, Kind.MISSING_SEGMENT)
+    }
+    found = [finding for finding in comparison.queue_breaks() if finding.node not in damaged]
+    ends = comparison.queue_ends()
+    for dump in dumps:
+        if dump.has_queues and dump.node not in damaged:
+            found += _queues_behind_log(dump, ends.get(dump.node, {}))
+    return found
+
+
+def _queues_behind_log(dump: NodeDump, ends: dict[tuple[int, int], int]) -> Iterator[Finding]:
+    for key, files in list_queues(Path(dump.folder)).items():
+        end = ends.get(key)
+        if end is None and dump.first_index > 1:
+            continue  # its messages were deleted by retention, the units may still be there
+        if files.end > (end or 0):
+            text = f"topic {key[0]} queue {key[1]}: {files.end - (end or 0):,} units behind the last message in the log"
+            yield Finding(dump.node, NO_INDEX, NO_INDEX, Kind.CONSUME_QUEUE, Severity.ERROR, text)

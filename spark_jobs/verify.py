@@ -1,0 +1,155 @@
+"""Command line of the verification job.
+
+    python -m ledgermq.spark_jobs.verify DUMPS [--out DIR] [--local N | --master URL] [--strict] [--json]
+    spark-submit --py-files ledgermq-spark.zip submit.py DUMPS --out DIR
+
+Owns: options, what is printed, exit codes: 0 consistent, 1 inconsistent, 2 unusable input, 3 incomplete (a configured
+voter has no dump). When both hold, 1 wins over 3: a proven fault is the stronger news. `--strict` makes notes count.
+Must not: create a session at import: executors import this package, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from .dump_folder import DEFAULT_SLICE_SIZE, find_dumps
+from .errors import SparkJobError
+from .findings import Finding, Severity
+from .session import open_session
+from .stage_progress import StageProgress
+from .verdict import Verdict
+from .verification import verify
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXIT_UNUSABLE = 2
+#: Lines for people; all findings are in the report.
+_MAX_LINES = 25
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the job; return the exit code."""
+    options = _parse(arguments)
+    console = Console(stderr=options.json, highlight=False, soft_wrap=True)
+    folder: Path = options.dumps
+    out: Path = options.out or folder / "report"
+    try:
+        dumps = find_dumps(folder)  # before Spark starts: a wrong folder is told at once
+        voters = {voter for dump in dumps for voter in dump.voters}
+        console.print(
+            f"LedgerMQ check   group {dumps[0].group} of cluster {dumps[0].cluster}   {len(dumps)} dumps,"
+            f" {len(voters)} voters   {folder}",
+            markup=False,
+        )
+        out.mkdir(parents=True, exist_ok=True)
+        verdict = _with_spark(folder, out, options, console)
+    except (SparkJobError, OSError) as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
+        return EXIT_UNUSABLE
+    if options.json:
+        sys.stdout.write(json.dumps(verdict.fields(), indent=1) + "\n")
+    else:
+        print_verdict(verdict, out, console)
+    return verdict.exit_code
+
+
+def _with_spark(folder: Path, out: Path, options: argparse.Namespace, console: Console) -> Verdict:
+    log = out / "spark.log"
+    spark = open_session("ledgermq check", master=options.master, local=options.local, log=log)
+    from pyspark.errors import PySparkException
+
+    try:
+        return _run(spark, folder, out, options, console)
+    except PySparkException as error:
+        lines = str(error).strip().splitlines()
+        where = f"; its log is {log}" if log.exists() else ""
+        raise SparkJobError(
+            f"Spark could not finish the check: {lines[-1] if lines else type(error).__name__}{where}."
+            " Nothing can be said about the dumps; run it again, with --local 1 if memory is short."
+        ) from error
+    finally:
+        spark.stop()
+
+
+def _run(
+    spark: SparkSession, folder: Path, out: Path, options: argparse.Namespace, console: Console
+) -> Verdict:
+    progress = StageProgress(spark, console)
+    run_stage: Callable[[str, Callable[[], object]], object] = progress.run
+    return verify(
+        spark, folder, out, strict=options.strict, slice_size=options.slice_mib << 20, run_stage=run_stage
+    )
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="ledgermq check",
+        description="Prove that the dumped replicas of a group are equal, or name what is not.",
+        epilog="exit codes: 0 consistent, 1 inconsistent, 2 unusable input, 3 incomplete (a voter has no dump)",
+    )
+    parser.add_argument(
+        "dumps", type=Path, help="folder with one dump per node, as `ledgermq dump` writes it"
+    )
+    parser.add_argument("--out", type=Path, help="where the report goes (default: DUMPS/report)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--local", type=int, metavar="N", help="run in this process on N cores (default: all)")
+    where.add_argument("--master", help="run on a Spark cluster, e.g. spark://host:7077")
+    parser.add_argument("--strict", action="store_true", help="notes count as faults, too")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument(
+        "--slice-mib",
+        type=int,
+        default=DEFAULT_SLICE_SIZE >> 20,
+        help="log read by one task, MiB (default: 128)",
+    )
+    options = parser.parse_args(arguments)
+    if options.slice_mib < 1:
+        parser.error("--slice-mib must be at least 1")
+    if options.local is not None and options.local < 1:
+        parser.error("--local must be at least 1")
+    return options
+
+
+def print_verdict(verdict: Verdict, out: Path, console: Console) -> None:
+    """Print the table, a line for each finding, and the verdict last."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("NODE", "ENTRIES>", "MESSAGES>", "BYTES>", "FIRST>", "COMMIT>", "FAULTS>", "STATE"):
+        right = column.endswith(">")
+        table.add_column(column.rstrip(">"), justify="right" if right else "left", no_wrap=True)
+    for node in verdict.nodes:
+        numbers = (
+            node.totals.entries, node.totals.records, node.totals.size, node.dump.first_index,
+            node.dump.commit_index, node.errors,
+        )  # fmt: skip
+        table.add_row(node.dump.node, *(f"{number:,}" for number in numbers), node.state)
+    console.print(table)
+    for finding in verdict.findings[:_MAX_LINES]:
+        _print_finding(finding, console)
+    hidden = len(verdict.findings) - _MAX_LINES
+    if hidden > 0:
+        console.print(f"... {hidden:,} more in {out / 'findings.parquet'}", markup=False)
+    console.print(f"report: {out / 'report.html'}", markup=False)
+    words = {0: "CONSISTENT", 1: "INCONSISTENT", 3: "INCOMPLETE"}
+    colour = {0: "green", 1: "red", 3: "yellow"}[verdict.exit_code]
+    text = f"{words[verdict.exit_code]}  {verdict.headline}  ({verdict.seconds:.1f} s)"
+    console.print(text, markup=False, style=f"bold {colour}")
+
+
+def _print_finding(finding: Finding, console: Console) -> None:
+    style = {Severity.ERROR: "red", Severity.INCOMPLETE: "yellow", Severity.INFO: ""}[finding.severity]
+    more = f" (and {finding.count - 1:,} more)" if finding.count > 1 else ""
+    console.print(finding.line(), markup=False, style=style, end="")
+    console.print(f"  {finding.detail}{more}", markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""Makes logs of replicas and dumps of them, small and from a seed, for tests; and damages them.
+
+The log is written with the real layouts, and the dump is taken by the broker's own code, so what these tests check is
+what a node writes.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crc32c import crc32c
+
+from ledgermq.broker.dump_files import DumpPoint, QueueSource, covering, dump_chunks, write_dump
+from ledgermq.proto.entry import (
+    HEADER_SIZE,
+    EntryHeader,
+    EntryKind,
+    decode_header,
+    encode_entry,
+    encode_filler,
+    entry_size,
+    fits_segment,
+)
+from ledgermq.proto.record import (
+    SectionKind,
+    encode_record,
+    encode_section,
+    hash_text,
+    pack_message_id,
+    record_positions,
+    seal_section,
+)
+
+UNIT = struct.Struct("<qiq")
+TOPIC, TOPIC_ID = "orders", 7
+START_MS = 1_750_000_000_000
+
+
+@dataclass
+class Log:
+    """A log as one node holds it: bytes of its segments, headers of its entries, units of its queues."""
+
+    segment_size: int = 64 << 10
+    segments: dict[int, bytearray] = field(default_factory=dict)
+    entries: list[EntryHeader] = field(default_factory=list)
+    units: dict[int, list[bytes]] = field(default_factory=lambda: defaultdict(list))
+    previous: EntryHeader | None = None
+
+    @property
+    def end(self) -> int:
+        return self.previous.end if self.previous else 0
+
+    def append(
+        self,
+        kind: EntryKind,
+        parts: list[bytes],
+        *,
+        term: int,
+        section_count: int = 0,
+        index: int | None = None,
+        timestamp: int | None = None,
+    ) -> EntryHeader:
+        """Append one entry, closing the segment before it when it does not fit."""
+        size = entry_size(sum(map(len, parts)))
+        room = self.segment_size - self.end % self.segment_size
+        if not fits_segment(size, room):
+            assert self.previous is not None
+            filler = encode_filler(self.previous, self.end + room)
+            self._write(self.end, filler)
+            self.segments[self._start(self.end)].extend(bytes(room - HEADER_SIZE))
+            self.previous = decode_header(filler)
+        number = len(self.entries) + 1 if index is None else index
+        data = encode_entry(
+            kind, list(parts), section_count=section_count, index=number, term=term, physical_offset=self.end,
+            timestamp=START_MS + number * 10 if timestamp is None else timestamp,
+            prev_crc=self.previous.crc if self.previous else 0,
+        )  # fmt: skip
+        self._write(self.end, data)
+        self.previous = decode_header(data)
+        self.entries.append(self.previous)
+        return self.previous
+
+    def append_messages(
+        self, queue_id: int, bodies: list[bytes], *, term: int, base: int | None = None
+    ) -> EntryHeader:
+        """Append one entry with one section of messages."""
+        section = make_section(queue_id, bodies)
+        units = self.units[queue_id]
+        seal_section(
+            memoryview(section),
+            base_queue_offset=len(units) if base is None else base,
+            entry_distance=HEADER_SIZE,
+        )
+        header = self.append(EntryKind.RECORDS, [bytes(section)], term=term, section_count=1)
+        body = bytes(section[64:])
+        for position in record_positions(body, len(bodies)).tolist():
+            size = int.from_bytes(body[position : position + 4], "little")
+            tag = struct.unpack_from("<q", body, position + 32)[0]
+            units.append(UNIT.pack(header.physical_offset + 128 + position, size, tag))
+        return header
+
+    def _start(self, offset: int) -> int:
+        return offset - offset % self.segment_size
+
+    def _write(self, offset: int, data: bytes | bytearray) -> None:
+        segment = self.segments.setdefault(self._start(offset), bytearray())
+        assert len(segment) == offset - self._start(offset)
+        segment.extend(data)
+
+
+def make_section(queue_id: int, bodies: list[bytes]) -> bytearray:
+    """Encode a section of messages, not sealed yet."""
+    records, distance = [], 64
+    for number, body in enumerate(bodies):
+        raw_id, flags = pack_message_id(f"{queue_id}-{number}-{crc32c(body):x}")
+        record = encode_record(
+            b"sys", b"rest" + body, section_distance=distance, body_offset_in_rest=4, body_size=len(body),
+            message_id=raw_id, born_timestamp=START_MS, tag_hash=hash_text("tag"), flags=flags,
+        )  # fmt: skip
+        records.append(record)
+        distance += len(record)
+    return encode_section(SectionKind.RECORDS, records, len(bodies), topic_id=TOPIC_ID, queue_id=queue_id)
+
+
+def make_log(
+    count: int = 60, *, seed: int = 1, segment_size: int = 64 << 10, max_body: int = 1500, fork_at: int = 0
+) -> Log:
+    """Make a log of `count` entries: no-ops at terms' starts, messages of 3 queues. Equal arguments, equal bytes.
+
+    From index `fork_at` on (0 = never) the contents are those of another leader.
+    """
+    log, rng, term = Log(segment_size), random.Random(seed), 1
+    for index in range(1, count + 1):
+        if fork_at and index == fork_at:
+            rng = random.Random(seed + 1000)
+        if index == 1 or rng.random() < 0.05:
+            term += index > 1
+            log.append(EntryKind.NOOP, [], term=term)
+        else:
+            bodies = [rng.randbytes(rng.randrange(1, max_body)) for _ in range(rng.randrange(1, 6))]
+            log.append_messages(rng.randrange(3), bodies, term=term)
+    return log
+
+
+def take_dump(
+    log: Log,
+    out: Path,
+    node: str,
+    *,
+    voters: tuple[str, ...] = ("n1", "n2", "n3"),
+    commit: int | None = None,
+    group: str = "g0",
+    cluster: str = "local",
+    incarnation: int | None = None,
+    queues_complete: bool = True,
+) -> Path:
+    """Lay the log down as a node does and dump it; return the dump's folder."""
+    data = out.parent / f"data-{node}" / "commitlog"
+    data.mkdir(parents=True, exist_ok=True)
+    for start, content in log.segments.items():
+        file = bytes(content).ljust(log.segment_size + 8192, b"\0")  # the trailer is no part of the log
+        (data / f"{start:020d}").write_bytes(file)
+    commit_index = len(log.entries) if commit is None else commit
+    last = log.entries[commit_index - 1] if commit_index else None
+    point = DumpPoint(
+        cluster=cluster,
+        group=group,
+        node=node,
+        incarnation=int(node[1:]) * 1111 if incarnation is None else incarnation,
+        voters=voters,
+        segment_size=log.segment_size,
+        log_folder=data,
+        segment_starts=covering(tuple(log.segments), log.end),
+        first_index=1,
+        first_offset=0,
+        commit_index=commit_index,
+        commit_term=last.term if last else 0,
+        commit_crc=last.crc if last else 0,
+        commit_offset=last.end if last else 0,
+        end_offset=log.end,
+        log_time_ms=log.entries[-1].timestamp if log.entries else 0,
+        queues=tuple(
+            QueueSource(TOPIC, TOPIC_ID, queue, 0, len(units), lambda a, b, units=units: b"".join(units[a:b]))
+            for queue, units in sorted(log.units.items())
+        ),
+        queues_complete=queues_complete,
+    )
+    folder = out / node
+    write_dump(dump_chunks(point), folder)
+    return folder
+
+
+def make_dumps(out: Path, log: Log | None = None, *, nodes: tuple[str, ...] = ("n1", "n2", "n3")) -> Log:
+    """Dump the same log as every node's."""
+    log = log or make_log()
+    for node in nodes:
+        take_dump(log, out, node)
+    return log
+
+
+def segment_of(folder: Path, offset: int, segment_size: int = 64 << 10) -> tuple[Path, int]:
+    """Return the file of a dump that holds a physical offset, and the position in it."""
+    start = offset - offset % segment_size
+    return folder / "commitlog" / f"{start:020d}", offset - start
+
+
+def overwrite(folder: Path, offset: int, data: bytes) -> None:
+    """Write bytes at a physical offset of a dump."""
+    path, position = segment_of(folder, offset)
+    raw = bytearray(path.read_bytes())
+    raw[position : position + len(data)] = data
+    path.write_bytes(raw)
+
+
+def flip_bit(folder: Path, offset: int) -> None:
+    """Flip the lowest bit of one byte of a dump."""
+    path, position = segment_of(folder, offset)
+    raw = bytearray(path.read_bytes())
+    raw[position] ^= 1
+    path.write_bytes(raw)
+
+
+def reseal(raw: bytearray, position: int, **fields: int) -> None:
+    """Change header fields of the entry at `position` and give it a checksum that fits again."""
+    places = {
+        "index": (16, "<Q"),
+        "term": (24, "<Q"),
+        "physical_offset": (32, "<Q"),
+        "timestamp": (40, "<Q"),
+        "prev_crc": (48, "<I"),
+    }
+    for name, value in fields.items():
+        at, form = places[name]
+        struct.pack_into(form, raw, position + at, value)
+    size = int.from_bytes(raw[position + 8 : position + 12], "little")
+    struct.pack_into("<I", raw, position + 4, crc32c(memoryview(raw)[position + 8 : position + size]))
