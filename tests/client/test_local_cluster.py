@@ -1,0 +1,80 @@
+"""Ports, folder and flags of a local cluster; nothing is started here."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from ledgermq.client import local_cluster, local_ports
+from ledgermq.client.errors import UsageError
+from ledgermq.client.local_cluster import LocalCluster, LocalPlan, broker_flags, read_plan
+from ledgermq.client.local_ports import NodePorts
+
+
+def test_nodes_get_the_known_ports_and_ten_more_each() -> None:
+    found = list(itertools.islice(local_ports.node_ports(free=lambda port: True), 3))
+    assert found == [
+        NodePorts(8081, 8082, 20911, 5557),
+        NodePorts(8091, 8092, 20921, 5567),
+        NodePorts(8101, 8102, 20931, 5577),
+    ]
+
+
+def test_a_busy_port_moves_the_whole_node_to_the_next_free_set() -> None:
+    found = local_ports.node_ports(free=lambda port: port != 5567)
+    assert [ports.messaging for ports in itertools.islice(found, 3)] == [8081, 8101, 8111]
+
+
+def test_the_nameserver_takes_the_next_free_port() -> None:
+    assert local_ports.nameserver_port(free=lambda port: port not in (9876, 9877)) == 9878
+
+
+def test_a_plan_survives_the_file(tmp_path: Path) -> None:
+    plan = LocalPlan(9876, {"n1": NodePorts(), "n2": NodePorts().shifted(10)})
+    (tmp_path / "cluster.json").write_text(plan.to_json())
+    assert read_plan(tmp_path / "cluster.json") == plan
+
+
+def test_a_plan_of_a_newer_format_is_refused_with_both_versions(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(LocalPlan(9876, {"n1": NodePorts()}).to_json().replace('"format": 1', '"format": 2'))
+    with pytest.raises(UsageError, match=r"format 2; this version of LedgerMQ knows 1"):
+        read_plan(path)
+
+
+def test_a_damaged_plan_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text("{")
+    with pytest.raises(UsageError, match=r"cluster\.json cannot be read"):
+        read_plan(path)
+
+
+def test_a_folder_keeps_its_number_of_nodes(tmp_path: Path) -> None:
+    first = LocalCluster(tmp_path)
+    plan = first.prepare(3, free_ports_only=True)
+    first.stop()
+    second = LocalCluster(tmp_path)
+    with pytest.raises(UsageError, match="a cluster of 3 nodes, not of 5"):
+        second.prepare(5)
+    second.stop()
+    third = LocalCluster(tmp_path)
+    assert third.prepare(None) == plan
+    third.stop()
+
+
+def test_a_folder_in_use_is_refused_with_the_process(tmp_path: Path) -> None:
+    first = LocalCluster(tmp_path)
+    first.prepare(1, free_ports_only=True)
+    with pytest.raises(UsageError, match="in use by another ledgermq"):
+        LocalCluster(tmp_path).prepare(1)
+    first.stop()
+
+
+def test_every_node_is_told_all_voters() -> None:
+    plan = local_cluster.new_plan(3, free_ports_only=True)
+    peers = ",".join(f"{name}=127.0.0.1:{ports.raft}" for name, ports in plan.nodes.items())
+    flags = broker_flags("n2", plan.nodes["n2"], plan, peers, Path("data/n2"))
+    assert flags[flags.index("--peers") + 1].count("=") == 3
+    assert flags[flags.index("--node") + 1] == "n2"

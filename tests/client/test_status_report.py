@@ -1,0 +1,123 @@
+"""The verdict of `ledgermq cluster status` and its exit codes."""
+
+from __future__ import annotations
+
+from ledgermq.client import status_report
+from ledgermq.client.status_report import GroupAnswers, Verdict
+from ledgermq.proto import admin_pb2 as pb
+from ledgermq.proto import route_pb2
+
+NODES = ("n1", "n2", "n3")
+
+
+def answer(
+    name: str, role: str, *, contact: int = 3, term: int = 7, down: tuple[str, ...] = (), state: str = ""
+) -> pb.GetStatusResponse:
+    """Return one node's view; `down` are nodes that it cannot reach, `state` is that of n3."""
+    nodes = [
+        pb.NodeStatus(
+            node_id=each,
+            role="unreachable" if each in down else role if each == name else "follower",
+            addresses=route_pb2.ListenerAddresses(messaging_address=f"127.0.0.1:{8071 + 10 * int(each[1])}"),
+            durable_index=1_048_576,
+            commit_index=1_048_576,
+            behind_bytes=18 << 20 if each == "n3" and state else 0,
+            fsync_p99_ms=1.9,
+            disk_used_ratio=0.31,
+            state=state if each == "n3" else "",
+        )
+        for each in NODES
+    ]
+    return pb.GetStatusResponse(
+        cluster="local", group="g0", node_id=name, role=role, term=term, term_age_ms=192_000, voters=3,
+        voters_in_contact=contact if role == "leader" else 0, flush="sync", nodes=nodes,
+    )  # fmt: skip
+
+
+def asked(*answers: pb.GetStatusResponse) -> GroupAnswers:
+    return GroupAnswers("g0", dict.fromkeys(NODES, ""), {each.node_id: each for each in answers})
+
+
+def test_three_nodes_in_contact_are_healthy() -> None:
+    report = status_report.report(
+        asked(answer("n1", "follower"), answer("n2", "leader"), answer("n3", "follower"))
+    )
+    assert report.verdict is Verdict.HEALTHY
+    assert status_report.exit_code([report]) == 0
+    assert report.headline() == "GROUP g0   HEALTHY   leader n2   term 7 (3 m 12 s)   quorum 3/3   flush sync"
+
+
+def test_a_node_that_catches_up_makes_the_group_degraded() -> None:
+    report = status_report.report(
+        asked(answer("n2", "leader", state="catching up"), answer("n3", "follower"))
+    )
+    assert report.verdict is Verdict.DEGRADED
+    row = next(row for row in report.rows if row.node_id == "n3")
+    assert status_report.cells(row)[3:] == (
+        "1,048,576", "1,048,576", "18 MiB", "1.9 ms", "31 %", "catching up",
+    )  # fmt: skip
+
+
+def test_a_node_that_does_not_answer_makes_the_group_degraded_and_is_named() -> None:
+    report = status_report.report(
+        asked(answer("n2", "leader", contact=2, down=("n1",)), answer("n3", "follower"))
+    )
+    assert status_report.exit_code([report]) == 1
+    assert "n1" in report.notes[0]
+
+
+def test_without_a_leader_there_is_no_quorum_even_when_a_node_answers() -> None:
+    report = status_report.report(asked(answer("n1", "candidate", down=("n2", "n3"))))
+    assert report.verdict is Verdict.NO_QUORUM
+    assert status_report.exit_code([report]) == 2
+    assert "2 of 3" in report.notes[0]
+
+
+def test_a_leader_without_contact_to_a_majority_is_no_quorum() -> None:
+    report = status_report.report(asked(answer("n1", "leader", contact=1, down=("n2", "n3"))))
+    assert report.verdict is Verdict.NO_QUORUM
+
+
+def test_the_leader_of_the_higher_term_is_believed() -> None:
+    report = status_report.report(asked(answer("n1", "leader", term=6), answer("n2", "leader", term=7)))
+    assert (report.leader_id, report.term) == ("n2", 7)
+
+
+def test_nothing_answers_is_exit_code_3() -> None:
+    report = status_report.report(GroupAnswers("g0", {"n1": "127.0.0.1:8081"}))
+    assert report.verdict is Verdict.NO_ANSWER
+    assert status_report.exit_code([report]) == 3
+    assert status_report.exit_code([]) == 3
+    assert "127.0.0.1:8081" in report.notes[0]
+
+
+def test_the_worst_group_decides_the_exit_code() -> None:
+    healthy = status_report.report(asked(answer("n2", "leader")))
+    silent = status_report.report(GroupAnswers("g1", {"n4": "127.0.0.1:8111"}))
+    assert status_report.exit_code([healthy, silent]) == 2
+
+
+def test_refused_produce_is_degraded_and_says_why() -> None:
+    view = answer("n2", "leader")
+    view.produce_refused, view.produce_refused_reason = True, "disk 91 % full"
+    report = status_report.report(asked(view))
+    assert report.verdict is Verdict.DEGRADED
+    assert "disk 91 % full" in report.notes[0]
+
+
+def test_durations_and_sizes_are_for_people() -> None:
+    assert [status_report.duration(ms) for ms in (412, 59_000, 192_000, 7_500_000, 180_000_000)] == [
+        "412 ms", "59 s", "3 m 12 s", "2 h 5 m", "2 d 2 h",
+    ]  # fmt: skip
+    assert [status_report.size(n) for n in (0, 1536, 18 << 20, 3 << 30)] == [
+        "0 B",
+        "2 KiB",
+        "18 MiB",
+        "3 GiB",
+    ]
+
+
+def test_json_has_plain_values() -> None:
+    values = status_report.report(asked(answer("n2", "leader"))).as_json()
+    assert values["verdict"] == "healthy"
+    assert isinstance(values["nodes"], list) and len(values["nodes"]) == 3
