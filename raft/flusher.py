@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from .errors import StorageError, StorageFailedError
 from .log_writer import LogWriter, PersistOp
@@ -46,6 +46,54 @@ class FlushStatistics:
     flushed_index: LogIndex  # highest index on stable storage
     flushed_offset: int
     disk_full: bool
+
+
+class FlusherLike(Protocol):
+    """What the storage needs of a flusher."""
+
+    def submit(self, op: PersistOp) -> None: ...
+
+    def close(self) -> bool: ...
+
+    def statistics(self, *, disk_full: bool) -> FlushStatistics: ...
+
+
+class SteppedFlusher:
+    """Does a turn only when it is told to, on the caller's thread: for simulators. Errors come out of `step`."""
+
+    def __init__(self, writer: LogWriter, mode: FlushMode, on_done: Callable[[int], None]) -> None:
+        self._writer = writer
+        self._mode = mode
+        self._on_done = on_done
+        self._queue: deque[PersistOp] = deque()
+
+    def submit(self, op: PersistOp) -> None:
+        """Queue an operation."""
+        self._queue.append(op)
+
+    def step(self, max_ops: int = 1 << 30) -> bool:
+        """Do one turn of at most `max_ops` operations; return whether there was any. Raises: OSError."""
+        turn = [self._queue.popleft() for _ in range(min(max_ops, len(self._queue)))]
+        if turn:
+            self._writer.run(turn, sync=self._mode is FlushMode.SYNC)
+            self._on_done(turn[-1].seq)
+        return bool(turn)
+
+    def sync(self) -> None:
+        """Make everything written durable (async modes), and store the floor. Raises: OSError."""
+        self._writer.sync()
+        self._writer.store_floor()
+
+    def close(self) -> bool:
+        """Finish what is queued."""
+        self.step()
+        self._writer.sync()
+        return True
+
+    def statistics(self, *, disk_full: bool) -> FlushStatistics:
+        """Positions only; there is no time here."""
+        flushed = self._writer.flushed
+        return FlushStatistics(0, 0.0, 0.0, 0, flushed.index, flushed.offset, disk_full)
 
 
 class Flusher:
@@ -166,7 +214,8 @@ class Flusher:
         size = 0
         with self._wake:
             while not self._queue and not self._closing and self._failed is None:
-                self._wake.wait()
+                if not self._wake.wait(FLOOR_INTERVAL_SECONDS if self._floor_behind() else None):
+                    self._store_floor()
             if self._failed is not None:
                 return []
             while self._queue and size < MAX_TURN_BYTES:
@@ -188,6 +237,10 @@ class Flusher:
         if work() is not False:
             self._latencies.append((time.perf_counter() - begin) * 1000)
             self._fsync_count += 1
+
+    def _floor_behind(self) -> bool:
+        """Tell whether an idle moment should store the floor (the syncer does it in async mode)."""
+        return self._mode is FlushMode.SYNC and self._writer.state.floor_index != self._writer.flushed.index
 
     def _store_floor(self) -> None:
         now = time.monotonic()

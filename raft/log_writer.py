@@ -134,6 +134,7 @@ class LogWriter:
             file.fdatasync()
             self._turn = turn
             self.flushed = written
+            self._forget_cut()
             return True
 
     def store_floor(self, *, clean_stop: bool = False) -> None:
@@ -141,6 +142,8 @@ class LogWriter:
         with self._lock:
             state = self._with_floor(self._hard.state)
             if clean_stop:
+                if state.cut_turn and self._file is not None:
+                    self._file.fdatasync()  # the mark that says that the cut is done
                 state = replace(state, clean_stop=True, cut_turn=0, cut_offset=0)
             if state != self._hard.state:
                 self._hard.write(state)
@@ -193,6 +196,11 @@ class LogWriter:
             self._file.close()
         self._file, self._start = file, start
 
+    def _forget_cut(self) -> None:
+        """A mark behind the cut is durable now: the next hard state need not name the cut any more."""
+        if self._hard.state.cut_turn:
+            self._hard.state = replace(self._hard.state, cut_turn=0, cut_offset=0)
+
     def _mark(self, file: File, mark: FlushMark) -> None:
         file.pwritev([encode_mark(mark)], mark_position(mark.turn, self._segment_size))
 
@@ -214,7 +222,6 @@ class LogWriter:
             # Not synced on purpose: it spares a killed process the repetition; after a power cut the cut is repeated.
             self._turn += 1
             self._mark(self._file, FlushMark(self._turn, cut.offset, cut.offset))
-            self._hard.state = replace(self._hard.state, cut_turn=0, cut_offset=0)
             position = Position(cut.offset, LogIndex(cut.index - 1), cut.prev_term)
             self.written = self.flushed = position
 

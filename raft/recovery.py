@@ -108,6 +108,7 @@ class LogRecovery:
         if self._state.cut_turn > marks.latest.turn:
             starts = self._finish_cut(starts)
             marks.latest = FlushMark(self._state.cut_turn, self._state.cut_offset, self._state.cut_offset)
+        self._check_whole(starts)
         before = self._end([])
         segments: list[Segment] = []
         for position, start in enumerate(starts):
@@ -130,27 +131,29 @@ class LogRecovery:
 
     # --- looking -----------------------------------------------------------------------------------------------
     def _list(self) -> list[int]:
-        """Return the starts of the segments from the base on, without a gap. Raises: DamagedLogError."""
+        """Return the starts of the segments from the base on; remove leftovers of interrupted work."""
         starts: list[int] = []
         for name in self._files.list_directory(self._folders.segments):
             if name.endswith(PREPARING):
                 self._files.unlink(self._folders.segments / name)
             elif len(name) == 20 and name.isdecimal() and int(name) % self._segment_size == 0:
                 starts.append(int(name))
-        kept = [start for start in starts if start >= self._base.first_offset]
-        for place, start in enumerate(kept):
+        for start in starts:
+            if start < self._base.first_offset:  # retention was interrupted between manifest and unlink
+                self._files.unlink(segment_path(self._folders.segments, start))
+        return [start for start in starts if start >= self._base.first_offset]
+
+    def _check_whole(self, starts: list[int]) -> None:
+        """Check that the segments are all there, in full length. Raises: DamagedLogError."""
+        for place, start in enumerate(starts):
             expected = self._base.first_offset + place * self._segment_size
             if start != expected:
                 raise self._damaged(expected, 0, "the segment file is missing")
             size = self._size(start)
             if size < self._segment_size + TRAILER_SIZE:
                 raise self._damaged(start, size, "the file is shorter than a segment")
-        if not kept:
+        if not starts:
             raise self._damaged(self._base.first_offset, 0, "the segment file is missing")
-        for start in starts:
-            if start < self._base.first_offset:  # retention was interrupted between manifest and unlink
-                self._files.unlink(segment_path(self._folders.segments, start))
-        return kept
 
     def _size(self, start: int) -> int:
         file = self._open(start, writable=False)

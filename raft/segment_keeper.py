@@ -188,20 +188,25 @@ class SegmentKeeper:
     def _ensure(self, start: int) -> bool:
         """Make the segment unless it is there. Returns False when there is no room. Raises: OSError."""
         with self._files_lock:
-            if start not in self._existing:
-                try:
-                    needed = self._segment_size + TRAILER_SIZE + SPARE_SPACE
-                    if self._files.disk_use(self._folders.segments).available < needed:
-                        raise OSError(errno.ENOSPC, "no room for a segment", str(self._folders.segments))
-                    create_segment(self._files, self._folders.segments, start, self._segment_size, self._pace)
-                except OSError as error:
-                    if not is_full(error):
-                        raise
-                    self._set_full(True)
-                    return False
-                self._existing.add(start)
+            # A truncation may have removed the ones before: never leave a gap, recovery would take it for a loss.
+            first = max(self._existing, default=start - self._segment_size) + self._segment_size
+            try:
+                for missing in range(first, start + 1, self._segment_size):
+                    self._create(missing)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self._set_full(True)
+                return False
         self._set_full(False)
         return True
+
+    def _create(self, start: int) -> None:
+        needed = self._segment_size + TRAILER_SIZE + SPARE_SPACE
+        if self._files.disk_use(self._folders.segments).available < needed:
+            raise OSError(errno.ENOSPC, "no room for a segment", str(self._folders.segments))
+        create_segment(self._files, self._folders.segments, start, self._segment_size, self._pace)
+        self._existing.add(start)
 
     def _set_full(self, full: bool) -> None:
         if full != self.full:

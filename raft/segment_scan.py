@@ -18,7 +18,7 @@ from ledgermq.proto.entry import (
     fits_segment,
     verify_entry,
 )
-from ledgermq.proto.errors import CorruptError
+from ledgermq.proto.errors import CorruptError, NewerFormatError
 
 from .files import File
 from .segment import Segment, max_entry_size
@@ -82,6 +82,11 @@ def scan_segment(file: File, start: int, segment_size: int, before: Before) -> S
             verify_entry(data, place, header)
         except CorruptError as error:
             return SegmentScan(segment, position, False, error.reason, before)
+        except NewerFormatError as error:
+            # No checksum covers the version. A newer build would not have gone on in the old format behind it.
+            if find_valid_entry(file, start, segment_size, position + 1) is None:
+                raise
+            return SegmentScan(segment, position, False, str(error), before)
         before = Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp)
         if header.kind is EntryKind.FILLER:
             segment.filler = bytes(data[place : place + HEADER_SIZE])
@@ -133,7 +138,7 @@ def _is_entry(file: File, offset: int, position: int) -> bool:
         if header.physical_offset != offset:
             return False
         verify_entry(file.pread(header.wire_size, position), 0, header)
-    except CorruptError:
+    except (CorruptError, NewerFormatError):
         return False
     return True
 

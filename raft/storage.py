@@ -20,7 +20,7 @@ from .commit_log import CommitLog
 from .entry_index import write_index
 from .errors import DamagedFolderError, LockedFolderError, NewerFolderError, StorageError
 from .files import FileSystem, Lock, LockedError
-from .flusher import Flusher, FlushMode, FlushStatistics
+from .flusher import Flusher, FlusherLike, FlushMode, FlushStatistics, SteppedFlusher
 from .hard_state import NO_BOOT_ID, DurableState, HardStateFile
 from .identity import (
     Identity,
@@ -121,7 +121,7 @@ class RaftStorage:
             submit=self._submit,
             cache_bytes=config.cache_bytes,
         )
-        self._flusher: Flusher | None = None
+        self._flusher: FlusherLike | None = None
         self._unsaved = recovered.unsaved
 
     @property
@@ -151,7 +151,7 @@ class RaftStorage:
         self._keeper.start(deliver, on_disk_full, on_failed)
         for segment in self._unsaved:
             self.log.save_index(segment)
-        self._flusher = Flusher(
+        flusher = Flusher(
             self._writer,
             FlushMode(self._config.flush),
             interval_seconds=self._config.flush_interval_ms / 1000,
@@ -160,7 +160,24 @@ class RaftStorage:
             on_failed=lambda error: deliver(lambda: on_failed(error)),
             path=self._config.data_dir,
         )
-        self._flusher.start()
+        self._flusher = flusher
+        flusher.start()
+
+    def start_stepped(self, *, on_durable: Callable[[int], None]) -> SteppedFlusher:
+        """Start without threads: the caller runs each turn, and background work with `run_background` (simulators)."""
+
+        def done(seq: int) -> None:
+            self.log.note_written(seq)
+            on_durable(seq)
+
+        self._flusher = flusher = SteppedFlusher(self._writer, FlushMode(self._config.flush), done)
+        for segment in self._unsaved:
+            self.log.save_index(segment)
+        return flusher
+
+    def run_background(self) -> None:
+        """Do queued background work on this thread (only after `start_stepped`). Raises: OSError."""
+        self._keeper.run_pending()
 
     def learn_members(self, members: dict[NodeId, int]) -> None:
         """Store the incarnations of the group's members durably. Blocking; call it in a thread."""

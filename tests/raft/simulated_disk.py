@@ -1,0 +1,271 @@
+"""A disk in memory that forgets what was not synced: the FileSystem of the storage tests and the simulator.
+
+Writes stay pending until fdatasync, names until the directory is synced. `crash` keeps any part of what is pending, by
+512-byte sectors, and may tear one sector. Every operation is a numbered step: a test can crash, fail or fill the disk
+at each of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from ledgermq.raft.files import Buffer, DiskUse, LockedError
+
+SECTOR = 512
+
+
+class PowerCut(BaseException):
+    """The machine is gone: no `except OSError` and no `finally` of the code under test may matter."""
+
+
+class Keep(Enum):
+    """What a crash keeps of what was pending."""
+
+    NONE = "none"
+    ALL = "all"
+    PREFIX = "prefix"
+    ANY = "any"
+
+
+@dataclass(slots=True)
+class _Inode:
+    durable: bytearray = field(default_factory=bytearray)
+    current: bytearray = field(default_factory=bytearray)
+    pending: list[tuple[int, bytes]] = field(default_factory=list)
+    failed: bool = False  # an fsync failed: the kernel dropped the pages and called them clean
+
+    def write(self, offset: int, data: bytes) -> None:
+        _put(self.current, offset, data)
+        self.pending.append((offset, data))
+
+    def sync(self) -> None:
+        for offset, data in self.pending:
+            _put(self.durable, offset, data)
+        self.pending.clear()
+
+    def after_crash(self, rng: random.Random, keep: Keep) -> bytearray:
+        """Return the bytes that the disk holds when the power comes back."""
+        sectors = [piece for offset, data in self.pending for piece in _sectors(offset, data)]
+        if keep is Keep.NONE:
+            kept = []
+        elif keep is Keep.ALL:
+            kept = sectors
+        elif keep is Keep.PREFIX:
+            kept = sectors[: rng.randint(0, len(sectors))]
+        else:
+            kept = [piece for piece in sectors if rng.random() < 0.5]
+            rng.shuffle(kept)
+        out = bytearray(self.durable)
+        for offset, data in kept:
+            _put(out, offset, data)
+        if keep in (Keep.PREFIX, Keep.ANY) and sectors and rng.random() < 0.5:
+            offset, data = rng.choice(sectors)
+            _put(out, offset, data[: rng.randrange(len(data) + 1)])
+        return out
+
+
+def _put(target: bytearray, offset: int, data: bytes) -> None:
+    if len(target) < offset + len(data):
+        target.extend(bytes(offset + len(data) - len(target)))
+    target[offset : offset + len(data)] = data
+
+
+def _sectors(offset: int, data: bytes) -> list[tuple[int, bytes]]:
+    out = []
+    position = 0
+    while position < len(data):
+        size = min(SECTOR - (offset + position) % SECTOR, len(data) - position)
+        out.append((offset + position, data[position : position + size]))
+        position += size
+    return out
+
+
+class SimulatedDisk:
+    """A FileSystem. `on_step(number, operation, path)` runs before each operation and may raise."""
+
+    def __init__(self, *, capacity: int = 1 << 40) -> None:
+        self.capacity = capacity
+        self.names: dict[Path, _Inode] = {}
+        self.durable_names: dict[Path, _Inode] = {}
+        self.directories: set[Path] = set()
+        self.locked: set[Path] = set()
+        self.steps = 0
+        self.on_step: Callable[[int, str, Path], None] | None = None
+        self.cold = False  # pread_nowait always says None
+
+    # --- FileSystem ---------------------------------------------------------------------------------------------
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> SimulatedFile:
+        inode = self.names.get(path)
+        if inode is None:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            self.step("create", path)
+            inode = self.names[path] = _Inode()
+        return SimulatedFile(self, path, inode, writable)
+
+    def exists(self, path: Path) -> bool:
+        return path in self.names or path in self.directories
+
+    def list_directory(self, path: Path) -> list[str]:
+        files = {name.relative_to(path).parts[0] for name in self.names if path in name.parents}
+        folders = {name.relative_to(path).parts[0] for name in self.directories if path in name.parents}
+        return sorted(files | folders)
+
+    def make_directory(self, path: Path) -> None:
+        self.directories.update((path, *path.parents))
+
+    def rename(self, old: Path, new: Path) -> None:
+        self.step("rename", old)
+        if old in self.directories:
+            self._rename_directory(old, new)
+        else:
+            self.names[new] = self.names.pop(old)
+
+    def _rename_directory(self, old: Path, new: Path) -> None:
+        """Folders are moved aside only by rejoin, which no crash test cuts: durable at once."""
+        for names in (self.names, self.durable_names):
+            for name in [name for name in names if old in name.parents]:
+                names[new / name.relative_to(old)] = names.pop(name)
+        self.directories.discard(old)
+        self.directories.add(new)
+
+    def unlink(self, path: Path) -> None:
+        if path not in self.names:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        self.step("unlink", path)
+        del self.names[path]
+
+    def sync_directory(self, path: Path) -> None:
+        self.step("sync_directory", path)
+        for name in [name for name in self.durable_names if name.parent == path]:
+            del self.durable_names[name]
+        for name, inode in self.names.items():
+            if name.parent == path:
+                self.durable_names[name] = inode
+
+    def disk_use(self, path: Path) -> DiskUse:
+        return DiskUse(self.capacity, max(0, self.capacity - self.used))
+
+    def lock(self, path: Path) -> SimulatedLock:
+        if path in self.locked:
+            raise LockedError(errno.EAGAIN, "locked by process 4711", str(path))
+        self.locked.add(path)
+        return SimulatedLock(self, path)
+
+    # --- for tests ----------------------------------------------------------------------------------------------
+    @property
+    def used(self) -> int:
+        """Bytes that files take."""
+        return sum(len(inode.current) for inode in set_of(self.names))
+
+    def step(self, operation: str, path: Path) -> None:
+        """Count an operation and let the test interfere."""
+        self.steps += 1
+        if self.on_step is not None:
+            self.on_step(self.steps, operation, path)
+
+    def crash(self, rng: random.Random, keep: Keep) -> SimulatedDisk:
+        """Return the disk as it is after a power cut now."""
+        after = SimulatedDisk(capacity=self.capacity)
+        after.directories = set(self.directories)
+        names = dict(self.durable_names)
+        for path in sorted(self.names.keys() | self.durable_names.keys()):
+            if self.names.get(path) is not self.durable_names.get(path) and self._keeps_name(rng, keep):
+                names.pop(path, None)
+                if path in self.names:
+                    names[path] = self.names[path]
+        copies: dict[int, _Inode] = {}
+        for path in sorted(names):
+            inode = names[path]
+            if id(inode) not in copies:
+                data = inode.after_crash(rng, keep)
+                copies[id(inode)] = _Inode(bytearray(data), data)
+            after.names[path] = after.durable_names[path] = copies[id(inode)]
+        return after
+
+    def _keeps_name(self, rng: random.Random, keep: Keep) -> bool:
+        return keep is Keep.ALL or (keep is not Keep.NONE and rng.random() < 0.5)
+
+    def killed(self) -> SimulatedDisk:
+        """Return the disk as a new process sees it after kill -9: nothing is lost."""
+        after = SimulatedDisk(capacity=self.capacity)
+        after.directories, after.names, after.durable_names = self.directories, self.names, self.durable_names
+        return after
+
+    def flip(self, path: Path, position: int, mask: int = 1) -> None:
+        """Damage a byte at rest."""
+        inode = self.names[path]
+        inode.current[position] ^= mask
+        if position < len(inode.durable):
+            inode.durable[position] ^= mask
+
+
+def set_of(names: dict[Path, _Inode]) -> list[_Inode]:
+    """Return each inode once."""
+    return list({id(inode): inode for inode in names.values()}.values())
+
+
+class SimulatedFile:
+    """A File on a SimulatedDisk."""
+
+    def __init__(self, disk: SimulatedDisk, path: Path, inode: _Inode, writable: bool) -> None:
+        self._disk = disk
+        self._path = path
+        self._inode = inode
+        self._writable = writable
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def size(self) -> int:
+        return len(self._inode.current)
+
+    def pread(self, size: int, offset: int) -> bytes:
+        return bytes(self._inode.current[offset : offset + size])
+
+    def pread_nowait(self, size: int, offset: int) -> bytes | None:
+        return None if self._disk.cold else self.pread(size, offset)
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        assert self._writable
+        data = b"".join(buffers)
+        self._disk.step("write", self._path)
+        growth = max(0, offset + len(data) - len(self._inode.current))
+        if growth and self._disk.used + growth > self._disk.capacity:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        self._inode.write(offset, data)
+
+    def allocate(self, size: int) -> None:
+        if size > len(self._inode.current):
+            self.pwritev([bytes(size - len(self._inode.current))], len(self._inode.current))
+
+    def fdatasync(self) -> None:
+        try:
+            self._disk.step("fdatasync", self._path)
+        except OSError:
+            # What the kernel does: the pages are dropped and counted as clean, the next fsync "succeeds".
+            self._inode.pending.clear()
+            self._inode.current[:] = self._inode.durable
+            raise
+        self._inode.sync()
+
+    def close(self) -> None:
+        pass
+
+
+class SimulatedLock:
+    """A held lock."""
+
+    def __init__(self, disk: SimulatedDisk, path: Path) -> None:
+        self._disk = disk
+        self._path = path
+
+    def release(self) -> None:
+        self._disk.locked.discard(self._path)
