@@ -285,7 +285,7 @@ def change_rows(rows: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
 def encode(command: Command) -> bytes:
     """Return the command as it stands in a COMMANDS section (padded)."""
     codec = _BY_CLASS[type(command)]
-    return encode_command(codec.type, codec.version, codec.pack(command))
+    return encode_command(codec.number, codec.version, codec.pack(command))
 
 
 def decode(command_type: int, version: int, payload: memoryview, index: int) -> Command:
@@ -301,7 +301,7 @@ def decode(command_type: int, version: int, payload: memoryview, index: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Codec:
-    type: CommandType
+    number: CommandType
     kind: type[Command]
     pack: Callable[..., bytes]
     unpack: Callable[[memoryview], Command]
@@ -448,5 +448,5 @@ _CODECS: Final = (
         lambda c: _U32.pack(c.level), lambda p: FeatureLevel(*_U32.unpack_from(p)),
     ),
 )  # fmt: skip
-_BY_TYPE: Final = {(codec.type, codec.version): codec for codec in _CODECS}
+_BY_TYPE: Final[dict[tuple[int, int], _Codec]] = {(codec.number, codec.version): codec for codec in _CODECS}
 _BY_CLASS: Final = {codec.kind: codec for codec in _CODECS}

@@ -12,25 +12,54 @@ collects what becomes one entry:
     turn.bind(proposal.index)
     ...  effects = state.apply(header, payload); view.on_applied(header.index)
 
-Everything from `open_turn` to `bind` happens in one step of the event loop. When leadership is lost, drop the view and
-fail what waits with *unknown*.
-
-(interface first; the bodies follow)
+Turns must be closed and bound in the order in which they were opened; an open turn must not be abandoned after a later one was
+bound. When leadership is lost, drop the view and fail what waits with *unknown*.
+Must not: change the state, read clocks (`now` is log time, ms), hold what is applied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 import numpy as np
 
-from ledgermq.proto.entry import Buffer
+from ledgermq.proto.entry import HEADER_SIZE, Buffer
+from ledgermq.proto.record import (
+    SECTION_HEADER_SIZE,
+    SectionHeader,
+    SectionKind,
+    decode_section,
+    encode_section,
+    seal_section,
+)
 
-from .commands import Command
-from .effects import GrantResult
-from .state import BrokerState
+from .commands import Command, DeleteTopic, EvictDedup, GrantLeases, SessionLost, encode
+from .consume_queue import QueueKey, record_starts
+from .dedup import MessageIds, StreamKey
+from .selection import Delivery, GrantPlan, ReceiveRequest, Selector, Taken
+from .state import BrokerState, message_ids
+
+__all__ = [
+    "Admission",
+    "Delivery",
+    "GrantPlan",
+    "KnownMessage",
+    "LeaderView",
+    "ReceiveRequest",
+    "Turn",
+    "Verdict",
+]
+
+#: A session that was not seen for so long is lost; also the grace that a new leader gives.
+SESSION_TIMEOUT_MS: Final = 15_000
+#: How long message ids and silent streams are remembered.
+MESSAGE_ID_WINDOW_MS: Final = 120_000
+STREAM_WINDOW_MS: Final = 3_600_000
+#: How often the windows are looked at.
+_EVICTION_PERIOD_MS: Final = 15_000
 
 
 class Verdict(Enum):
@@ -65,83 +94,136 @@ class KnownMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiveRequest:
-    """What a consumer asks for. `tags`: hashes (proto.record.hash_text), None = all. `session` 0: lease by time."""
+class _PendingBatch:
+    """A batch of a stream that is proposed and not applied."""
 
-    group_id: int
-    topic_id: int
-    max_count: int
-    invisible_ms: int
-    tags: frozenset[int] | None = None
-    session: int = 0
-    attempt_id: str = ""  # FIFO groups: the same id gets the same batch again
-    dead_letters: bool = False  # True: messages over max_attempts come as `exhausted`, not as deliveries
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """One message to send out, after its grant is applied. Offsets and size are those of the record in the log."""
-
-    queue_id: int
-    queue_offset: int
-    physical_offset: int
-    size: int
-    tag_hash: int
-    attempt: int
-    lease_id: int
-
-
-@dataclass(slots=True, eq=False)
-class GrantPlan:
-    """Outcome of a selection.
-
-    `slot` is None when nothing was added to the turn: then `cold` may name reads that must be done first
-    (`await to_thread(state.queues.load, read)`, `state.queues.admit(...)`, then select again), or `unresolved` queues whose start
-    must be looked up by time (propose SetPositions, then select again), or there is just nothing to deliver.
-    """
-
-    slot: int | None = None
-    cold: Sequence[object] = ()
-    unresolved: Sequence[int] = ()
-    exhausted: Sequence[
-        Delivery
-    ] = ()  # reserved until the turn ends: move them with a copy and Ack(force=True)
-
-    def deliveries(self, result: GrantResult) -> list[Delivery]:
-        """Return what to send, from `effects.results[plan.slot]`."""
-        raise NotImplementedError
+    turn: Turn
+    epoch: int
+    base_sequence: int
+    count: int
+    base_offset: int
 
 
 class Turn:
     """What one append turn collects for one entry. `token` is whatever the shell wants waiters to wait for."""
 
-    token: object
-    index: int  # of the entry, after `bind`
-    size: int  # bytes of payload so far
+    def __init__(self, view: LeaderView, token: object) -> None:
+        self._view = view
+        self.token = token
+        self.index = 0  # of the entry, after `bind`
+        self.size = 0  # bytes of payload so far
+        self._sections: list[bytearray] = []
+        self._commands: list[bytes] = []
+        self._assigned: list[tuple[QueueKey, int]] = []
+        self._streams: list[StreamKey] = []
+        self._ids: list[bytes] = []
+        self._taken: list[Taken] = []
+        self._deleting: list[int] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._sections and not self._commands
 
     def add_records(self, section: bytearray) -> Admission:
         """Admit one RECORDS section (its structure and checksum are checked already) and seal it in place."""
-        raise NotImplementedError
+        header = decode_section(section)
+        admission = self._view._judge(header)
+        if admission.verdict is not Verdict.ACCEPTED:
+            return admission
+        key = (header.topic_id, header.queue_id)
+        base = self._view._assign(key, header.count)
+        self._assigned.append((key, header.count))
+        if header.producer_id:
+            stream = (header.producer_id, *key)
+            self._view._streams.setdefault(stream, deque()).append(
+                _PendingBatch(self, header.producer_epoch, header.base_sequence, header.count, base)
+            )
+            self._streams.append(stream)
+        else:
+            self._remember_ids(header, section, base)
+        seal_section(section, base_queue_offset=base, entry_distance=HEADER_SIZE + self._records_size())
+        self._sections.append(section)
+        self.size += len(section)
+        return Admission(Verdict.ACCEPTED, base, self)
+
+    def _records_size(self) -> int:
+        """Sections of records come first in the payload, the commands behind them."""
+        return self.size - sum(map(len, self._commands)) - (SECTION_HEADER_SIZE if self._commands else 0)
+
+    def _remember_ids(self, header: SectionHeader, section: bytearray, base: int) -> None:
+        body = memoryview(section)[SECTION_HEADER_SIZE:]
+        ids, originals = message_ids(body, record_starts(body, header.count))
+        for i in np.flatnonzero(originals).tolist():
+            key = MessageIds.key(header.topic_id, ids[16 * i : 16 * i + 16])
+            self._view._ids[key] = KnownMessage(header.queue_id, base + i, self)
+            self._ids.append(key)
 
     def add_command(self, command: Command) -> int:
         """Add a command; return its place in `effects.results`."""
-        raise NotImplementedError
+        if isinstance(command, DeleteTopic):
+            self._view._deleting.add(command.topic_id)
+            self._deleting.append(command.topic_id)
+        raw = encode(command)
+        self.size += len(raw) + (0 if self._commands else SECTION_HEADER_SIZE)
+        self._commands.append(raw)
+        return len(self._commands) - 1
 
     def grant(self, request: ReceiveRequest, now: int) -> GrantPlan:
         """Select messages for a consumer at log time `now` (ms), reserve them and add the commands."""
-        raise NotImplementedError
+        plan, taken = self._view.selector.choose(request, now)
+        self._taken += taken
+        for command in plan.commands:
+            slot = self.add_command(command)
+            if isinstance(command, GrantLeases) and any(len(queue.offsets) for queue in command.queues):
+                plan.slot = slot
+        return plan
 
     def close(self) -> tuple[list[Buffer], int]:
-        """Return (parts, section count) for `propose`; (  [], 0) when there is nothing to propose."""
-        raise NotImplementedError
+        """Return (parts, section count) for `propose`; ([], 0) when there is nothing to propose."""
+        parts: list[Buffer] = list(self._sections)
+        if self._commands:
+            section = encode_section(SectionKind.COMMANDS, self._commands, len(self._commands))
+            seal_section(section, base_queue_offset=-1, entry_distance=HEADER_SIZE + sum(map(len, parts)))
+            parts.append(section)
+        return parts, len(parts)
 
     def bind(self, index: int) -> None:
         """The entry was proposed with this index."""
-        raise NotImplementedError
+        self.index = index
+        self._view._turns.append(self)
 
     def abandon(self) -> None:
         """Nothing was proposed: give back offsets and reservations. Only the newest turn can be abandoned."""
-        raise NotImplementedError
+        view = self._view
+        for key, count in reversed(self._assigned):
+            view._next_offsets[key] -= count
+        for stream in reversed(self._streams):
+            pending = view._streams[stream].pop()
+            assert pending.turn is self, "only the newest turn can be abandoned"
+        view.selector.undo(self._taken)
+        view._deleting.difference_update(self._deleting)
+        self._forget()
+
+    def _settle(self) -> None:
+        """The entry is applied: the state knows now."""
+        for stream in self._streams:
+            self._view._streams[stream].popleft()
+        self._view.selector.settle(self._taken)
+        self._forget()
+
+    def _forget(self) -> None:
+        view = self._view
+        for key in self._ids:
+            known = view._ids.get(key)
+            if known is not None and known.turn is self:
+                del view._ids[key]
+        for stream in self._streams:
+            if not view._streams.get(stream, True):
+                del view._streams[stream]
+        for queue_key, _ in self._assigned:
+            queue = view._state.queues.get(*queue_key)
+            if queue is None or view._next_offsets.get(queue_key) == queue.end:
+                view._next_offsets.pop(queue_key, None)
 
 
 class LeaderView:
@@ -149,43 +231,118 @@ class LeaderView:
 
     def __init__(self, state: BrokerState, term: int, timestamp: int) -> None:
         """`timestamp`: log time (ms) at which the no-op was applied; sessions get 15 s of grace from there."""
+        self._state = state
+        self.term = term
+        self.selector = Selector(state)
+        self._since = timestamp
+        self._turns: deque[Turn] = deque()  # proposed, in the order of their indexes
+        self._next_offsets: dict[QueueKey, int] = {}  # of queues with undecided records
+        self._streams: dict[StreamKey, deque[_PendingBatch]] = {}
+        self._ids: dict[bytes, KnownMessage] = {}
+        self._deleting: set[int] = set()  # topics whose deletion is proposed
+        self._sessions: dict[int, int] = {}  # session → log time when it was last seen
+        self._next_eviction = timestamp + _EVICTION_PERIOD_MS
 
     def open_turn(self, token: object = None) -> Turn:
-        raise NotImplementedError
+        """Begin to collect an entry."""
+        return Turn(self, token)
 
     def on_applied(self, index: int) -> None:
         """Forget what the applied entry decided. Call after `state.apply` of every entry, own or not."""
-        raise NotImplementedError
+        while self._turns and self._turns[0].index <= index:
+            self._turns.popleft()._settle()
 
     def next_offset(self, topic_id: int, queue_id: int) -> int:
-        """Queue offset that the next accepted record gets."""
-        raise NotImplementedError
+        """Queue offset that the next accepted record gets. Raises: QueueNotFoundError."""
+        pending = self._next_offsets.get((topic_id, queue_id))
+        return self._state.queue_end(topic_id, queue_id) if pending is None else pending
+
+    def _assign(self, key: QueueKey, count: int) -> int:
+        base = self.next_offset(*key)
+        self._next_offsets[key] = base + count
+        return base
+
+    # --- retries --------------------------------------------------------------------------------------------
+    def _judge(self, header: SectionHeader) -> Admission:
+        if header.topic_id in self._deleting or self._state.topics.get(header.topic_id) is None:
+            return Admission(Verdict.TOPIC_GONE)
+        if self._state.queues.get(header.topic_id, header.queue_id) is None:
+            return Admission(Verdict.QUEUE_NOT_FOUND)
+        return self._judge_sequence(header) if header.producer_id else Admission(Verdict.ACCEPTED)
+
+    def _judge_sequence(self, header: SectionHeader) -> Admission:
+        """Compare a batch with the newest one of its stream, applied or not."""
+        key = (header.producer_id, header.topic_id, header.queue_id)
+        pending, applied = self._streams.get(key), self._state.streams.get(key)
+        if pending:
+            epoch, expected = pending[-1].epoch, pending[-1].base_sequence + pending[-1].count
+        elif applied is not None:
+            epoch, expected = applied.epoch, applied.next_sequence
+        else:
+            epoch, expected = header.producer_epoch, 0
+        if header.producer_epoch < epoch:
+            return Admission(Verdict.STALE_EPOCH)
+        if header.producer_epoch > epoch:
+            expected = 0
+        if header.base_sequence == expected:
+            return Admission(Verdict.ACCEPTED)
+        if header.base_sequence > expected or header.producer_epoch > epoch:
+            return Admission(Verdict.SEQUENCE_GAP, expected_sequence=expected)
+        for batch in pending or ():
+            if (batch.epoch, batch.base_sequence) == (header.producer_epoch, header.base_sequence):
+                if batch.count == header.count:
+                    return Admission(Verdict.PENDING, batch.base_offset, batch.turn)
+                return Admission(Verdict.SEQUENCE_GAP, expected_sequence=expected)
+        if applied is not None and applied.epoch == header.producer_epoch:
+            offset = applied.find(header.base_sequence, header.count)
+            if offset is not None:
+                return Admission(Verdict.DUPLICATE, offset)
+        return Admission(Verdict.SEQUENCE_GAP, expected_sequence=expected)
 
     def find_message(self, topic_id: int, message_id: bytes) -> KnownMessage | None:
         """Find a MessagingService message by its 16-byte id, applied or pending: a retry gets the first one's result."""
-        raise NotImplementedError
+        pending = self._ids.get(MessageIds.key(topic_id, message_id))
+        if pending is not None:
+            return pending
+        found = self._state.message_ids.find(topic_id, message_id)
+        return None if found is None else KnownMessage(*found, turn=None)
 
+    # --- consumers ------------------------------------------------------------------------------------------
     def has_deliverable(self, request: ReceiveRequest, now: int) -> bool:
         """Tell cheaply whether `grant` could find something (it may still find nothing: filters)."""
-        raise NotImplementedError
+        return self.selector.has_deliverable(request, now)
 
     def next_expiry(self, group_id: int, topic_id: int) -> int | None:
         """Log time (ms) when the next lease of the group in the topic ends by itself; None: none does."""
-        raise NotImplementedError
+        return self.selector.next_expiry(group_id, topic_id)
 
     def session_seen(self, session: int, now: int) -> None:
         """A client session is alive at log time `now`."""
-        raise NotImplementedError
+        self._sessions[session] = now
 
     def session_closed(self, session: int) -> None:
         """A client said goodbye: its leases are reported lost by the next `housekeeping`."""
-        raise NotImplementedError
+        self._sessions[session] = self._since - SESSION_TIMEOUT_MS
 
     def housekeeping(self, now: int) -> list[Command]:
-        """Return the commands that are due at log time `now`: lost sessions, deduplication windows. Often none."""
-        raise NotImplementedError
+        """Return the commands that are due at log time `now`: lost sessions, deduplication windows. Often none.
 
-
-def tag_hashes(values: np.ndarray, tags: frozenset[int]) -> np.ndarray:
-    """Return a bool array: which of the tag hashes are wanted."""
-    raise NotImplementedError
+        Call about once a second and propose what comes; what was not proposed comes again.
+        """
+        due: list[Command] = []
+        held = set(self._state.consumption.sessions())
+        for session in sorted(held):
+            if now - self._sessions.setdefault(session, self._since) >= SESSION_TIMEOUT_MS:
+                due.append(SessionLost(session))
+        for session in [name for name, seen in self._sessions.items() if now - seen >= SESSION_TIMEOUT_MS]:
+            if session not in held:
+                del self._sessions[session]
+        if now >= self._next_eviction:
+            self._next_eviction = now + _EVICTION_PERIOD_MS
+            ids, streams = now - MESSAGE_ID_WINDOW_MS, now - STREAM_WINDOW_MS
+            oldest_id, oldest_stream = self._state.message_ids.oldest(), self._state.streams.oldest()
+            if (oldest_id is not None and oldest_id < ids) or (
+                oldest_stream is not None and oldest_stream < streams
+            ):
+                due.append(EvictDedup(ids, streams))
+        return due

@@ -1,0 +1,173 @@
+"""Files of the ConsumeQueues: `consumequeue/<topic>@<topic id>/<queueId>/<20-digit byte offset>` (D13).
+
+A file holds 300,000 units of 20 bytes and is named after the byte offset of its first unit in the queue (unit * 20).
+Files appear with their first unit and are sparse. Owns: the descriptors, a bounded number of them.
+Must not: know which units are right; whoever reads them keeps inside the queue's range.
+
+Threads: `write`, `sync`, `remove_topic` and `remove_below` belong to one background worker; `read_nowait` to the event
+loop; `load` to any thread (it opens its own descriptor).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from ledgermq.raft.files import File, FileSystem
+
+from .consume_queue import BLOCK_UNITS, UNIT_SIZE, UNITS_PER_FILE, ColdRead, ConsumeQueue, UnwrittenRun
+from .errors import ConsumeQueueError
+
+_OPEN_FILES: Final = 64  # per role: readers and the writer
+FILE_SIZE: Final = UNITS_PER_FILE * UNIT_SIZE
+
+
+class _OpenFiles:
+    """The most recently used descriptors."""
+
+    def __init__(self, filesystem: FileSystem, *, writable: bool) -> None:
+        self._filesystem = filesystem
+        self._writable = writable
+        self._files: OrderedDict[Path, File] = OrderedDict()
+
+    def get(self, path: Path) -> File:
+        found = self._files.get(path)
+        if found is None:
+            found = self._filesystem.open(path, create=self._writable, writable=self._writable)
+            self._files[path] = found
+            if len(self._files) > _OPEN_FILES:
+                self._files.popitem(last=False)[1].close()
+        self._files.move_to_end(path)
+        return found
+
+    def forget(self, path: Path) -> None:
+        found = self._files.pop(path, None)
+        if found is not None:
+            found.close()
+
+    def close(self) -> None:
+        while self._files:
+            self._files.popitem()[1].close()
+
+
+class ConsumeQueueFiles:
+    """The folder `consumequeue/` of a node."""
+
+    def __init__(self, filesystem: FileSystem, root: Path) -> None:
+        self._filesystem = filesystem
+        self._root = root
+        self._readers = _OpenFiles(filesystem, writable=False)
+        self._writers = _OpenFiles(filesystem, writable=True)
+        self._unsynced: set[Path] = set()
+        self._new_names: set[Path] = set()  # folders whose list of names is not durable
+
+    def path(self, folder: str, queue_id: int, unit: int) -> Path:
+        """Return the file that holds a unit."""
+        return self._root / folder / str(queue_id) / f"{unit // UNITS_PER_FILE * FILE_SIZE:020d}"
+
+    # --- the event loop -------------------------------------------------------------------------------------
+    def read_nowait(self, folder: str, queue_id: int, start: int, count: int) -> bytes | None:
+        """See UnitReader. A file that is missing is an error: the range was written before."""
+        path = self.path(folder, queue_id, start)
+        try:
+            file = self._readers.get(path)
+        except FileNotFoundError:
+            raise ConsumeQueueError(str(path), "the file is gone") from None
+        return file.pread_nowait(count * UNIT_SIZE, start % UNITS_PER_FILE * UNIT_SIZE)
+
+    # --- any thread -----------------------------------------------------------------------------------------
+    def load(self, read: ColdRead) -> bytes:
+        """Read a block from disk. May wait. The bytes go to `ConsumeQueues.admit`. Raises: ConsumeQueueError."""
+        path = self.path(read.folder, read.key[1], read.start)
+        try:
+            file = self._filesystem.open(path, writable=False)
+        except FileNotFoundError:
+            raise ConsumeQueueError(str(path), "the file is gone") from None
+        try:
+            raw = file.pread(BLOCK_UNITS * UNIT_SIZE, read.start % UNITS_PER_FILE * UNIT_SIZE)
+        finally:
+            file.close()
+        return raw[: len(raw) // UNIT_SIZE * UNIT_SIZE]
+
+    # --- the background worker ------------------------------------------------------------------------------
+    def write(self, runs: Iterable[UnwrittenRun]) -> None:
+        """Write runs to their files (not durable before `sync`). Raises: OSError; then write the same again."""
+        for run in runs:
+            done = 0
+            while done < len(run.units):
+                unit = run.start + done
+                count = min(len(run.units) - done, UNITS_PER_FILE - unit % UNITS_PER_FILE)
+                self._write_part(run, unit, run.units[done : done + count])
+                done += count
+
+    def _write_part(self, run: UnwrittenRun, unit: int, units: np.ndarray) -> None:
+        path = self.path(run.folder, run.key[1], unit)
+        if path not in self._unsynced and not self._filesystem.exists(path):
+            self._filesystem.make_directory(path.parent)
+            self._new_names.update((path.parent, path.parent.parent, self._root, self._root.parent))
+        self._unsynced.add(path)
+        raw = units.tobytes()
+        self._writers.get(path).pwritev([raw], unit % UNITS_PER_FILE * UNIT_SIZE)
+
+    def sync(self) -> None:
+        """Put everything written so far on stable storage. Raises: OSError (do not go on with these files)."""
+        for path in sorted(self._unsynced):
+            if self._filesystem.exists(path):
+                self._writers.get(path).fdatasync()
+        self._unsynced.clear()
+        for folder in sorted(self._new_names, key=lambda name: -len(name.parts)):
+            self._filesystem.sync_directory(folder)
+        self._new_names.clear()
+
+    def remove_topic(self, folder: str) -> None:
+        """Delete the files of a deleted topic."""
+        for queue_id in self._filesystem.list_directory(self._root / folder):
+            self._remove(self._root / folder / queue_id, FILE_SIZE << 40)
+
+    def remove_below(self, folder: str, queue_id: int, begin: int) -> None:
+        """Delete the files whose units are all below `begin` (retention)."""
+        self._remove(self._root / folder / str(queue_id), begin * UNIT_SIZE)
+
+    def _remove(self, folder: Path, limit: int) -> None:
+        for name in self._filesystem.list_directory(folder):
+            if name.isdigit() and int(name) + FILE_SIZE <= limit:
+                path = folder / name
+                self._writers.forget(path)
+                self._unsynced.discard(path)
+                self._filesystem.unlink(path)
+
+    def remove_orphans(self, known: set[str]) -> None:
+        """At start: delete the files of topics that the state does not know any more."""
+        for folder in self._filesystem.list_directory(self._root):
+            if folder not in known:
+                self.remove_topic(folder)
+
+    def check(self, queue: ConsumeQueue) -> None:
+        """At start: the files must hold what the checkpoint counts on. Raises: ConsumeQueueError."""
+        if queue.written == queue.begin:
+            return
+        first = queue.begin // UNITS_PER_FILE
+        last = (queue.written - 1) // UNITS_PER_FILE
+        for number in range(first, last + 1):
+            path = self.path(queue.folder, queue.key[1], number * UNITS_PER_FILE)
+            if not self._filesystem.exists(path):
+                raise ConsumeQueueError(str(path), "the file is missing, but the checkpoint counts on it")
+            need = min(queue.written - number * UNITS_PER_FILE, UNITS_PER_FILE) * UNIT_SIZE
+            file = self._filesystem.open(path, writable=False)
+            try:
+                size = file.size()
+            finally:
+                file.close()
+            if size < need:
+                raise ConsumeQueueError(
+                    str(path), f"the file has {size} bytes, the checkpoint counts on {need}"
+                )
+
+    def close(self) -> None:
+        """Close all descriptors; nothing else may run."""
+        self._readers.close()
+        self._writers.close()

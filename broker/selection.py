@@ -1,0 +1,459 @@
+"""Choosing the messages that a consumer gets (D14): expired leases first, then new offsets, fairly across queues.
+
+Owns: reservations of what was chosen and is not applied yet, per (group, topic, queue).
+Must not: change the state; what is chosen becomes true when its commands are applied.
+A FIFO group has one batch in flight per queue: a queue with an open lease gives nothing, except to the request with the
+attempt id of that batch, which gets it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from .commands import Command, GrantLeases, QueueGrant, SetPositions, position_rows
+from .consume_queue import UNIT_DTYPE, ColdRead, ConsumeQueue
+from .consumption import ConsumptionKey
+from .effects import GrantResult
+from .groups import ConsumerGroup
+from .leases import ACKED, NEVER, Consumption
+from .state import BrokerState
+
+#: Units of one queue that one selection looks at when it filters.
+SCAN_UNITS: Final = 8_192
+#: A run of filtered messages is written down (without a delivery) when it is so long.
+SKIP_UNITS: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveRequest:
+    """What a consumer asks for. `tags`: hashes (proto.record.hash_text), None = all. `session` 0: lease by time."""
+
+    group_id: int
+    topic_id: int
+    max_count: int
+    invisible_ms: int
+    tags: frozenset[int] | None = None
+    session: int = 0
+    attempt_id: str = ""  # FIFO groups: the same id gets the same batch again
+    dead_letters: bool = False  # True: messages over max_attempts come as `exhausted`, not as deliveries
+    max_bytes: int = 8 << 20  # bound on the sum of record sizes; at least one is selected
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message to send out, after its grant is applied. Offsets and size are those of the record in the log."""
+
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    size: int
+    tag_hash: int
+    attempt: int
+    lease_id: int
+
+
+@dataclass(slots=True, eq=False)
+class GrantPlan:
+    """Outcome of a selection.
+
+    `slot` is None when no grant was added to the turn. Then look at
+    * `repeats`: messages whose lease stands, to be delivered at once (FIFO, same attempt id);
+    * `cold`: load each (`raw = await to_thread(files.load, read)`, `state.queues.admit(read, raw)`), then select again;
+    * `unresolved`: queues whose start must be looked up by time: propose SetPositions, then select again;
+    else nothing is deliverable (commands may have been added all the same: start positions, skipped runs).
+    """
+
+    slot: int | None = None
+    repeats: list[Delivery] = field(default_factory=list)
+    cold: list[ColdRead] = field(default_factory=list)
+    unresolved: list[int] = field(default_factory=list)
+    exhausted: list[Delivery] = field(
+        default_factory=list
+    )  # reserved until the turn ends: copy and Ack(force=True)
+    commands: list[Command] = field(default_factory=list)  # what was added to the turn
+    units: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # queue → offsets, units
+
+    def deliveries(self, result: GrantResult) -> list[Delivery]:
+        """Return what to send, from `effects.results[plan.slot]`."""
+        found: list[Delivery] = []
+        for queue in result.queues:
+            offsets, units = self.units[queue.queue_id]
+            places = np.searchsorted(offsets, queue.offsets)
+            found += _deliveries(
+                queue.queue_id,
+                queue.offsets,
+                units[places],
+                queue.attempts,
+                np.full(len(places), result.lease_id),
+            )
+        return found
+
+
+def _deliveries(
+    queue_id: int, offsets: np.ndarray, units: np.ndarray, attempts: np.ndarray, lease_ids: np.ndarray
+) -> list[Delivery]:
+    columns = zip(offsets.tolist(), units.tolist(), attempts.tolist(), lease_ids.tolist(), strict=True)
+    return [
+        Delivery(queue_id, offset, *unit, attempt=attempt, lease_id=lease_id)
+        for offset, unit, attempt, lease_id in columns
+    ]
+
+
+@dataclass(slots=True)
+class Reservation:
+    """What undecided turns have chosen in one queue for one group."""
+
+    position: int | None = None  # the group's position after them; None: not moved
+    offsets: set[int] = field(default_factory=set)  # expired leases that are taken
+    turns: int = 0
+
+
+@dataclass(slots=True)
+class Taken:
+    """What one selection reserved, to be given back when its turn is decided."""
+
+    key: ConsumptionKey
+    offsets: list[int]
+    position_before: int | None
+
+
+class Selector:
+    """Chooses and reserves. One per leader view."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self._reserved: dict[ConsumptionKey, Reservation] = {}
+        self._rotation: dict[tuple[int, int], int] = {}
+        self._scanned: dict[tuple[ConsumptionKey, frozenset[int]], int] = {}
+        self._attempt_ids: dict[ConsumptionKey, str] = {}
+
+    # --- what is there --------------------------------------------------------------------------------------
+    def _position(self, key: ConsumptionKey) -> int | None:
+        """Where new offsets begin, counting undecided turns; None: the group has no position yet."""
+        reserved = self._reserved.get(key)
+        if reserved is not None and reserved.position is not None:
+            return reserved.position
+        found = self._state.consumption.get(key)
+        return None if found is None else found.position
+
+    def has_deliverable(self, request: ReceiveRequest, now: int) -> bool:
+        """Tell whether `choose` may find something."""
+        topic = self._state.topics.get(request.topic_id)
+        group = self._state.groups.get(request.group_id)
+        if topic is None or group is None:
+            return False
+        for queue in self._state.queues_of(topic):
+            key = (group.group_id, *queue.key)
+            found, position = self._state.consumption.get(key), self._position(key)
+            if position is None:
+                return True
+            if found is not None and found.next_deadline <= now:
+                return True
+            if group.fifo and found is not None and len(found.leases):
+                if request.attempt_id and self._attempt_ids.get(key) == request.attempt_id:
+                    return True
+                continue
+            if request.tags is not None:
+                position = max(position, self._scanned.get((key, request.tags), 0))
+            if position < queue.end:
+                return True
+        return False
+
+    def next_expiry(self, group_id: int, topic_id: int) -> int | None:
+        """Log time (ms) when the next lease ends by itself."""
+        topic = self._state.topics.get(topic_id)
+        if topic is None:
+            return None
+        found = (
+            self._state.consumption.get((group_id, topic_id, queue_id))
+            for queue_id in range(topic.queue_count)
+        )
+        soonest = min((item.next_deadline for item in found if item is not None), default=NEVER)
+        return None if soonest == NEVER else soonest
+
+    # --- choosing -------------------------------------------------------------------------------------------
+    def choose(self, request: ReceiveRequest, now: int) -> tuple[GrantPlan, list[Taken]]:
+        """Select and reserve. The plan's commands are to be proposed together, in order."""
+        plan, taken = GrantPlan(), list[Taken]()
+        topic = self._state.topics.get(request.topic_id)
+        group = self._state.groups.get(request.group_id)
+        if topic is None or group is None:
+            return plan, taken
+        queues = self._state.queues_of(topic)
+        self._resolve_starts(group, queues, plan, taken)
+        if plan.unresolved:
+            return plan, taken
+        turn = self._rotation.get((group.group_id, topic.topic_id), 0) % len(queues)
+        self._rotation[group.group_id, topic.topic_id] = turn + 1
+        choice = _Choice(self, request, group, plan, now)
+        choice.run(queues[turn:] + queues[:turn])
+        taken += self._reserve(choice)
+        grants = tuple(grant for grant in choice.grants() if len(grant.offsets) or choice.worth_writing)
+        if grants:
+            plan.commands.append(
+                GrantLeases(group.group_id, topic.topic_id, request.invisible_ms, grants, request.session)
+            )
+        return plan, taken
+
+    def _resolve_starts(
+        self, group: ConsumerGroup, queues: Sequence[ConsumeQueue], plan: GrantPlan, taken: list[Taken]
+    ) -> None:
+        """Decide, once, where a new group begins."""
+        new = [queue for queue in queues if self._position((group.group_id, *queue.key)) is None]
+        if not new:
+            return
+        if group.start.timestamp_ms is not None:
+            plan.unresolved = [queue.key[1] for queue in new]
+            return
+        latest = str(group.start) == "latest"
+        rows = [(*queue.key, queue.end if latest else queue.begin) for queue in new]
+        plan.commands.append(SetPositions(group.group_id, position_rows(rows)))
+        for topic_id, queue_id, offset in rows:
+            taken.append(self._take((group.group_id, topic_id, queue_id), [], offset))
+
+    def _reserve(self, choice: _Choice) -> list[Taken]:
+        taken = []
+        for key, part in choice.parts.items():
+            if part.touched:
+                taken.append(self._take(key, part.renewed + part.exhausted, part.reserved_end))
+                if part.renewed or len(part.fresh):
+                    self._attempt_ids[key] = choice.request.attempt_id
+        return taken
+
+    def _take(self, key: ConsumptionKey, offsets: list[int], position: int | None) -> Taken:
+        reserved = self._reserved.setdefault(key, Reservation())
+        taken = Taken(key, offsets, reserved.position)
+        reserved.offsets.update(offsets)
+        reserved.turns += 1
+        if position is not None:
+            reserved.position = position
+        return taken
+
+    def undo(self, taken: Sequence[Taken]) -> None:
+        """Give back what the newest turn reserved: nothing of it was proposed."""
+        for item in reversed(taken):
+            self._reserved[item.key].position = item.position_before
+        self.settle(taken)
+
+    def settle(self, taken: Sequence[Taken]) -> None:
+        """The turn is applied: the state says now what it said."""
+        for item in taken:
+            reserved = self._reserved[item.key]
+            reserved.offsets.difference_update(item.offsets)
+            reserved.turns -= 1
+            if not reserved.turns:
+                del self._reserved[item.key]
+
+    # --- for _Choice ----------------------------------------------------------------------------------------
+    def view(self, key: ConsumptionKey) -> tuple[Consumption | None, Reservation | None, int]:
+        """Return the applied state, the reservation, and the position for new offsets."""
+        return self._state.consumption.get(key), self._reserved.get(key), self._position(key) or 0
+
+    def repeats(self, key: ConsumptionKey, attempt_id: str) -> bool:
+        return bool(attempt_id) and self._attempt_ids.get(key) == attempt_id
+
+    def scanned(self, key: ConsumptionKey, tags: frozenset[int] | None) -> int:
+        return 0 if tags is None else self._scanned.get((key, tags), 0)
+
+    def note_scanned(self, key: ConsumptionKey, tags: frozenset[int] | None, offset: int) -> None:
+        if tags is not None:
+            self._scanned[key, tags] = offset
+
+    def lookup(self, queue: ConsumeQueue, offset: int, count: int) -> np.ndarray | ColdRead:
+        return self._state.queues.lookup(*queue.key, offset, count)
+
+
+@dataclass(slots=True)
+class _Part:
+    """What was chosen in one queue."""
+
+    start: int  # position of the group that new offsets count from
+    end: int
+    renewed: list[int] = field(default_factory=list)
+    exhausted: list[int] = field(default_factory=list)
+    fresh: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    skipped: int = 0
+    reserved_end: int | None = None
+
+    @property
+    def touched(self) -> bool:
+        return bool(self.renewed or self.exhausted) or self.reserved_end is not None
+
+
+class _Choice:
+    """One selection in progress."""
+
+    def __init__(
+        self, selector: Selector, request: ReceiveRequest, group: ConsumerGroup, plan: GrantPlan, now: int
+    ) -> None:
+        self._selector = selector
+        self.request = request
+        self._group = group
+        self._plan = plan
+        self._now = now
+        self._count = max(1, request.max_count)
+        self._bytes = request.max_bytes
+        self._tags = None if request.tags is None else np.array(sorted(request.tags), np.int64)
+        self.parts: dict[ConsumptionKey, _Part] = {}
+        self.worth_writing = False
+
+    def run(self, queues: Sequence[ConsumeQueue]) -> None:
+        for queue in queues:
+            if self._group.fifo:
+                self._take_fifo(queue)
+            else:
+                self._take_expired(queue)
+        if not self._group.fifo:
+            for queue in queues:
+                self._take_new(queue)
+        self.worth_writing = any(part.skipped >= SKIP_UNITS for part in self.parts.values())
+        for part in self.parts.values():
+            if part.skipped and not len(part.fresh) and not self.worth_writing:
+                part.reserved_end = None  # remembered in memory only; the next grant writes it down
+                part.end = part.start
+
+    @property
+    def _open(self) -> bool:
+        return self._count > 0 and self._bytes > 0
+
+    def grants(self) -> list[QueueGrant]:
+        """The chosen parts as they are proposed."""
+        grants = []
+        for (_, _, queue_id), part in self.parts.items():
+            if part.renewed or part.end > part.start:
+                offsets = np.concatenate((np.array(part.renewed, np.int64), part.fresh))
+                grants.append(QueueGrant(queue_id, part.start, part.end, offsets))
+        return grants
+
+    def _part(self, queue: ConsumeQueue) -> _Part:
+        key = (self._group.group_id, *queue.key)
+        if key not in self.parts:
+            position = self._selector.view(key)[2]
+            self.parts[key] = _Part(position, position)
+        return self.parts[key]
+
+    # --- expired leases -------------------------------------------------------------------------------------
+    def _take_expired(self, queue: ConsumeQueue) -> None:
+        found, reserved, _ = self._selector.view((self._group.group_id, *queue.key))
+        if not self._open or found is None or found.next_deadline > self._now:
+            return
+        rows = found.expired(self._now)
+        if reserved is not None and reserved.offsets:
+            rows = rows[~np.isin(rows["offset"], list(reserved.offsets))]
+        self._renew(queue, rows[: self._count])
+
+    def _renew(self, queue: ConsumeQueue, rows: np.ndarray) -> None:
+        """Take rows of leases again, up to the bounds; exhausted ones are set aside."""
+        units = self._units_at(queue, rows["offset"])
+        if units is None or not len(rows):
+            return
+        part = self._part(queue)
+        if self.request.dead_letters:
+            over = rows["attempt"] >= self._group.max_attempts
+            part.exhausted += rows["offset"][over].tolist()
+            self._plan.exhausted += _deliveries(
+                queue.key[1], rows["offset"][over], units[over], rows["attempt"][over], rows["lease_id"][over]
+            )
+            rows, units = rows[~over], units[~over]
+        keep = self._within_bytes(units)
+        part.renewed += rows["offset"][:keep].tolist()
+        self._add_units(queue, rows["offset"][:keep], units[:keep])
+
+    def _units_at(self, queue: ConsumeQueue, offsets: np.ndarray) -> np.ndarray | None:
+        """Return the units at (sorted) offsets, or None after noting the cold reads."""
+        parts = []
+        breaks = np.flatnonzero(np.diff(offsets) != 1) + 1
+        for run in np.split(offsets, breaks):
+            if not len(run):
+                continue
+            found = self._selector.lookup(queue, int(run[0]), len(run))
+            if isinstance(found, ColdRead):
+                self._plan.cold.append(found)
+                return None
+            parts.append(found)
+        return np.concatenate(parts) if parts else np.empty(0, UNIT_DTYPE)
+
+    # --- new offsets ----------------------------------------------------------------------------------------
+    def _take_new(self, queue: ConsumeQueue) -> None:
+        """Take new offsets of a queue, skipping those that the filter does not want."""
+        key = (self._group.group_id, *queue.key)
+        part = self._part(queue)
+        at = first = max(part.start, queue.begin, self._selector.scanned(key, self.request.tags))
+        part.skipped = first - part.start
+        while self._open and at < queue.end and at - first < SCAN_UNITS:
+            count = self._count if self._tags is None else 512
+            units = self._selector.lookup(queue, at, count)
+            if isinstance(units, ColdRead):
+                self._plan.cold.append(units)
+                break
+            at = self._take_units(queue, part, units, at)
+        if at > part.start:
+            part.end = part.reserved_end = at
+            self._selector.note_scanned(key, self.request.tags, at)
+
+    def _take_units(self, queue: ConsumeQueue, part: _Part, units: np.ndarray, at: int) -> int:
+        """Take what is wanted of the units from offset `at` on; return the first offset not looked at."""
+        if self._tags is None:
+            wanted = np.arange(len(units))
+        else:
+            wanted = np.flatnonzero(np.isin(units["tag_hash"], self._tags))
+        chosen = wanted[: self._count]
+        chosen = chosen[: self._within_bytes(units[chosen])]
+        stop = at + (len(units) if len(chosen) == len(wanted) else int(chosen[-1]) + 1)
+        offsets = chosen + at
+        part.fresh = np.concatenate((part.fresh, offsets))
+        part.skipped += stop - at - len(chosen)
+        self._add_units(queue, offsets, units[chosen])
+        return stop
+
+    # --- FIFO -----------------------------------------------------------------------------------------------
+    def _take_fifo(self, queue: ConsumeQueue) -> None:
+        """One batch in flight per queue."""
+        key = (self._group.group_id, *queue.key)
+        found, reserved, _ = self._selector.view(key)
+        if not self._open or (reserved is not None and (reserved.offsets or self._granting(key))):
+            return
+        if found is None or not len(found.leases):
+            self._take_new(queue)
+            return
+        rows = found.leases
+        if bool(((rows["flags"] & ACKED == 0) & (rows["deadline"] > self._now)).any()):
+            if self._selector.repeats(key, self.request.attempt_id):
+                self._repeat(queue, rows[rows["flags"] & ACKED == 0])
+            return
+        self._renew(queue, rows[: self._count])
+
+    def _granting(self, key: ConsumptionKey) -> bool:
+        """Tell whether an undecided turn grants new offsets of the queue."""
+        found, reserved, position = self._selector.view(key)
+        return reserved is not None and found is not None and position != found.position
+
+    def _repeat(self, queue: ConsumeQueue, rows: np.ndarray) -> None:
+        units = self._units_at(queue, rows["offset"])
+        if units is not None:
+            self._plan.repeats += _deliveries(
+                queue.key[1], rows["offset"], units, rows["attempt"], rows["lease_id"]
+            )
+            self._count -= len(rows)
+
+    # --- bounds ---------------------------------------------------------------------------------------------
+    def _within_bytes(self, units: np.ndarray) -> int:
+        """Return how many of the units fit the byte bound: at least one."""
+        if not len(units):
+            return 0
+        total = np.cumsum(units["size"], dtype=np.int64)
+        return max(1, int(np.searchsorted(total, self._bytes, side="right")))
+
+    def _add_units(self, queue: ConsumeQueue, offsets: np.ndarray, units: np.ndarray) -> None:
+        """Count what was taken and keep its units for the delivery."""
+        self._count -= len(offsets)
+        self._bytes -= int(units["size"].sum(dtype=np.int64))
+        known = self._plan.units.get(queue.key[1])
+        if known is not None:
+            offsets = np.concatenate((known[0], offsets))
+            units = np.concatenate((known[1], units))
+        self._plan.units[queue.key[1]] = (offsets, units)
