@@ -26,19 +26,19 @@ from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 
 from .cli_cluster import NodeOption, ask, node_addresses
-from .cli_output import DEFAULT_NAMESERVER, NameserverOption, err, out, run
+from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, print_error, run
 from .errors import BrokerUnreachableError, LedgerMQError, MissingExtraError, UsageError, error_of
 from .status_report import size
 
 MANIFEST = "manifest.json"
 _MAX_CHUNK = 16 * 1024 * 1024
-_CHECK_MODULES = (("spark", "pyspark"), ("spark", "pyarrow"), ("spark", "pandas"))
+_CHECK_MODULES = ("pyspark", "pyarrow", "pandas")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
     app.command("dump")(dump)
-    app.command("check", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(check)
+    app.command("check")(check)
 
 
 def dump(
@@ -66,23 +66,39 @@ def dump(
 
 
 def check(
-    context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What ledgermq dump wrote.")],
+    report: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the report. Default: DIR/report.")
+    ] = None,
+    local: Annotated[int | None, typer.Option("--local", help="Cores to use. Default: all.")] = None,
+    master: Annotated[str, typer.Option("--master", help="A Spark cluster, e.g. spark://host:7077.")] = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Notes count as faults, too.")] = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Compare the nodes' logs on Spark. Exit code: 0 consistent, 1 inconsistent, 2 unusable, 3 incomplete."""
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}", "", f"Make one: ledgermq dump {folder}")
-    for extra, module in _CHECK_MODULES:
+        print_error(f"there is no folder {folder}. Nothing was checked. Make one: ledgermq dump {folder}")
+        return 2
+    _require_spark()
+    command = [sys.executable, "-m", "ledgermq.spark_jobs.verify", str(folder)]
+    command += ["--out", str(report)] if report is not None else []
+    command += ["--local", str(local)] if local is not None else []
+    command += ["--master", master] if master else []
+    command += ["--strict"] * strict + ["--json"] * as_json
+    return subprocess.run(command, check=False).returncode
+
+
+def _require_spark() -> None:
+    """Raises: MissingExtraError, LedgerMQError (no Java)."""
+    for module in _CHECK_MODULES:
         if importlib.util.find_spec(module) is None:
-            raise MissingExtraError("ledgermq check", extra, module)
+            raise MissingExtraError("ledgermq check", "spark", module)
     if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         raise LedgerMQError(
             "ledgermq check needs Java 17 or newer for Spark, and there is no java on the PATH",
             "",
             "Install it: sudo apt-get install -y openjdk-17-jre-headless",
         )
-    command = [sys.executable, "-m", "ledgermq.spark_jobs.verify", str(folder), *context.args]
-    return subprocess.run(command, check=False).returncode
 
 
 def _dump_offline(data: Path, to: Path) -> int:
@@ -100,15 +116,19 @@ async def _dump_all(nameserver: str, nodes: list[str], to: Path) -> list[str]:
         if await ask(address) is None:
             missing.append(name)
             continue
-        with err.status(f"{name} ...") as status:
-            done = await dump_node(
-                name,
-                address,
-                to,
-                lambda n, total, name=name: status.update(f"{name}  {size(n)} of {size(total)}"),  # type: ignore[misc]
-            )
+        done = await _dump_shown(name, address, to)
         out.print(escape(f"{name}   {size(done.bytes)} in {done.files} files -> {to / name}"))
     return missing
+
+
+async def _dump_shown(name: str, address: str, to: Path) -> DumpResult:
+    """Dump one node with a line of progress on a terminal."""
+    with err.status(f"{name} ...") as status:
+
+        def show(done: int, total: int) -> None:
+            status.update(f"{name}  {size(done)} of {size(total)}")
+
+        return await dump_node(name, address, to, show)
 
 
 @dataclass(slots=True)
