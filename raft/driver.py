@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final, Protocol
 
 from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryKind, entry_size
@@ -137,7 +138,7 @@ class Driver:
         self._proposed.inc()
         if not self._pump_scheduled:  # the proposals of one turn share a flush and a message per follower
             self._pump_scheduled = True
-            self._loop.call_soon(self._pump_proposals)
+            self._loop.call_soon(self.settle)
         return proposal
 
     def lead_timestamp(self) -> int:
@@ -160,7 +161,7 @@ class Driver:
 
     def step(self, message: Message, entries: memoryview) -> None:
         """Give the core one message and carry out what follows."""
-        self.pump()
+        self.settle()
         if type(message) is AppendEntries:
             if not message.is_empty and not self._verify(message, entries):
                 return
@@ -171,7 +172,7 @@ class Driver:
 
     def ticks(self, count: int) -> None:
         """Give the core `count` ticks."""
-        self.pump()
+        self.settle()
         for _ in range(count):
             if self.closed:
                 return
@@ -181,12 +182,18 @@ class Driver:
     def storage_done(self, seq: int) -> None:
         """Everything up to persist operation `seq` is durable."""
         if not self.closed:
-            self.pump()
+            self.settle()
             self.core.storage_done(seq)
+            self.pump()
+
+    def settle(self) -> None:
+        """Carry out what proposals have left to do: due before any other input, which all end with `pump`."""
+        if self._pump_scheduled:
             self.pump()
 
     def pump(self) -> None:
         """Carry out everything that the core has decided."""
+        self._pump_scheduled = False
         poll = self.core.poll
         while not self.closed and (output := poll()) is not None:
             self._carry_out(output)
@@ -201,10 +208,6 @@ class Driver:
             task.cancel()
         self.proposals.lost("this node stops")
 
-    def _pump_proposals(self) -> None:
-        self._pump_scheduled = False
-        self.pump()
-
     # --- outputs -------------------------------------------------------------------------------------------
     def _carry_out(self, output: Output) -> None:
         for event in output.events:
@@ -218,16 +221,15 @@ class Driver:
             self._send(message)
         if output.commit_index is not None:
             self.proposals.committed(output.commit_index)
+        after, owner = self._after, self._owner
         if output.committed is not None:
-            hi = output.committed[1]
-            self._after.append(lambda: self._applier.advance(hi))
-        owner = self._owner
+            after.append(partial(self._applier.advance, output.committed[1]))
         for event in output.events:
-            self._after.append(lambda event=event: owner.on_event(event))  # type: ignore[misc]
+            after.append(partial(owner.on_event, event))
         for read in output.reads:
-            self._after.append(lambda read=read: owner.on_read(read))  # type: ignore[misc]
+            after.append(partial(owner.on_read, read))
         for context in output.reads_aborted:
-            self._after.append(lambda context=context: owner.on_read_aborted(context))  # type: ignore[misc]
+            after.append(partial(owner.on_read_aborted, context))
 
     def _stage_noop(self, event: BecameLeader) -> None:
         """Build the entry that opens the term. `persist.append` of the same output covers it."""
@@ -329,7 +331,7 @@ class Driver:
             self._reading.pop(message.to, None)
         if self.closed:
             return
-        self.pump()
+        self.settle()
         if data and generation == self.log.generation and self._links[message.to].append.connected:
             self._ship(message, data)
         else:

@@ -280,7 +280,7 @@ class RaftNode:
         """
         if self._transfer is not None:
             raise TransferFailedError("another hand-over is under way; wait for it")
-        self._driver.pump()
+        self._driver.settle()
         target = self._core.transfer_leadership(to)
         if target is None:
             raise TransferFailedError("no follower is near enough to take over; see ledgermq cluster status")
@@ -365,14 +365,14 @@ class RaftNode:
         """
         gone = self.log.delete_segments_before(min(index, self.applied_index))
         if gone:
-            self._driver.pump()
+            self._driver.settle()
             self._core.compacted(self.log.first_index)
             self._driver.pump()
         return len(gone)
 
     def want_commits(self, wanted: bool) -> None:
         """Somebody waits here for entries to become visible: ask the leader to tell at once when commit moves."""
-        self._driver.pump()
+        self._driver.settle()
         self._core.want_commits(wanted)
         self._driver.pump()
 
@@ -405,7 +405,7 @@ class RaftNode:
         """Pass the hint to the core; it decides what a broken connection means."""
         self.metrics.gauge("ledgermq_raft_peer_connected", peer, kind.value.lower()).set(0)
         if kind is StreamKind.CONTROL and not self._driver.closed:
-            self._driver.pump()
+            self._driver.settle()
             self._core.link_down(peer, gone)
             self._driver.pump()
 
@@ -492,7 +492,7 @@ class RaftNode:
         )  # fmt: skip
 
     def _promote(self) -> int:
-        self._driver.pump()
+        self._driver.settle()
         self._core.promote_to_voter()
         self._driver.pump()
         return self._driver.last_persist_seq
@@ -504,7 +504,7 @@ class RaftNode:
 
     def _on_new_incarnation(self, peer: NodeId, incarnation: int) -> None:
         self._transport.drop_other_incarnations(peer, incarnation)
-        self._driver.pump()
+        self._driver.settle()
         self._core.peer_replaced(peer)
         self._driver.pump()
 
