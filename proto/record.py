@@ -321,6 +321,7 @@ def _check_runs(body: Buffer, positions: np.ndarray) -> None:
     rest_start = exact - headers["rest_size"]
     body_end = headers["body_offset"].astype(np.int64) + headers["body_size"]
     bad = ((exact + 7) & ~7 != headers["size"]) | (headers["body_offset"] < rest_start) | (body_end > exact)
+    bad |= headers["reserved"] != 0
     if bad.any():
         raise CorruptError("record runs do not fit the record", int(positions[int(bad.argmax())]))
 

@@ -6,7 +6,7 @@ Invariant: a write goes to the slot that does not hold the latest record, and is
 has two copies, so a damaged sector does not bring an older vote back.
 
 Blocks: 0 slot A, 1 slot B, 2 copy of A, 3 copy of B. Record (little-endian, 512 bytes)
-     0  4   magic b"LMQH"          4  u32 version (1)       8  u32 crc32c over bytes [12, 512)
+     0  4   magic b"LMQH"          4  u32 version (1)       8  u32 crc32c over bytes [0, 8) and [12, 512)
     12  u32 flags (1: clean stop, 2: voter)                16  u64 sequence: the slot is sequence % 2
     24  u64 term                  32  u64 commit hint      40  u64 acked floor, index   48  u64 acked floor, term
     56  u64 incarnation           64  16  kernel boot id
@@ -58,6 +58,12 @@ class DurableState:
     cut_offset: int = 0
 
 
+def _checksum(record: bytes | bytearray) -> int:
+    """Checksum of a record: everything but its own field, the version too, so no flip looks like a newer build."""
+    view = memoryview(record)
+    return crc32c(view[12:RECORD_SIZE], crc32c(view[:8]))
+
+
 def encode_state(state: DurableState, sequence: int) -> bytes:
     """Return the record's bytes."""
     hard = state.hard
@@ -69,7 +75,7 @@ def encode_state(state: DurableState, sequence: int) -> bytes:
         state.cut_turn, state.cut_offset, len(voted_for),
     )  # fmt: skip
     record = bytearray((fixed + voted_for).ljust(RECORD_SIZE, b"\0"))
-    struct.pack_into("<I", record, 8, crc32c(memoryview(record)[12:]))
+    struct.pack_into("<I", record, 8, _checksum(record))
     return bytes(record)
 
 
@@ -81,7 +87,7 @@ def decode_state(record: bytes) -> tuple[int, DurableState]:
         _, version, crc, flags, sequence, term, commit, floor_index, floor_term, incarnation, boot_id,
         cut_turn, cut_offset, voted_size,
     ) = _RECORD.unpack_from(record)  # fmt: skip
-    if crc != crc32c(memoryview(record)[12:RECORD_SIZE]):
+    if crc != _checksum(record):
         raise CorruptError("hard state checksum mismatch", 0)
     if version > VERSION:
         raise NewerFormatError("hard state", version, VERSION)

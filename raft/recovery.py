@@ -233,7 +233,7 @@ class LogRecovery:
         if sealed:
             segment = replace(segment, offsets=None)
         after = Before(LogIndex(last.index), Term(last.term), closing.crc, last.timestamp)
-        return SegmentScan(segment, end, sealed, "", after)
+        return SegmentScan(segment, self._segment_size if sealed else end, sealed, "", after)
 
     # --- deciding ----------------------------------------------------------------------------------------------
     def _refuse_gap(self, starts: list[int], position: int, scan: SegmentScan) -> None:

@@ -90,7 +90,7 @@ def scan_segment(file: File, start: int, segment_size: int, before: Before) -> S
         before = Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp)
         if header.kind is EntryKind.FILLER:
             segment.filler = bytes(data[place : place + HEADER_SIZE])
-            return SegmentScan(segment, position, True, "", before)
+            return SegmentScan(segment, segment_size, True, "", before)
         segment.add(header)
         position += header.size
     return SegmentScan(segment, position, True, "", before)
