@@ -69,6 +69,12 @@ class Consumption:
             return soonest
         return self._next_deadline
 
+    @property
+    def last_deadline(self) -> int:
+        """Log time (ms) at which the last lease ends; 0 without leases."""
+        open_rows = self.leases["flags"] & ACKED == 0
+        return int(self.leases["deadline"][open_rows].max(initial=0))
+
     def expired(self, now: int) -> np.ndarray:
         """Return the rows whose lease has ended."""
         rows: np.ndarray = self.leases[(self.leases["deadline"] <= now) & (self.leases["flags"] & ACKED == 0)]

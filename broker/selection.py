@@ -98,8 +98,8 @@ def _deliveries(
 ) -> list[Delivery]:
     columns = zip(offsets.tolist(), units.tolist(), attempts.tolist(), lease_ids.tolist(), strict=True)
     return [
-        Delivery(queue_id, offset, *unit, attempt=attempt, lease_id=lease_id)
-        for offset, unit, attempt, lease_id in columns
+        Delivery(queue_id, offset, physical_offset, size, tag_hash, attempt, lease_id)
+        for offset, (physical_offset, size, tag_hash), attempt, lease_id in columns
     ]
 
 
@@ -109,7 +109,8 @@ class Reservation:
 
     position: int | None = None  # the group's position after them; None: not moved
     offsets: set[int] = field(default_factory=set)  # expired leases that are taken
-    turns: int = 0
+    turns: int = 0  # times that something was reserved
+    grants: int = 0  # of them, those that lease something
 
 
 @dataclass(slots=True)
@@ -119,6 +120,7 @@ class Taken:
     key: ConsumptionKey
     offsets: list[int]
     position_before: int | None
+    is_grant: bool
 
 
 class Selector:
@@ -128,7 +130,8 @@ class Selector:
         self._state = state
         self._reserved: dict[ConsumptionKey, Reservation] = {}
         self._rotation: dict[tuple[int, int], int] = {}
-        self._scanned: dict[tuple[ConsumptionKey, frozenset[int]], int] = {}
+        # Filtered runs that are not written down: [from, to) holds nothing for these tags.
+        self._scanned: dict[tuple[ConsumptionKey, frozenset[int]], tuple[int, int]] = {}
         self._attempt_ids: dict[ConsumptionKey, str] = {}
 
     # --- what is there --------------------------------------------------------------------------------------
@@ -151,28 +154,26 @@ class Selector:
             found, position = self._state.consumption.get(key), self._position(key)
             if position is None:
                 return True
-            if found is not None and found.next_deadline <= now:
-                return True
             if group.fifo and found is not None and len(found.leases):
-                if request.attempt_id and self._attempt_ids.get(key) == request.attempt_id:
+                if found.last_deadline <= now or self.repeats(key, request.attempt_id):
                     return True
                 continue
-            if request.tags is not None:
-                position = max(position, self._scanned.get((key, request.tags), 0))
-            if position < queue.end:
+            if found is not None and found.next_deadline <= now:
+                return True
+            if self.first_unseen(key, request.tags, position) < queue.end:
                 return True
         return False
 
     def next_expiry(self, group_id: int, topic_id: int) -> int | None:
-        """Log time (ms) when the next lease ends by itself."""
-        topic = self._state.topics.get(topic_id)
-        if topic is None:
+        """Log time (ms) when the next lease ends by itself (a FIFO queue: its last one). May lie in the past."""
+        topic, group = self._state.topics.get(topic_id), self._state.groups.get(group_id)
+        if topic is None or group is None:
             return None
-        found = (
-            self._state.consumption.get((group_id, topic_id, queue_id))
-            for queue_id in range(topic.queue_count)
-        )
-        soonest = min((item.next_deadline for item in found if item is not None), default=NEVER)
+        soonest = NEVER
+        for queue_id in range(topic.queue_count):
+            found = self._state.consumption.get((group_id, topic_id, queue_id))
+            if found is not None and len(found.leases):
+                soonest = min(soonest, found.last_deadline if group.fifo else found.next_deadline)
         return None if soonest == NEVER else soonest
 
     # --- choosing -------------------------------------------------------------------------------------------
@@ -213,22 +214,25 @@ class Selector:
         rows = [(*queue.key, queue.end if latest else queue.begin) for queue in new]
         plan.commands.append(SetPositions(group.group_id, position_rows(rows)))
         for topic_id, queue_id, offset in rows:
-            taken.append(self._take((group.group_id, topic_id, queue_id), [], offset))
+            taken.append(self._take((group.group_id, topic_id, queue_id), [], offset, is_grant=False))
 
     def _reserve(self, choice: _Choice) -> list[Taken]:
         taken = []
         for key, part in choice.parts.items():
             if part.touched:
-                taken.append(self._take(key, part.renewed + part.exhausted, part.reserved_end))
+                taken.append(self._take(key, part.renewed + part.exhausted, part.reserved_end, is_grant=True))
                 if part.renewed or len(part.fresh):
                     self._attempt_ids[key] = choice.request.attempt_id
         return taken
 
-    def _take(self, key: ConsumptionKey, offsets: list[int], position: int | None) -> Taken:
+    def _take(
+        self, key: ConsumptionKey, offsets: list[int], position: int | None, *, is_grant: bool
+    ) -> Taken:
         reserved = self._reserved.setdefault(key, Reservation())
-        taken = Taken(key, offsets, reserved.position)
+        taken = Taken(key, offsets, reserved.position, is_grant)
         reserved.offsets.update(offsets)
         reserved.turns += 1
+        reserved.grants += is_grant
         if position is not None:
             reserved.position = position
         return taken
@@ -245,6 +249,7 @@ class Selector:
             reserved = self._reserved[item.key]
             reserved.offsets.difference_update(item.offsets)
             reserved.turns -= 1
+            reserved.grants -= item.is_grant
             if not reserved.turns:
                 del self._reserved[item.key]
 
@@ -256,12 +261,22 @@ class Selector:
     def repeats(self, key: ConsumptionKey, attempt_id: str) -> bool:
         return bool(attempt_id) and self._attempt_ids.get(key) == attempt_id
 
-    def scanned(self, key: ConsumptionKey, tags: frozenset[int] | None) -> int:
-        return 0 if tags is None else self._scanned.get((key, tags), 0)
+    def is_granting(self, key: ConsumptionKey) -> bool:
+        """Tell whether an undecided turn leases something of the queue to the group."""
+        reserved = self._reserved.get(key)
+        return reserved is not None and reserved.grants > 0
 
-    def note_scanned(self, key: ConsumptionKey, tags: frozenset[int] | None, offset: int) -> None:
+    def first_unseen(self, key: ConsumptionKey, tags: frozenset[int] | None, position: int) -> int:
+        """Return where to look from `position` on: behind a run that is known to hold nothing for `tags`."""
+        if tags is None:
+            return position
+        start, stop = self._scanned.get((key, tags), (0, 0))
+        return stop if start <= position <= stop else position
+
+    def note_unwanted(self, key: ConsumptionKey, tags: frozenset[int] | None, start: int, stop: int) -> None:
+        """[start, stop) holds nothing for `tags`, and is not written down yet."""
         if tags is not None:
-            self._scanned[key, tags] = offset
+            self._scanned[key, tags] = (start, stop)
 
     def lookup(self, queue: ConsumeQueue, offset: int, count: int) -> np.ndarray | ColdRead:
         return self._state.queues.lookup(*queue.key, offset, count)
@@ -311,8 +326,9 @@ class _Choice:
             for queue in queues:
                 self._take_new(queue)
         self.worth_writing = any(part.skipped >= SKIP_UNITS for part in self.parts.values())
-        for part in self.parts.values():
+        for key, part in self.parts.items():
             if part.skipped and not len(part.fresh) and not self.worth_writing:
+                self._selector.note_unwanted(key, self.request.tags, part.start, part.end)
                 part.reserved_end = None  # remembered in memory only; the next grant writes it down
                 part.end = part.start
 
@@ -353,7 +369,7 @@ class _Choice:
             return
         part = self._part(queue)
         if self.request.dead_letters:
-            over = rows["attempt"] >= self._group.max_attempts
+            over = (rows["attempt"] >= self._group.max_attempts) & (rows["flags"] & ACKED == 0)
             part.exhausted += rows["offset"][over].tolist()
             self._plan.exhausted += _deliveries(
                 queue.key[1], rows["offset"][over], units[over], rows["attempt"][over], rows["lease_id"][over]
@@ -382,7 +398,7 @@ class _Choice:
         """Take new offsets of a queue, skipping those that the filter does not want."""
         key = (self._group.group_id, *queue.key)
         part = self._part(queue)
-        at = first = max(part.start, queue.begin, self._selector.scanned(key, self.request.tags))
+        at = first = max(queue.begin, self._selector.first_unseen(key, self.request.tags, part.start))
         part.skipped = first - part.start
         while self._open and at < queue.end and at - first < SCAN_UNITS:
             count = self._count if self._tags is None else 512
@@ -393,7 +409,6 @@ class _Choice:
             at = self._take_units(queue, part, units, at)
         if at > part.start:
             part.end = part.reserved_end = at
-            self._selector.note_scanned(key, self.request.tags, at)
 
     def _take_units(self, queue: ConsumeQueue, part: _Part, units: np.ndarray, at: int) -> int:
         """Take what is wanted of the units from offset `at` on; return the first offset not looked at."""
@@ -414,8 +429,8 @@ class _Choice:
     def _take_fifo(self, queue: ConsumeQueue) -> None:
         """One batch in flight per queue."""
         key = (self._group.group_id, *queue.key)
-        found, reserved, _ = self._selector.view(key)
-        if not self._open or (reserved is not None and (reserved.offsets or self._granting(key))):
+        found = self._selector.view(key)[0]
+        if not self._open or self._selector.is_granting(key):
             return
         if found is None or not len(found.leases):
             self._take_new(queue)
@@ -426,11 +441,6 @@ class _Choice:
                 self._repeat(queue, rows[rows["flags"] & ACKED == 0])
             return
         self._renew(queue, rows[: self._count])
-
-    def _granting(self, key: ConsumptionKey) -> bool:
-        """Tell whether an undecided turn grants new offsets of the queue."""
-        found, reserved, position = self._selector.view(key)
-        return reserved is not None and found is not None and position != found.position
 
     def _repeat(self, queue: ConsumeQueue, rows: np.ndarray) -> None:
         units = self._units_at(queue, rows["offset"])
