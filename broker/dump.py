@@ -12,8 +12,8 @@ import argparse
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from ledgermq.proto.admin_pb2 import DumpChunk, DumpRequest
 from ledgermq.raft.commit_log import CommitLog
@@ -67,7 +67,8 @@ async def live_point(
     )
 
 
-class _Commit(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Commit:
     index: LogIndex
     term: int  # 0 = could not be read
     crc: int

@@ -63,7 +63,7 @@ def _point(data: Path, folders: LogFolders, files: RealFileSystem, *, with_queue
     starts = sorted(start for start in starts if start >= base.first_offset)
     log = _StoppedLog(folders.segments, identity.segment_size, starts)
     last = log.last()
-    commit = log.at_or_before(state_file.state.commit)
+    commit = log.at_or_before(state_file.state.hard.commit_hint)
     end = last.end if last else base.first_offset
     return DumpPoint(
         cluster=identity.cluster_id,

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 #: Bounds on what comes to the driver.
-MAX_FINDINGS: Final = 20_000
 MAX_BLOCKS: Final = 10_000
 MAX_DRILLED: Final = 64
 MAX_DIFFERENCES: Final = 5_000
@@ -38,6 +37,14 @@ class ScanResult:
 
     slices: dict[str, list[SliceResult]]
     findings: dict[str, list[Finding]]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueResult:
+    """Where a queue's numbering jumps between slices, and the offset behind each queue's last message, by node."""
+
+    breaks: list[Finding]
+    ends: dict[str, dict[tuple[int, int], int]]
 
 
 class Comparison:
@@ -57,14 +64,16 @@ class Comparison:
 
     def scan(self) -> ScanResult:
         """Read every byte of every dump, once; the rows stay cached for the next stages."""
-        self._scan.count()  # fills the cache, so that the collects below do not read the logs a second time
         slices: dict[str, list[SliceResult]] = defaultdict(list)
-        for row in self._scan.where("row = 'slice'").select("node", "path", "slice", "json").collect():
-            slices[row.node].append(SliceResult.from_fields(row.path, row.slice, json.loads(row.json)))
         findings: dict[str, list[Finding]] = defaultdict(list)
-        found = self._scan.where("row = 'finding'").orderBy("offset").limit(MAX_FINDINGS)
-        for row in found.select("node", "json").collect():
-            findings[row.node].append(_finding(json.loads(row.json)))
+        # Every partition is asked, so this fills the cache. A slice has a bounded number of findings.
+        rows = self._scan.where("row in ('slice', 'finding')").select("row", "node", "path", "slice", "json")
+        for row in rows.collect():
+            fields = json.loads(row.json)
+            if row.row == "slice":
+                slices[row.node].append(SliceResult.from_fields(row.path, row.slice, fields))
+            else:
+                findings[row.node].append(_finding(fields))
         for parts in slices.values():
             parts.sort(key=lambda part: part.lo)
         return ScanResult(dict(slices), dict(findings))
@@ -130,35 +139,42 @@ class Comparison:
             for each in row.held
         ]
 
-    def queue_breaks(self) -> list[Finding]:
-        """Return findings where a queue's numbering jumps between two slices (inside a slice the scan has seen it)."""
+    def queues(self) -> QueueResult:
+        """Follow the numbering of each queue over the slices (inside a slice the scan has seen it)."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        runs = self._scan.where("row = 'queue'")
         order = Window.partitionBy("node", "topic_id", "queue_id").orderBy("offset")
-        broken = (
-            runs.withColumn("expected", F.lag("next").over(order))
+        runs = (
+            self._scan.where("row = 'queue'")
+            .withColumn("expected", F.lag("next").over(order))
             .withColumn("slice_before", F.lag("slice").over(order))
-            .where("expected is not null and expected != base and slice != slice_before and not after_damage")
-        )
-        return [
-            Finding(
-                row.node, row.offset, row["index"], Kind.QUEUE_OFFSET, Severity.ERROR,
-                f"topic {row.topic_id} queue {row.queue_id}: offset {row.expected:,} is expected, the section says"
-                f" {row.base:,}",
-                path=row.path,
+            .withColumn(
+                "is_last",
+                F.expr("lead(next) over (partition by node, topic_id, queue_id order by offset) is null"),
             )
-            for row in broken.orderBy("offset").limit(MAX_FINDINGS).collect()
-        ]  # fmt: skip
-
-    def queue_ends(self) -> dict[str, dict[tuple[int, int], int]]:
-        """Return for each node the offset behind the last message of each queue in its log."""
+            .withColumn("jumps", F.expr("expected != base and slice != slice_before and not after_damage"))
+        )
+        breaks: list[Finding] = []
         ends: dict[str, dict[tuple[int, int], int]] = defaultdict(dict)
-        last = self._scan.where("row = 'queue'").groupBy("node", "topic_id", "queue_id")
-        for row in last.agg(*_exprs("max(next) as behind")).collect():
-            ends[row.node][row.topic_id, row.queue_id] = row.behind
-        return dict(ends)
+        for row in runs.where("is_last or jumps").collect():
+            if row.is_last:
+                ends[row.node][row.topic_id, row.queue_id] = row.next
+            if row.jumps:
+                text = f"offset {row.expected:,} is expected, the section says {row.base:,}"
+                detail = f"topic {row.topic_id} queue {row.queue_id}: {text}"
+                breaks.append(
+                    Finding(
+                        row.node,
+                        row.offset,
+                        row["index"],
+                        Kind.QUEUE_OFFSET,
+                        Severity.ERROR,
+                        detail,
+                        path=row.path,
+                    )
+                )
+        return QueueResult(breaks, dict(ends))
 
     def close(self) -> None:
         """Give the cached rows back."""

@@ -86,11 +86,11 @@ def _queue_findings(
         for finding in known
         if finding.kind in (Kind.CRC, Kind.MISSING_RANGE, Kind.MISSING_SEGMENT)
     }
-    found = [finding for finding in comparison.queue_breaks() if finding.node not in damaged]
-    ends = comparison.queue_ends()
+    queues = comparison.queues()
+    found = [finding for finding in queues.breaks if finding.node not in damaged]
     for dump in dumps:
         if dump.has_queues and dump.node not in damaged:
-            found += _queues_behind_log(dump, ends.get(dump.node, {}))
+            found += _queues_behind_log(dump, queues.ends.get(dump.node, {}))
     return found
 
 

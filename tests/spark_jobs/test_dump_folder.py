@@ -1,0 +1,112 @@
+"""What is refused before anything is read, and how a log is cut into slices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ledgermq.spark_jobs.dump_folder import find_dumps, read_dump, slices_of
+from ledgermq.spark_jobs.errors import UnusableDumpError
+
+from .dump_maker import Log, make_dumps, make_log, take_dump
+from .local_scan import faults
+
+
+def edit_manifest(folder: Path, **changes: object) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(UnusableDumpError) as caught:
+        find_dumps(folder)
+    return str(caught.value)
+
+
+def test_dumps_are_found_in_the_order_of_the_nodes(tmp_path: Path) -> None:
+    make_dumps(tmp_path / "dumps", Log(), nodes=("n3", "n1"))
+    assert [dump.node for dump in find_dumps(tmp_path / "dumps")] == ["n1", "n3"]
+
+
+def test_two_dumps_of_one_incarnation_are_refused(tmp_path: Path) -> None:
+    take_dump(Log(), tmp_path / "dumps", "n1", incarnation=5)
+    take_dump(Log(), tmp_path / "dumps", "n2", incarnation=5)
+    assert "two dumps of the same incarnation 5" in refusal(tmp_path / "dumps")
+
+
+def test_two_dumps_of_one_node_are_refused(tmp_path: Path) -> None:
+    take_dump(Log(), tmp_path / "dumps", "n1")
+    take_dump(Log(), tmp_path / "dumps", "n2")
+    edit_manifest(tmp_path / "dumps" / "n2", node="n1")
+    assert "two dumps of the same node n1" in refusal(tmp_path / "dumps")
+
+
+@pytest.mark.parametrize("change", [{"group": "g1"}, {"cluster": "other"}])
+def test_dumps_of_different_groups_are_refused(tmp_path: Path, change: dict[str, str]) -> None:
+    take_dump(Log(), tmp_path / "dumps", "n1")
+    take_dump(Log(), tmp_path / "dumps", "n2", **change)  # type: ignore[arg-type]
+    assert "Only replicas of one group can be compared" in refusal(tmp_path / "dumps")
+
+
+def test_a_wrong_folder_is_told_with_what_to_do(tmp_path: Path) -> None:
+    assert "is not a folder" in refusal(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    assert "holds no dump" in refusal(tmp_path / "empty") and "ledgermq dump" in refusal(tmp_path / "empty")
+    (tmp_path / "data" / "commitlog").mkdir(parents=True)
+    assert "looks like a node's data folder" in refusal(tmp_path / "data")
+
+
+def test_the_dump_of_one_node_points_to_its_parent(tmp_path: Path) -> None:
+    folder = take_dump(Log(), tmp_path / "dumps", "n1")
+    assert f"ledgermq check {tmp_path / 'dumps'}" in refusal(folder)
+
+
+def test_an_unfinished_dump_is_refused(tmp_path: Path) -> None:
+    make_dumps(tmp_path / "dumps", make_log(5))
+    (tmp_path / "dumps" / "n2" / "manifest.json").unlink()
+    assert "was not finished" in refusal(tmp_path / "dumps")
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "is not the manifest"),
+        (
+            '{"format": "ledgermq-dump", "format_version": 2}',
+            "has format version 2; this build reads version 1",
+        ),
+        ('{"format": "ledgermq-dump", "format_version": 1}', "is damaged or incomplete"),
+    ],
+)
+def test_a_manifest_that_cannot_be_used_is_named(tmp_path: Path, content: str, text: str) -> None:
+    folder = take_dump(Log(), tmp_path / "dumps", "n1")
+    (folder / "manifest.json").write_text(content)
+    message = refusal(tmp_path / "dumps")
+    assert text in message and "n1/manifest.json" in message
+
+
+def test_slices_begin_at_index_points_and_cover_the_segments(tmp_path: Path) -> None:
+    log = make_log(60)
+    folder = take_dump(log, tmp_path / "dumps", "n1")
+    edit_manifest(folder, index_points=[[e.index, e.physical_offset] for e in log.entries])
+    parts = list(slices_of(read_dump(folder), 8000))
+    starts = {entry.physical_offset for entry in log.entries} | set(log.segments)
+    assert len(parts) > 10 and all(part.lo in starts for part in parts)
+    assert sum(part.hi - part.lo for part in parts) == log.end
+    assert faults(folder, slice_size=8000) == []
+
+
+def test_index_points_that_lie_do_no_harm(tmp_path: Path) -> None:
+    log = make_log(60)
+    folder = take_dump(log, tmp_path / "dumps", "n1")
+    edit_manifest(folder, index_points=[[9, offset] for offset in range(0, log.end, 4104)])
+    assert faults(folder, slice_size=4104) == []
+
+
+def test_ranges_leave_out_slices_that_do_not_touch_them(tmp_path: Path) -> None:
+    folder = take_dump(make_log(60), tmp_path / "dumps", "n1")
+    parts = list(slices_of(read_dump(folder), ranges=[(70_000, 70_001)]))
+    assert [part.lo for part in parts] == [65536]
