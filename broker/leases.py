@@ -45,7 +45,7 @@ class Consumption:
     """The state of one group in one queue."""
 
     position: int
-    leases: np.ndarray = NO_LEASES
+    leases: np.ndarray = field(default_factory=lambda: NO_LEASES)
     _next_deadline: int | None = field(default=None, init=False, repr=False)
 
     @property
