@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind, decode_header, verify_entry, walk_wire
 from ledgermq.proto.errors import LayoutError
 
-from .errors import DamagedLogError, LogCompactedError, LogTruncatedError
+from .entry_index import index_path
+from .errors import DamagedLogError, LogCompactedError, LogTruncatedError, StorageError
 from .log_contents import LogContents
 from .log_files import LogFiles
 from .segment import Segment, segment_path
@@ -56,7 +58,8 @@ class LogReads:
         if offsets is None:
             return None
         position = offsets[index - segment.first_index]
-        raw = self._files.read_nowait(segment.start, position, HEADER_SIZE)
+        with self._reading(segment):
+            raw = self._files.read_nowait(segment.start, position, HEADER_SIZE)
         return None if raw is None else self._decode(segment, position, raw, index)
 
     def header_now(self, index: LogIndex) -> EntryHeader:
@@ -78,7 +81,8 @@ class LogReads:
         generation, segment = self._log.generation, self._log.segment_of(index)
         position = (await self._offsets(segment))[index - segment.first_index]
         self._unchanged(generation)
-        raw = await self._files.read(segment.start, position, HEADER_SIZE)
+        with self._reading(segment):
+            raw = await self._files.read(segment.start, position, HEADER_SIZE)
         self._unchanged(generation)
         return self._decode(segment, position, raw, index)
 
@@ -93,7 +97,8 @@ class LogReads:
         if offsets is None:
             return None
         plan = self._plan(segment, offsets, lo, hi, max_bytes)
-        raw = self._files.read_nowait(segment.start, plan.position, plan.size)
+        with self._reading(segment):
+            raw = self._files.read_nowait(segment.start, plan.position, plan.size)
         return None if raw is None else plan.filler + raw
 
     async def read_wire(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes:
@@ -105,7 +110,8 @@ class LogReads:
         offsets = await self._offsets(segment)
         self._unchanged(generation)
         plan = self._plan(segment, offsets, lo, hi, max_bytes)
-        raw = await self._files.read(segment.start, plan.position, plan.size)
+        with self._reading(segment):
+            raw = await self._files.read(segment.start, plan.position, plan.size)
         self._unchanged(generation)
         if len(raw) < plan.size:
             raise self._damaged(segment, plan.position + len(raw), "the file ends too early")
@@ -132,7 +138,10 @@ class LogReads:
         if cached is not None:
             return cached
         segment = self._log.segment_at(offset)
-        raw = self._files.read_nowait(segment.start, offset - segment.start, self._cold_size(offset, size))
+        with self._reading(segment):
+            raw = self._files.read_nowait(
+                segment.start, offset - segment.start, self._cold_size(offset, size)
+            )
         return None if raw is None else self._with_cached(raw, offset, size)
 
     async def read_at(self, offset: int, size: int) -> memoryview:
@@ -142,8 +151,11 @@ class LogReads:
             return found
         generation, segment = self._log.generation, self._log.segment_at(offset)
         cold = self._cold_size(offset, size)
-        raw = await self._files.read(segment.start, offset - segment.start, cold)
+        with self._reading(segment):
+            raw = await self._files.read(segment.start, offset - segment.start, cold)
         self._unchanged(generation)
+        if len(raw) < cold:
+            raise self._damaged(segment, offset - segment.start + len(raw), "the file ends too early")
         if cold < size:  # the rest was in the cache when it was planned; it may be on disk only by now
             rest = await self.read_at(offset + cold, size - cold)
             return memoryview(b"".join((raw, rest)))
@@ -151,9 +163,27 @@ class LogReads:
 
     def offsets_now(self, segment: Segment) -> array[int]:
         """Entry offsets of a segment, waiting for the disk on this thread (truncation across segments: rare)."""
-        return segment.offsets if segment.offsets is not None else self._files.offsets_now(segment.start)
+        if segment.offsets is not None:
+            return segment.offsets
+        with self._reading(segment):
+            return self._files.offsets_now(segment.start)
 
     # --- inside ------------------------------------------------------------------------------------------------
+    @contextmanager
+    def _reading(self, segment: Segment) -> Iterator[None]:
+        """Turn what a bad disk or a damaged index file raises into this package's error."""
+        try:
+            yield
+        except OSError as error:
+            raise self._damaged(
+                segment, 0, f"reading {error.filename or 'it'} failed: {error.strerror}"
+            ) from None
+        except LayoutError as error:
+            path = index_path(self._folders.indexes, segment.start)
+            raise StorageError(
+                f"{self._node} cannot use {path}: {error}. It is only an index; restart the node to rebuild it"
+            ) from None
+
     def _check(self, lo: LogIndex, hi: LogIndex) -> None:
         if lo < self._log.first_index:
             raise LogCompactedError(lo, self._log.first_index)
@@ -177,12 +207,16 @@ class LogReads:
         return last if last is not None and last.index == index else self._log.cache.header(index)
 
     def _offsets_nowait(self, segment: Segment) -> array[int] | None:
-        return segment.offsets if segment.offsets is not None else self._files.offsets_nowait(segment.start)
+        if segment.offsets is not None:
+            return segment.offsets
+        with self._reading(segment):
+            return self._files.offsets_nowait(segment.start)
 
     async def _offsets(self, segment: Segment) -> array[int]:
         if segment.offsets is not None:
             return segment.offsets
-        return self._files.keep_offsets(segment.start, await self._files.offsets(segment.start))
+        with self._reading(segment):
+            return self._files.keep_offsets(segment.start, await self._files.offsets(segment.start))
 
     def _plan(
         self, segment: Segment, offsets: array[int], lo: LogIndex, hi: LogIndex, max_bytes: int

@@ -281,6 +281,7 @@ def open_storage(config: StorageConfig, files: FileSystem) -> RaftStorage:
     folders = LogFolders(config.data_dir)
     identity = _read_own_identity(config, files, folders)
     lock = _lock(config, files)
+    hard: HardStateFile | None = None
     try:
         hard = _open_hard_state(config, files, folders, identity)
         base = read_manifest(files, folders.manifest, config.node_id)
@@ -301,6 +302,8 @@ def open_storage(config: StorageConfig, files: FileSystem) -> RaftStorage:
         hard.write(replace(floor, boot_id=boot, clean_stop=False, cut_turn=0, cut_offset=0))
         return RaftStorage(config, files, lock, identity, hard, base, recovered, report)
     except BaseException:
+        if hard is not None:
+            hard.close()
         lock.release()
         raise
 

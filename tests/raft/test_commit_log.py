@@ -9,10 +9,12 @@ import pytest
 
 from ledgermq.proto.entry import HEADER_SIZE, EntryKind, decode_header, walk_wire
 from ledgermq.raft.errors import (
+    DamagedLogError,
     EntryTooLargeError,
     InvalidWireError,
     LogCompactedError,
     LogTruncatedError,
+    StorageError,
 )
 from ledgermq.raft.types import LogIndex, Term
 
@@ -280,3 +282,20 @@ def rig_bytes(rig: LogRig) -> bytes:
     twin = LogRig(SimulatedDisk())
     fill(twin, 40)
     return bytes(twin.disk.names[DATA / "commitlog" / f"{0:020d}"].current)
+
+
+def test_index_that_is_damaged_while_the_node_runs_is_named(rig: LogRig) -> None:
+    fill(rig, 60)
+    rig.close()
+    fresh = reopen(rig.disk, rig)
+    fresh.disk.flip(DATA / "entryindex" / f"{0:020d}", 60)
+    with pytest.raises(StorageError, match="only an index; restart the node"):
+        asyncio.run(fresh.log.read_wire(LogIndex(1), LogIndex(2), 100))
+
+
+def test_segment_that_vanishes_while_the_node_runs_is_named(rig: LogRig) -> None:
+    fill(rig, 60)
+    fresh = reopen(rig.disk.killed(), rig)
+    del fresh.disk.names[DATA / "commitlog" / f"{0:020d}"]
+    with pytest.raises(DamagedLogError, match="commitlog/00000000000000000000"):
+        asyncio.run(fresh.log.entries(LogIndex(1), LogIndex(2), 100))
