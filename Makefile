@@ -46,7 +46,7 @@ $(TYPES): pyproject.toml
 
 types: $(STAMP) $(TYPES) ## mypy --strict on the packages, and mypy on what is around them
 	MYPYPATH=build/types $(BIN)/mypy $(PACKAGES:%=-p ledgermq.%)
-	MYPYPATH=build/types $(BIN)/mypy tests $(wildcard bench/*.py) deploy/preflight.py deploy/install.py
+	MYPYPATH=build/types $(BIN)/mypy tests $(wildcard bench/*.py) deploy/install.py
 
 test: preflight lint types ## everything: lint, types and all suites, with one summary at the end
 	@$(BIN)/python tests/run_suites.py unit sim integration e2e

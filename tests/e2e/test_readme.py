@@ -1,0 +1,106 @@
+"""The README's code is executed as printed, against a cluster from `ledgermq up`; so is what it says about commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ledgermq.client.local_ports import NodePorts
+
+from .conftest import ROOT
+from .processes import environment
+from .test_up import up
+
+README = (ROOT / "README.md").read_text()
+BLOCK = re.compile(r"<!-- test: (\w+) -->\n```(\w+)\n(.*?)```", re.DOTALL)
+
+
+def blocks() -> dict[str, str]:
+    """Return the blocks that are marked for the test, by mark."""
+    return {mark: code for mark, _, code in BLOCK.findall(README)}
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Run a cluster; give what the README's addresses are here (the known ports may be taken on this machine)."""
+    data = tmp_path_factory.mktemp("readme") / "data"
+    with up(data) as (nameserver, _):
+        first = json.loads((data / "cluster.json").read_text())["nodes"]["n1"]
+        known = NodePorts()
+        yield {
+            "127.0.0.1:9876": nameserver,
+            f"127.0.0.1:{known.messaging}": f"127.0.0.1:{first['messaging']}",
+        }
+
+
+def put_addresses(code: str, plan: dict[str, str]) -> str:
+    for printed, here in plan.items():
+        code = code.replace(printed, here)
+    return code
+
+
+def execute(command: list[str], folder: Path, **extra: str) -> str:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(**extra),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_producer_and_consumer_work_as_printed(plan: dict[str, str], tmp_path: Path) -> None:
+    code = put_addresses(blocks()["python"], plan)
+    output = execute([sys.executable, "-c", code], tmp_path)
+    assert output.count("stored in queue") == 10
+    assert sorted(re.findall(r"order \d", output)) == [f"order {number}" for number in range(10)]
+
+
+def test_the_example_is_short() -> None:
+    assert len(blocks()["python"].strip().splitlines()) <= 13
+
+
+def test_the_official_client_works_as_printed(plan: dict[str, str], tmp_path: Path) -> None:
+    code = put_addresses(blocks()["official"], plan)
+    output = execute([sys.executable, "-c", code], tmp_path, HOME=str(tmp_path))
+    assert re.search(r"\b01[0-9A-F]{32}\b", output), output
+
+
+@pytest.mark.spark
+def test_the_commands_work_as_printed(plan: dict[str, str], tmp_path: Path) -> None:
+    shell = tmp_path / "look.sh"
+    shell.write_text("set -euo pipefail\n" + blocks()["sh"])
+    output = execute(["bash", str(shell)], tmp_path, LEDGERMQ_NAMESERVER=plan["127.0.0.1:9876"])
+    assert "HEALTHY" in output
+    assert "hello" in output
+    assert "identical" in output
+
+
+def test_every_link_leads_to_a_file() -> None:
+    for name in (
+        "README.md",
+        "deploy/README.md",
+        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    ):
+        page = ROOT / name
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert os.path.exists(page.parent / target), f"{name} links to {target}"  # noqa: PTH110
+
+
+def test_the_verbs_that_are_named_exist() -> None:
+    verbs = set(re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0].split())
+    pages = [ROOT / "README.md", ROOT / "deploy" / "README.md", *(ROOT / "docs").glob("*.md")]
+    for page in pages:
+        for verb in re.findall(r"`make (\w+)", page.read_text()):
+            assert verb in verbs, f"{page.name}: make {verb}"

@@ -1,0 +1,80 @@
+"""`ledgermq up`: start, kill a node, stop, start again; the messages are still there and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .conftest import ROOT
+from .processes import LEDGERMQ, environment, left_behind, run, wait_for
+
+
+@contextmanager
+def up(data: Path, *arguments: str) -> Iterator[tuple[str, Path]]:
+    """Run `ledgermq up`; give the nameserver's address and the file with its output. Ends it by Ctrl-C."""
+    output = data.parent / f"{data.name}.out"
+    with output.open("a") as file:
+        process = subprocess.Popen(
+            [*LEDGERMQ, "up", "--data", str(data), *arguments],
+            cwd=ROOT, env=environment(PYTHONUNBUFFERED="1"), stdout=file, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        begun = output.stat().st_size
+        wait_for(
+            lambda: "Ctrl-C stops everything" in output.read_text()[begun:] or process.poll() is not None,
+            "the cluster is up",
+            90,
+        )
+        assert process.poll() is None, output.read_text()
+        port = json.loads((data / "cluster.json").read_text())["nameserver_port"]
+        yield f"127.0.0.1:{port}", output
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0, output.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert "Traceback" not in output.read_text()
+    assert not left_behind(data)
+
+
+def test_messages_survive_a_killed_node_and_a_restart(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(data) as (nameserver, output):
+        assert "NODE" in output.read_text() and "n3" in output.read_text()
+        sent = run(["send", "orders", "one", "-n", nameserver])
+        assert sent.returncode == 0, sent.stderr
+        status = run(["cluster", "status", "--wait", "30s", "-n", nameserver])
+        assert status.returncode == 0, status.stdout + status.stderr
+        assert "GROUP g0   HEALTHY" in status.stdout
+        pids = dict(re.findall(r"^(n\d) +(\d+) ", output.read_text(), re.MULTILINE))
+        leader = run(["cluster", "leader", "-q", "-n", nameserver]).stdout.strip()
+        os.kill(int(pids[leader]), signal.SIGKILL)
+        sent = run(["send", "orders", "two", "-n", nameserver])
+        assert sent.returncode == 0, sent.stderr
+        wait_for(lambda: f"{leader} is started again" in output.read_text(), f"{leader} is started again")
+        assert run(["cluster", "status", "--wait", "60s", "-n", nameserver]).returncode == 0
+    with up(data) as (nameserver, _):
+        got = run(["consume", "orders", "--group", "g", "--count", "2", "--timeout", "30", "-n", nameserver])
+        assert got.returncode == 0, got.stderr
+        assert "one" in got.stdout and "two" in got.stdout
+
+
+def test_leadership_is_handed_over_on_request(tmp_path: Path) -> None:
+    with up(tmp_path / "data") as (nameserver, _):
+        leader = run(["cluster", "leader", "-q", "-n", nameserver]).stdout.strip()
+        other = next(name for name in ("n1", "n2", "n3") if name != leader)
+        done = run(["cluster", "transfer", other, "-n", nameserver])
+        assert done.returncode == 0, done.stderr
+        assert run(["cluster", "leader", "-q", "-n", nameserver]).stdout.strip() == other
+
+
+def test_one_node_is_a_cluster_too(tmp_path: Path) -> None:
+    with up(tmp_path / "data", "--nodes", "1") as (nameserver, _):
+        assert run(["send", "orders", "hi", "-n", nameserver]).returncode == 0
+        assert run(["cluster", "status", "--json", "-n", nameserver]).returncode == 0

@@ -1,0 +1,347 @@
+"""Bad input, provoked in real processes: every error says what happened, why, and the next command.
+
+For each row: the exit code, no traceback, one short text, and the words that must be in it (the file, the address, the
+name that was meant, what to do). What an error must not change is checked as well.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from ledgermq.raft.files import RealFileSystem
+from ledgermq.raft.identity import Identity, write_identity
+from ledgermq.raft.types import NodeId
+
+from .cluster import Cluster, free_ports
+
+_LINES_MAX = 12
+
+
+@dataclass(frozen=True)
+class Row:
+    """One provoked error. `{data}`, `{ns}`, `{busy}` and so on in the arguments are filled in by the test."""
+
+    name: str
+    arguments: str
+    code: int
+    words: tuple[str, ...]
+    files: dict[str, str] = field(default_factory=dict)  # name → content, made in {data} first
+    environment: dict[str, str] = field(default_factory=dict)
+    stdin: str | None = None
+
+
+def run(
+    arguments: list[str], environment: dict[str, str] | None = None, stdin: str | None = None
+) -> tuple[int, str]:
+    """Run `ledgermq ARGUMENTS` as a process; return exit code and everything it said."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LEDGERMQ_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "ledgermq.client.cli", *arguments],
+        env={**kept, "COLUMNS": "200", **(environment or {})},
+        input=stdin if stdin is not None else "",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def check(row: Row, code: int, text: str, names: dict[str, str]) -> None:
+    assert code == row.code, f"{row.name}: exit code {code}\n{text}"
+    assert "Traceback" not in text, text
+    assert "internal error" not in text, text
+    assert 0 < len(text.strip().splitlines()) <= _LINES_MAX, text
+    for word in row.words:
+        assert word.format(**names) in text, f"{row.name}: {word.format(**names)!r} is not in:\n{text}"
+
+
+BROKER = "broker --node n1 --data {data}/n1 --raft-bind 127.0.0.1:{p1} --http-bind 127.0.0.1:{p2} "
+BROKER += "--listener name=default,messaging_bind=127.0.0.1:{p3},log_bind=127.0.0.1:{p4} --nameservers 127.0.0.1:{p5}"
+
+ALONE = [
+    # --- the command line itself
+    Row("unknown command", "sent orders", 2, ("sent", "Did you mean", "--help")),
+    Row("unknown flag", "cluster status --nod x", 2, ("--nod", "--node", "--help")),
+    Row("missing argument", "send", 2, ("TOPIC", "ledgermq send --help")),
+    Row("missing option", "consume orders", 2, ("--group", "ledgermq consume --help")),
+    Row("not a number", "send orders hi --count many", 2, ("--count", "integer", "--help")),
+    Row("not a length of time", "cluster status --wait soon", 1, ("soon", "30s")),
+    # --- nobody there
+    Row("no nameserver", "topic list -n 127.0.0.1:{p1}", 1, ("127.0.0.1:{p1}", "ledgermq up")),
+    Row(
+        "three nameservers down",
+        "send orders hi -n 127.0.0.1:{p1},127.0.0.1:{p2},127.0.0.1:{p3}",
+        1,
+        ("3 of 3 nameservers do not answer", "127.0.0.1:{p3}", "ledgermq up"),
+    ),
+    Row("status of nothing", "cluster status -n 127.0.0.1:{p1}", 3, ("127.0.0.1:{p1}", "ledgermq up")),
+    Row("status of a dead node", "cluster status --node 127.0.0.1:{p1}", 3, ("127.0.0.1:{p1}",)),
+    Row("leader of nothing", "cluster leader -q -n 127.0.0.1:{p1}", 3, ("127.0.0.1:{p1}",)),
+    Row("nameserver without port", "topic list -n localhost", 2, ("localhost", "host:port")),
+    # --- up
+    Row("even number of nodes", "up --nodes 4", 1, ("1, 3 or 5", "ledgermq up")),
+    Row("data folder is a file", "up --data {data}/file", 1, ("{data}/file", "--data"), {"file": "x"}),
+    Row(
+        "damaged plan",
+        "up --data {data}",
+        1,
+        ("{data}/cluster.json", "Nothing was changed"),
+        {"cluster.json": "{{"},
+    ),
+    Row(
+        "plan of a newer version",
+        "up --data {data}",
+        1,
+        ("cluster.json has format 9", "knows 1", "Nothing was changed"),
+        {"cluster.json": '{{"format": 9, "nameserver_port": 1, "segment_size": "1MiB", "nodes": {{}}}}'},
+    ),
+    Row("unknown node to rejoin", "up --data {data} --rejoin n9", 1, ("n9", "n1, n2, n3")),
+    # --- broker
+    Row("unknown broker flag", "broker --segmentsize 64MiB", 2, ("--segmentsize", "--help")),
+    Row("size that is none", BROKER + " --segment-size 64parsecs", 2, ("--segment-size", "64parsecs", "MiB")),
+    Row("segment too small", BROKER + " --segment-size 4KiB", 2, ("segment-size", "1MiB")),
+    Row("flush that is none", BROKER + " --flush never", 2, ("--flush", "sync")),
+    Row("peers without myself", BROKER + " --peers n2=127.0.0.1:1", 2, ("--peers", "n1", "n2")),
+    Row(
+        "address without port",
+        BROKER + " --raft-bind localhost",
+        2,
+        ("--raft-bind", "localhost", "host:port"),
+    ),
+    Row(
+        "advertised wildcard",
+        "broker --data {data}/n1 --listener name=default,messaging_bind=0.0.0.0:1,log_bind=127.0.0.1:2",
+        2,
+        ("0.0.0.0:1", "messaging_advertise"),
+    ),
+    Row(
+        "unknown key in the file",
+        "broker --config {data}/broker.toml",
+        2,
+        ("{data}/broker.toml", "segment_sise", "segment_size"),
+        {"broker.toml": 'segment_sise = "1GiB"\n'},
+    ),
+    Row(
+        "file that is no TOML",
+        "broker --config {data}/broker.toml",
+        2,
+        ("{data}/broker.toml", "line 1"),
+        {"broker.toml": "cluster = local\n"},
+    ),
+    Row("no configuration file", "broker --config {data}/none.toml", 2, ("{data}/none.toml", "No such file")),
+    Row(
+        "mistyped variable",
+        "broker --data {data}/n1",
+        2,
+        ("LEDGERMQ_SEGMENT_SIZ", "LEDGERMQ_SEGMENT_SIZE"),
+        environment={"LEDGERMQ_SEGMENT_SIZ": "1GiB"},
+    ),
+    Row(
+        "busy raft port",
+        BROKER + " --raft-bind 127.0.0.1:{busy}",
+        3,
+        ("127.0.0.1:{busy}", "n1 will not start"),
+    ),
+    Row("busy http port", BROKER + " --http-bind 127.0.0.1:{busy}", 3, ("127.0.0.1:{busy}", "http_bind")),
+    Row(
+        "busy messaging port",
+        "broker --data {data}/n1 --raft-bind 127.0.0.1:{p1} --http-bind 127.0.0.1:{p2} "
+        "--listener name=default,messaging_bind=127.0.0.1:{busy},log_bind=127.0.0.1:{p4}",
+        3,
+        ("127.0.0.1:{busy}", "messaging_bind"),
+    ),
+    Row("data folder is a file too", BROKER, 3, ("{data}/n1",), {"n1": "not a folder"}),
+    # --- nameserver
+    Row("unknown nameserver flag", "nameserver --binding 127.0.0.1:1", 2, ("--binding",)),
+    Row("nameserver address", "nameserver --bind here", 2, ("here", "host:port", "--help")),
+    Row("busy nameserver port", "nameserver --bind 127.0.0.1:{busy}", 1, ("127.0.0.1:{busy}", "--bind")),
+    Row(
+        "unknown nameserver key",
+        "nameserver --config {data}/ns.toml",
+        2,
+        ("{data}/ns.toml", "bindd", "bind"),
+        {"ns.toml": 'bindd = "127.0.0.1:1"\n'},
+    ),
+    # --- dump and check
+    Row("check of nothing", "check {data}/none", 2, ("{data}/none", "ledgermq dump")),
+    Row("check of no dump", "check {data}", 2, ("{data}", "ledgermq dump"), {"notes.txt": "x"}),
+    Row("dump of no data folder", "dump --data {data} {data}/out", 1, ("{data}",), {"notes.txt": "x"}),
+    # --- demo
+    Row(
+        "demo in a foreign folder",
+        "demo --data {data}",
+        1,
+        ("{data}", "Nothing was changed"),
+        {"mine.txt": "x"},
+    ),
+    Row("demo of two nodes", "demo --nodes 2 --data {data}/demo", 1, ("3 or 5",)),
+]
+
+
+@pytest.mark.parametrize("row", ALONE, ids=lambda row: row.name)
+def test_bad_input_without_a_cluster(row: Row, tmp_path: Path) -> None:
+    for name, content in row.files.items():
+        (tmp_path / name).write_text(content.replace("{{", "{").replace("}}", "}"))
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        ports = {f"p{number}": str(port) for number, port in enumerate(free_ports(5), start=1)}
+        names = {"data": str(tmp_path), "busy": str(busy.getsockname()[1]), **ports}
+        code, text = run([part.format(**names) for part in row.arguments.split()], row.environment, row.stdin)
+    check(row, code, text, names)
+    for name, content in row.files.items():
+        kept = (tmp_path / name).read_text()
+        assert kept == content.replace("{{", "{").replace("}}", "}"), f"{name} was changed"
+
+
+# --- data folders that are not ours -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broker_arguments(tmp_path: Path) -> list[str]:
+    ports = {f"p{number}": str(port) for number, port in enumerate(free_ports(5), start=1)}
+    return [part.format(data=tmp_path, **ports) for part in BROKER.split()] + ["--segment-size", "64MiB"]
+
+
+def make_identity(folder: Path, *, node: str = "n1", group: str = "g0", segment_size: int = 64 << 20) -> Path:
+    """Write the identity record of some node."""
+    folder.mkdir(parents=True)
+    identity = Identity(
+        cluster_id="local", group=group, node_id=NodeId(node), incarnation=1, segment_size=segment_size
+    )
+    write_identity(RealFileSystem(), folder / "identity", identity)
+    return folder / "identity"
+
+
+def test_the_folder_of_another_node_is_refused_and_not_touched(
+    tmp_path: Path, broker_arguments: list[str]
+) -> None:
+    path = make_identity(tmp_path / "n1", node="n2")
+    before = path.read_bytes()
+    code, text = run(broker_arguments)
+    row = Row(
+        "foreign folder", "", 3, ("n1 will not start", "belongs to node n2", "--data", "nothing was changed")
+    )
+    check(row, code, text, {})
+    assert path.read_bytes() == before
+
+
+def test_the_folder_of_another_group_is_refused(tmp_path: Path, broker_arguments: list[str]) -> None:
+    make_identity(tmp_path / "n1", group="g7")
+    code, text = run(broker_arguments)
+    check(Row("foreign group", "", 3, ("n1 will not start", "g7")), code, text, {})
+
+
+def test_another_segment_size_is_refused(tmp_path: Path, broker_arguments: list[str]) -> None:
+    make_identity(tmp_path / "n1", segment_size=32 << 20)
+    code, text = run(broker_arguments)
+    check(Row("segment size", "", 3, ("n1 will not start", "segment")), code, text, {})
+
+
+def test_a_newer_format_is_refused_with_both_versions(tmp_path: Path, broker_arguments: list[str]) -> None:
+    path = make_identity(tmp_path / "n1")
+    path.write_bytes(path.read_bytes().replace(b"identity 1 ", b"identity 9 ", 1))
+    code, text = run(broker_arguments)
+    check(Row("newer", "", 3, ("n1 will not start", "identity", "version 9", "version 1")), code, text, {})
+    assert b"identity 9 " in path.read_bytes()
+
+
+def test_a_damaged_identity_is_refused(tmp_path: Path, broker_arguments: list[str]) -> None:
+    path = make_identity(tmp_path / "n1")
+    path.write_bytes(path.read_bytes().replace(b"g0", b"g1", 1))
+    code, text = run(broker_arguments)
+    check(Row("damaged identity", "", 3, ("n1 will not start", str(path))), code, text, {})
+
+
+# --- against a cluster ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("bad-input"), settings={"auto-create-topics": "false"}) as running:
+        code, text = run(["topic", "create", "orders", "-n", running.nameserver_addresses[0]])
+        assert code == 0, text
+        yield running
+
+
+WITH_CLUSTER = [
+    Row(
+        "unknown topic",
+        "send order hi -n {ns}",
+        1,
+        ('topic "order" does not exist', "{ns}", 'Did you mean "orders"?', "ledgermq topic create order"),
+    ),
+    Row("topic without any likeness", "consume zebra --group g --count 1 -n {ns}", 1, ("zebra", "topic create zebra")),
+    Row("topic exists", "topic create orders -n {ns}", 1, ("orders", "exists")),
+    Row("bad topic name", "topic create bad.name! -n {ns}", 1, ("bad.name!",)),
+    Row("empty topic name", "topic create  -n {ns}", 2, ("TOPIC",)),
+    Row("too many queues", "topic create wide --queues 5000 -n {ns}", 2, ("5000", "1024")),
+    Row("topic type that is none", "topic create typed --type odd -n {ns}", 1, ("odd", "fifo")),
+    Row("describe an unknown topic", "topic describe order -n {ns}", 1, ("order", "orders")),
+    Row("delete an unknown topic", "topic delete nothing --yes -n {ns}", 1, ("nothing",)),
+    Row("oversized body", "send orders --size 5000000 -n {ns}", 1, ("5,000,000", "4,194,304", "Nothing was sent")),
+    Row("empty body", "send orders - -n {ns}", 1, ("empty",), stdin="\n"),
+    Row("unknown group", "group describe nobody -n {ns}", 1, ("nobody",)),
+    Row("bad group name", "group create bad.name! -n {ns}", 1, ("bad.name!",)),
+    Row("reset to nonsense", "group reset nobody --topic orders --to nowhere -n {ns}", 1, ("nowhere",)),
+    Row("transfer to nobody", "cluster transfer n9 -n {ns}", 1, ("n9", "n1, n2, n3")),
+    Row("leader of an unknown group", "cluster leader --group g9 -n {ns}", 3, ("g9", "g0")),
+    Row("status of the messaging port", "cluster status --node {messaging}", 3, ("{messaging}",)),
+    Row("dump into a foreign folder", "dump {data} -n {ns}", 1, ("{data}/n1", "Nothing was changed"), {"n1/mine": "x"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", WITH_CLUSTER, ids=lambda row: row.name)
+def test_bad_input_against_a_cluster(row: Row, cluster: Cluster, tmp_path: Path) -> None:
+    for name, content in row.files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    names = {
+        "ns": cluster.nameserver_addresses[0],
+        "data": str(tmp_path),
+        "messaging": cluster.address("n1", "messaging"),
+    }
+    code, text = run([part.format(**names) for part in row.arguments.split()], row.environment, row.stdin)
+    check(row, code, text, names)
+    for name, content in row.files.items():
+        assert (tmp_path / name).read_text() == content
+
+
+def test_a_locked_folder_is_refused_while_its_node_runs(
+    cluster: Cluster, broker_arguments: list[str]
+) -> None:
+    folder = cluster.folder / "n1"
+    arguments = [*broker_arguments, "--data", str(folder)]
+    arguments += ["--peers", ",".join(f"{n}=127.0.0.1:{p.ports['raft']}" for n, p in cluster.nodes.items())]
+    code, text = run(arguments)
+    check(Row("locked", "", 3, ("n1 will not start", str(folder))), code, text, {})
+    assert cluster.nodes["n1"].running
+
+
+def test_nothing_was_stored_by_any_of_this(cluster: Cluster) -> None:
+    code, text = run(["topic", "list", "--json", "-n", cluster.nameserver_addresses[0]])
+    assert code == 0
+    assert text.count('"name"') == 1, text
+
+
+def test_without_quorum_a_send_fails_in_its_time_and_status_says_why(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster:
+        ns = cluster.nameserver_addresses[0]
+        assert run(["topic", "create", "orders", "-n", ns])[0] == 0
+        leader = cluster.wait_leader()
+        for name in cluster.nodes:
+            if name != leader:
+                cluster.kill(name)
+        code, text = run(["send", "orders", "hi", "--timeout", "3", "-n", ns])
+        row = Row("no quorum", "", 1, ('topic "orders" was not acknowledged', "ledgermq cluster status"))
+        check(row, code, text, {})
+        code, text = run(["cluster", "status", "--node", cluster.address(leader)])
+        assert code == 2, text
+        assert "NO QUORUM" in text and "2 of 3" in text
