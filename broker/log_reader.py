@@ -40,6 +40,10 @@ class StoredSection:
     def end_queue_offset(self) -> int:
         return self.first_queue_offset + self.count
 
+    def holds(self, queue_offset: int) -> bool:
+        """Tell whether the record of that offset of the same queue is inside."""
+        return self.first_queue_offset <= queue_offset < self.end_queue_offset
+
 
 class LogReader:
     """Reads through a CommitLog. Errors of the log (compacted, damaged) pass through."""

@@ -17,7 +17,7 @@ LiveNodes = Sequence[tuple[str, ListenerAddresses]]
 
 #: Stands between group and node in a broker name; neither may contain it.
 SEPARATOR: Final = "."
-_ACCEPTED: Final = {
+_ACCEPTED: Final[dict[int, tuple[v2.MessageType, ...]]] = {
     TopicMessageType.NORMAL: (v2.NORMAL,),
     TopicMessageType.FIFO: (v2.FIFO,),
     TopicMessageType.DELAY: (v2.DELAY,),
@@ -28,7 +28,8 @@ _ACCEPTED: Final = {
 
 def accepted_types(message_type: int) -> tuple[v2.MessageType, ...]:
     """Return the message types that a topic takes; one without a type takes ordinary messages."""
-    return _ACCEPTED.get(TopicMessageType.ValueType(message_type), (v2.NORMAL,))
+    types: tuple[v2.MessageType, ...] = _ACCEPTED.get(message_type, (v2.NORMAL,))
+    return types
 
 
 def broker_name(group: str, node_id: str) -> str:

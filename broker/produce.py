@@ -1,38 +1,39 @@
 """The append pipeline: everything that must go through the log shares entries (D3).
 
-What arrives while an append is out is collected and becomes one entry: sections of producers, records of SendMessage
-calls (one section per queue), and state commands. One append is out at a time while requests are small, so that others
-gather behind it; up to eight when they are large.
+What arrives while an append is out is collected into one turn of the leader's view and becomes one entry: sections of
+producers, records of SendMessage calls (one section per queue), grants and other state commands. One append is out at a
+time while requests are small, so that others gather behind it; up to eight when they are large.
 
-Owns: what waits for its turn, the turns in flight, and their bounds. Must not: judge what it appends; the works do.
-Invariant: works are placed (offsets assigned, commands proposed) in the order in which they were given.
+Owns: what waits for its turn, the turns in flight, and their bounds. Must not: judge what it appends; works and view do.
+Invariants: works are placed in the order in which they were given; a turn is opened, filled and bound (or abandoned) in
+one step of the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from ledgermq.proto.entry import HEADER_SIZE, Buffer
-from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, encode_section, seal_section
 from ledgermq.raft.errors import (
     BusyError,
     DiskFullError,
     EntryTooLargeError,
+    NodeStoppedError,
     NotLeaderError,
     ProposalLostError,
     TransferringError,
 )
 from ledgermq.raft.state_machine import Proposal
 
-from .commands import Command, encode
-
-logger = logging.getLogger(__name__)
+from .commands import Command
+from .effects import Effects
+from .leader_view import LeaderView, Turn
+from .produce_records import QueueRotation, RecordCollector
 
 #: Works of this many waiting bytes are "large": more than one append may then be out.
 LARGE_TURN_BYTES: Final = 256 * 1024
@@ -41,10 +42,18 @@ MAX_TURNS_IN_FLIGHT: Final = 8
 MAX_TURN_BYTES: Final = 4 << 20
 #: Bytes that may wait for their turn or for commit; then requests are refused.
 MAX_WAITING_BYTES: Final = 64 << 20
-MAX_SECTIONS_PER_TURN: Final = 4096
+#: An entry counts its sections in 16 bits.
+MAX_WORKS_PER_TURN: Final = 8192
 
 #: What proposing can be refused with: definite, nothing was appended.
-DEFINITE_ERRORS: Final = (NotLeaderError, BusyError, TransferringError, EntryTooLargeError, DiskFullError)
+DEFINITE_ERRORS: Final = (
+    NotLeaderError,
+    BusyError,
+    TransferringError,
+    EntryTooLargeError,
+    DiskFullError,
+    NodeStoppedError,
+)
 
 
 class TooManyRequestsError(Exception):
@@ -61,101 +70,114 @@ class Proposer(Protocol):
 
     def propose(self, parts: list[Buffer], section_count: int) -> Proposal: ...
 
+    def next_timestamp(self) -> int: ...
 
-@dataclass(slots=True)
-class Turn:
-    """What one entry will hold; filled by works while it is built."""
 
-    timestamp: int = 0
-    parts: list[Buffer] = field(default_factory=list)
-    size: int = 0
-    section_count: int = 0
-    commands: list[bytes] = field(default_factory=list)
-    index: int = 0
+class Flight:
+    """One turn on its way: the token of its leader-view turn, so that duplicates can wait for the first copy."""
 
-    def add_section(self, header: bytearray, body: Buffer, base_queue_offset: int) -> None:
-        """Seal a section whose 64-byte header is writable, and take it in."""
-        seal_section(header, base_queue_offset=base_queue_offset, entry_distance=HEADER_SIZE + self.size)
-        self.parts += (header, body) if len(body) else (header,)
-        self.size += SECTION_HEADER_SIZE + len(body)
-        self.section_count += 1
+    __slots__ = ("dependents", "records", "started", "timestamp", "turn", "works")
 
-    def close(self) -> None:
-        """Add the commands as the last section."""
-        if self.commands:
-            section = encode_section(SectionKind.COMMANDS, self.commands, len(self.commands))
-            self.add_section(section[:SECTION_HEADER_SIZE], memoryview(section)[SECTION_HEADER_SIZE:], -1)
+    def __init__(self) -> None:
+        self.turn: Turn
+        self.timestamp = 0  # log time of the entry, ms
+        self.works: list[Work] = []
+        self.records: RecordCollector
+        self.started = 0.0
+        self.dependents: list[Callable[[Exception | None], None]] = []
+
+    def decided(self, error: Exception | None) -> None:
+        """Tell the works (of this and of later turns) that wait for a first copy in this turn."""
+        for dependent in self.dependents:
+            dependent(error)
+        self.dependents.clear()
 
 
 class Work(Protocol):
     """One request on its way through the pipeline."""
 
     size: int  # bytes that it will about add to the log
+    section_bound: int  # sections that it will at most add
 
-    def place(self, turn: Turn) -> None:
-        """Add its sections and commands to the turn; whatever needs none is answered here. Must not raise."""
+    def place(self, flight: Flight, now: int) -> None:
+        """Add its sections and commands to `flight.turn`, its records to `flight.records`; `now` is log time."""
 
-    def on_committed(self, turn: Turn) -> None:
-        """The entry is committed: answer whoever waits for that."""
+    def on_committed(self, flight: Flight) -> None:
+        """The entry is committed (or the turn was empty): answer whoever waits for that."""
 
-    def on_applied(self, turn: Turn, results: Sequence[object]) -> None:
-        """The entry is applied; `results` are those of all commands of the turn."""
+    def on_applied(self, flight: Flight, effects: Effects) -> None:
+        """The entry is applied."""
 
     def fail(self, error: Exception) -> None:
         """It was refused (definite), or its outcome is unknown (ProposalLostError)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Result of an applied command, and the index of its entry (the new lease id of what it leased)."""
+
+    result: Any
+    index: int
+
+
 class CommandWork:
-    """One state command; its future ends with the command's result when it is applied."""
+    """One state command; its future ends with `Applied` when it is applied."""
 
-    __slots__ = ("_encoded", "_position", "future", "size")
+    __slots__ = ("_command", "_slot", "future", "section_bound", "size")
 
-    def __init__(self, command: Command, future: asyncio.Future[Any]) -> None:
-        self._encoded = encode(command)
-        self._position = 0
-        self.size = len(self._encoded)
+    def __init__(self, command: Command, future: asyncio.Future[Applied], size: int = 256) -> None:
+        self._command = command
+        self._slot = 0
+        self.size = size
+        self.section_bound = 0
         self.future = future
 
-    def place(self, turn: Turn) -> None:
-        self._position = len(turn.commands)
-        turn.commands.append(self._encoded)
+    def place(self, flight: Flight, now: int) -> None:
+        self._slot = flight.turn.add_command(self._command)
 
-    def on_committed(self, turn: Turn) -> None:
+    def on_committed(self, flight: Flight) -> None:
         """Nobody may act on a command before it is applied."""
 
-    def on_applied(self, turn: Turn, results: Sequence[object]) -> None:
-        if not self.future.done():
-            self.future.set_result(results[self._position])
+    def on_applied(self, flight: Flight, effects: Effects) -> None:
+        settle(self.future, Applied(effects.results[self._slot], effects.index))
 
     def fail(self, error: Exception) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-            self.future.exception()  # read once: a caller that was cancelled leaves nobody to read it
+        settle_error(self.future, error)
 
 
-class _Flight:
-    """A turn that was proposed."""
+def settle(future: asyncio.Future[Any], value: object) -> None:
+    """End a future unless its caller is gone."""
+    if not future.done():
+        future.set_result(value)
 
-    __slots__ = ("committed", "started", "turn", "works")
 
-    def __init__(self, turn: Turn, works: list[Work]) -> None:
-        self.turn = turn
-        self.works = works
-        self.started = time.monotonic()
-        self.committed = False
+def settle_error(future: asyncio.Future[Any], error: Exception) -> None:
+    """End a future with an error unless its caller is gone."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # read once: a caller that was cancelled leaves nobody to read it
 
 
 class AppendPipeline:
-    """Use: `submit(work)` on the loop; `on_applied` from the state machine; `on_leader_lost` at step-down."""
+    """Use: `submit(work)` on the loop; `on_leader` with the view of a term, `on_applied` after each entry."""
 
-    def __init__(self, proposer: Proposer, observe_commit: Callable[[float], None] = lambda seconds: None) -> None:
+    def __init__(
+        self,
+        proposer: Proposer,
+        max_entry_size: int,
+        observe_commit: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self._proposer = proposer
+        self._max_payload = max_entry_size - HEADER_SIZE - 4096
+        self._max_turn = min(MAX_TURN_BYTES, self._max_payload)
         self._observe_commit = observe_commit
+        self._view: LeaderView | None = None
+        self._rotation = QueueRotation()
         self._waiting: deque[Work] = deque()
         self._waiting_bytes = 0
         self._flying_bytes = 0
         self._in_flight = 0
-        self._flights: dict[int, _Flight] = {}  # by index, until applied
+        self._flights: dict[int, Flight] = {}  # by index, until applied
         self._scheduled = False
         self.turns = 0
 
@@ -169,17 +191,28 @@ class AppendPipeline:
         """Tell whether nothing waits and nothing is in flight."""
         return not self._waiting and not self._in_flight
 
+    def on_leader(self, view: LeaderView | None) -> None:
+        """This node leads with this view, or (None) no longer: what was not proposed is refused, definitely."""
+        self._view = view
+        if view is None:
+            works, self._waiting, self._waiting_bytes = list(self._waiting), deque(), 0
+            _fail(works, NotLeaderError(None))
+
     def submit(self, work: Work) -> None:
-        """Queue a work for the next turn. Raises: TooManyRequestsError."""
+        """Queue a work for the next turn. Raises: NotLeaderError, TooManyRequestsError, EntryTooLargeError."""
+        if self._view is None:
+            raise NotLeaderError(None)
+        if work.size > self._max_payload:
+            raise EntryTooLargeError(work.size, self._max_payload)
         if self.bytes_waiting + work.size > MAX_WAITING_BYTES:
             raise TooManyRequestsError(self.bytes_waiting, MAX_WAITING_BYTES)
         self._waiting.append(work)
         self._waiting_bytes += work.size
         self._schedule()
 
-    def run(self, command: Command) -> asyncio.Future[Any]:
-        """Queue a command; the future ends with its result when it is applied. Raises: TooManyRequestsError."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    def run(self, command: Command) -> asyncio.Future[Applied]:
+        """Queue a command; the future ends when it is applied. Raises: as `submit`."""
+        future: asyncio.Future[Applied] = asyncio.get_running_loop().create_future()
         self.submit(CommandWork(command, future))
         return future
 
@@ -190,65 +223,86 @@ class AppendPipeline:
 
     def _schedule(self) -> None:
         """Take a turn behind the callbacks that are due now, so that what they submit shares it."""
-        if not self._scheduled and self._may_propose():
+        if self._waiting and not self._scheduled and self._may_propose():
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._take_turns)
 
     def _take_turns(self) -> None:
         self._scheduled = False
-        while self._waiting and self._may_propose():
-            self._take_turn()
+        while self._waiting and self._view is not None and self._may_propose():
+            self._take_turn(self._view)
 
-    def _take_turn(self) -> None:
-        turn, works = Turn(), []
-        while self._waiting and turn.size < MAX_TURN_BYTES and turn.section_count < MAX_SECTIONS_PER_TURN:
-            work = self._waiting.popleft()
+    def _fill(self, flight: Flight) -> None:
+        """Place waiting works until the turn is full."""
+        now, size, sections = self._proposer.next_timestamp(), 0, 0
+        while self._waiting and len(flight.works) < MAX_WORKS_PER_TURN:
+            work = self._waiting[0]
+            full = size + work.size > self._max_payload or sections + work.section_bound > 0xFFF0
+            if flight.works and (full or size >= self._max_turn):
+                break
+            self._waiting.popleft()
             self._waiting_bytes -= work.size
-            work.place(turn)
-            works.append(work)
-        turn.close()
-        if not turn.section_count:
-            return  # every work was answered without the log (duplicates, refusals)
-        try:
-            proposal = self._proposer.propose(turn.parts, turn.section_count)
-        except DEFINITE_ERRORS as error:
-            self._fail(works, error)
+            size += work.size
+            sections += work.section_bound
+            flight.works.append(work)
+            work.place(flight, now)
+        flight.records.close(flight.turn)
+
+    def _take_turn(self, view: LeaderView) -> None:
+        flight = Flight()
+        flight.turn = view.open_turn(flight)
+        flight.records = RecordCollector(view, self._rotation)
+        self._fill(flight)
+        parts, section_count = flight.turn.close()
+        if not section_count:
+            flight.turn.abandon()
+            self._finish(flight, None)
             return
-        turn.index, turn.timestamp = proposal.index, proposal.timestamp
-        flight = _Flight(turn, works)
-        self._flights[turn.index] = flight
+        try:
+            proposal = self._proposer.propose(parts, section_count)
+        except DEFINITE_ERRORS as error:
+            flight.turn.abandon()
+            self._finish(flight, error)
+            return
+        flight.turn.bind(proposal.index)
+        flight.timestamp = proposal.timestamp
+        flight.started = time.monotonic()
+        self._flights[proposal.index] = flight
         self._in_flight += 1
-        self._flying_bytes += turn.size
+        self._flying_bytes += flight.turn.size
         self.turns += 1
         proposal.committed.add_done_callback(lambda future: self._on_decided(flight, future))
 
-    def _fail(self, works: list[Work], error: Exception) -> None:
-        for work in works:
-            work.fail(error)
-
-    def _on_decided(self, flight: _Flight, future: asyncio.Future[None]) -> None:
+    def _on_decided(self, flight: Flight, future: asyncio.Future[None]) -> None:
         """The proposal is committed or lost; wake everybody in one go and take the next turn."""
         self._in_flight -= 1
         self._flying_bytes -= flight.turn.size
         error = ProposalLostError("the node stops") if future.cancelled() else future.exception()
         if error is None:
-            flight.committed = True
             self._observe_commit(time.monotonic() - flight.started)
-            for work in flight.works:
-                work.on_committed(flight.turn)
-        else:
-            self._flights.pop(flight.turn.index, None)
-            self._fail(flight.works, error if isinstance(error, Exception) else ProposalLostError(str(error)))
+        elif self._flights.get(flight.turn.index) is flight:
+            del self._flights[flight.turn.index]
+        self._finish(
+            flight, error if error is None or isinstance(error, Exception) else ProposalLostError(str(error))
+        )
         self._schedule()
 
-    def on_applied(self, index: int, results: Sequence[object]) -> None:
+    def _finish(self, flight: Flight, error: Exception | None) -> None:
+        if error is None:
+            for work in flight.works:
+                work.on_committed(flight)
+        else:
+            _fail(flight.works, error)
+        flight.decided(error)
+
+    def on_applied(self, effects: Effects) -> None:
         """The state machine applied this entry; nothing happens when it is not one of ours."""
-        flight = self._flights.pop(index, None)
+        flight = self._flights.pop(effects.index, None)
         if flight is not None:
             for work in flight.works:
-                work.on_applied(flight.turn, results)
+                work.on_applied(flight, effects)
 
-    def on_leader_lost(self) -> None:
-        """Refuse what has not been proposed; Raft itself decides about what is in flight."""
-        works, self._waiting, self._waiting_bytes = list(self._waiting), deque(), 0
-        self._fail(works, NotLeaderError(None))
+
+def _fail(works: list[Work], error: Exception) -> None:
+    for work in works:
+        work.fail(error)

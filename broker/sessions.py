@@ -1,20 +1,13 @@
-"""Client sessions at the leader: auto-renewed leases live as long as their client shows signs of life (D14).
+"""Signs of life of clients, and the names of their sessions at the leader (D14).
 
 A session is named by a hash of the client id, so a new leader finds it again. Every call and every open Telemetry
-stream, on any node, is a sign of life. Pure: time comes in as monotonic seconds.
-Invariant: a session that holds leases is in the table, or is put there with the grace of a new leader.
+stream, on any node, is a sign of life; followers report those of their clients every second.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import Final
-
-#: Without any sign of life for so long, a client is gone.
-SESSION_TIMEOUT: Final = 120.0
-#: What a new leader gives sessions that it has not heard of yet.
-NEW_LEADER_GRACE: Final = 15.0
+from collections.abc import Callable, Iterable
 
 
 def session_of(client_id: str) -> int:
@@ -23,37 +16,20 @@ def session_of(client_id: str) -> int:
     return int.from_bytes(digest, "little") or 1
 
 
-class Sessions:
-    """When each client was last heard."""
+class ClientsHere:
+    """The clients that gave a sign of life at this node since the last report. `connected`: those with open streams."""
 
-    def __init__(self) -> None:
-        self._deadlines: dict[int, float] = {}
+    def __init__(self, connected: Callable[[], Iterable[str]]) -> None:
+        self._connected = connected
+        self._heard: set[str] = set()
 
-    def touch(self, client_id: str, now: float) -> None:
-        """Note a sign of life."""
-        self._deadlines[session_of(client_id)] = now + SESSION_TIMEOUT
+    def heard(self, client_id: str) -> None:
+        """Note a call of a client."""
+        if client_id:
+            self._heard.add(client_id)
 
-    def touch_all(self, client_ids: Iterable[str], now: float) -> None:
-        """Note signs of life of many clients."""
-        for client_id in client_ids:
-            self.touch(client_id, now)
-
-    def end(self, client_id: str) -> int:
-        """Forget a client that said goodbye; return its session."""
-        session = session_of(client_id)
-        self._deadlines.pop(session, None)
-        return session
-
-    def expired(self, holders: Iterable[int], now: float) -> list[int]:
-        """Return the sessions that hold leases and were silent too long; forget all that were.
-
-        `holders` are the sessions with leases; one that is not known yet gets the grace of a new leader.
-        """
-        gone = []
-        for session in holders:
-            deadline = self._deadlines.setdefault(session, now + NEW_LEADER_GRACE)
-            if deadline <= now:
-                gone.append(session)
-        for session in [each for each, deadline in self._deadlines.items() if deadline <= now]:
-            del self._deadlines[session]
-        return gone
+    def take(self) -> list[str]:
+        """Return everybody who lives, and begin anew."""
+        alive = self._heard.union(self._connected())
+        self._heard = set()
+        return sorted(alive)

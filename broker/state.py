@@ -34,6 +34,7 @@ from .topics import Topic, TopicTable
 
 _FLAGS_WORD: Final = 1  # 8-byte words of a record's header: flags are the low half of the second
 _ID_WORD: Final = 6  # and the message id is the seventh and eighth
+_COPY: Final = np.uint64(int(RecordFlags.COPY))
 
 
 class BrokerState:
@@ -239,7 +240,7 @@ def message_ids(body: memoryview | bytearray, starts: np.ndarray) -> tuple[bytes
     words = np.frombuffer(body, "<u8")
     places = starts >> 3
     ids = words[places[:, None] + np.array([_ID_WORD, _ID_WORD + 1])]
-    originals = words[places + _FLAGS_WORD] & RecordFlags.COPY == 0
+    originals = words[places + _FLAGS_WORD] & _COPY == 0
     return ids.tobytes(), originals
 
 

@@ -1,0 +1,136 @@
+"""Changes of topics, consumer groups and offsets, on the leader. Each returns when the change is applied.
+
+Raises (all): RefusedError, NotThereError, InvalidNameError, and what the pipeline raises.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Final
+
+from ledgermq.proto import admin_pb2, log_pb2, route_pb2
+
+from .commands import (
+    CommitOffsets,
+    CreateGroup,
+    CreateTopic,
+    DeleteGroup,
+    DeleteTopic,
+    MessageType,
+    StartPosition,
+    position_rows,
+)
+from .context import NodeContext
+from .fetch import offset_at_time
+from .group_view import topic_info
+from .groups import ConsumerGroup
+from .messaging_validation import group_problem, topic_problem
+from .refusals import RefusedError
+from .topics import Topic
+
+MAX_QUEUES: Final = 1024
+DEFAULT_MAX_ATTEMPTS: Final = 17
+
+
+def known_topic(context: NodeContext, name: str) -> Topic:
+    """Return a topic; when there is none, say which one may have been meant. Raises: RefusedError."""
+    topic = context.replica.state.topics.find(name)
+    if topic is None:
+        hint = _hint(name, [each.name for each in context.replica.state.topics])
+        raise RefusedError(
+            route_pb2.TOPIC_NOT_FOUND,
+            f'topic "{name}" does not exist.{hint} Create it: ledgermq topic create {name}',
+        )
+    return topic
+
+
+def known_group(context: NodeContext, name: str) -> ConsumerGroup:
+    """Return a consumer group; when there is none, say which one may have been meant. Raises: RefusedError."""
+    group = context.replica.state.groups.find(name)
+    if group is None:
+        hint = _hint(name, [each.name for each in context.replica.state.groups])
+        raise RefusedError(
+            route_pb2.GROUP_NOT_FOUND,
+            f'consumer group "{name}" does not exist.{hint} Groups come into being by use, or: ledgermq group create {name}',
+        )
+    return group
+
+
+def _hint(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    return f' Did you mean "{close[0]}"?' if close else ""
+
+
+async def create_topic(
+    context: NodeContext, request: admin_pb2.CreateTopicRequest
+) -> admin_pb2.CreateTopicResponse:
+    """Create a topic; a second creation is refused unless `if_not_exists`."""
+    if problem := topic_problem(request.topic):
+        raise RefusedError(route_pb2.INVALID_ARGUMENT, problem)
+    count = request.queue_count or context.config.queues_per_topic
+    if count > MAX_QUEUES:
+        raise RefusedError(
+            route_pb2.INVALID_ARGUMENT, f"{count} queues; a topic has at most {MAX_QUEUES} per group"
+        )
+    kind = MessageType(request.message_type) if request.message_type else MessageType.NORMAL
+    applied = await context.pipeline.run(CreateTopic(request.topic, count, kind))
+    topic: Topic = applied.result.topic
+    if not applied.result.changed and not request.if_not_exists:
+        raise RefusedError(
+            route_pb2.ALREADY_EXISTS, f'topic "{topic.name}" exists already, with {topic.queue_count} queues'
+        )
+    return admin_pb2.CreateTopicResponse(topic=topic_info(topic))
+
+
+async def delete_topic(
+    context: NodeContext, request: admin_pb2.DeleteTopicRequest
+) -> admin_pb2.DeleteTopicResponse:
+    """Delete a topic with its queues and offsets."""
+    topic = known_topic(context, request.topic)
+    await context.pipeline.run(DeleteTopic(topic.topic_id))
+    return admin_pb2.DeleteTopicResponse()
+
+
+async def create_group(
+    context: NodeContext, request: admin_pb2.CreateGroupRequest
+) -> admin_pb2.CreateGroupResponse:
+    """Create a consumer group; a second creation is refused unless `if_not_exists`."""
+    wanted = request.group
+    if problem := group_problem(wanted.name):
+        raise RefusedError(route_pb2.INVALID_ARGUMENT, problem)
+    try:
+        start = StartPosition.parse(wanted.start_position)
+    except ValueError as error:
+        raise RefusedError(route_pb2.INVALID_ARGUMENT, str(error)) from None
+    command = CreateGroup(wanted.name, start, wanted.max_attempts or DEFAULT_MAX_ATTEMPTS, wanted.fifo)
+    applied = await context.pipeline.run(command)
+    if not applied.result.changed and not request.if_not_exists:
+        raise RefusedError(route_pb2.ALREADY_EXISTS, f'consumer group "{wanted.name}" exists already')
+    return admin_pb2.CreateGroupResponse()
+
+
+async def delete_group(
+    context: NodeContext, request: admin_pb2.DeleteGroupRequest
+) -> admin_pb2.DeleteGroupResponse:
+    """Delete a consumer group with its offsets and leases."""
+    group = known_group(context, request.name)
+    await context.pipeline.run(DeleteGroup(group.group_id))
+    return admin_pb2.DeleteGroupResponse()
+
+
+async def reset_offsets(
+    context: NodeContext, request: admin_pb2.ResetOffsetsRequest
+) -> log_pb2.CommitOffsetsResponse:
+    """Set a group's offsets in all queues of a topic; its leases there end."""
+    topic, group = known_topic(context, request.topic), known_group(context, request.group)
+    which = request.WhichOneof("to")
+    if which is None:
+        raise RefusedError(route_pb2.INVALID_ARGUMENT, "say where to: earliest, latest or a time")
+    rows = []
+    for queue in context.replica.state.queues_of(topic):
+        offset = queue.begin if which == "earliest" else queue.end
+        if which == "timestamp_ms":
+            offset = await offset_at_time(context, *queue.key, request.timestamp_ms)
+        rows.append((*queue.key, offset))
+    await context.pipeline.run(CommitOffsets(group.group_id, position_rows(rows), True))
+    return log_pb2.CommitOffsetsResponse()

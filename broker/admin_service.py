@@ -1,0 +1,139 @@
+"""`ledgermq.v1.AdminService`: topics, consumer groups, offsets, status, leadership, dump, retention (D18).
+
+Every node answers every call: changes go to the leader, listings are read locally after read-index, and what concerns one
+node (status, dump) is never forwarded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import grpc
+
+from ledgermq.proto import admin_pb2, log_pb2, route_pb2
+from ledgermq.raft.types import NodeId
+
+from . import admin_changes, admin_reads
+from .context import NodeContext
+from .dump_service import dump_chunks
+from .group_view import status
+from .leader_handlers import Serve, leader_handler, refusal
+from .log_service import up_to_date
+from .refusals import REFUSABLE, RefusedError
+
+SERVICE: Final = "ledgermq.v1.AdminService"
+
+
+async def transfer_leadership(
+    context: NodeContext, request: admin_pb2.TransferLeadershipRequest
+) -> admin_pb2.TransferLeadershipResponse:
+    """Hand the lead over. Raises: RefusedError, RaftErrors."""
+    if request.to_node and request.to_node not in context.config.voters:
+        known = ", ".join(context.config.voters)
+        raise RefusedError(
+            route_pb2.INVALID_ARGUMENT, f'node "{request.to_node}" is not in this group; it has {known}'
+        )
+    if request.to_node == context.config.node_id:
+        return admin_pb2.TransferLeadershipResponse(leader_id=request.to_node)
+    leader = await context.raft.transfer_leadership(NodeId(request.to_node) if request.to_node else None)
+    return admin_pb2.TransferLeadershipResponse(leader_id=leader)
+
+
+class AdminService:
+    """Make handlers for each port with `handlers(listener)`; "" is the Raft port, where forwarded calls come in."""
+
+    def __init__(self, context: NodeContext, clean: Serve) -> None:
+        self._context = context
+        self._started = time.monotonic()
+        self._changes: dict[str, tuple[Any, Any, Serve]] = {
+            "CreateTopic": (
+                admin_pb2.CreateTopicRequest,
+                admin_pb2.CreateTopicResponse,
+                admin_changes.create_topic,
+            ),
+            "DeleteTopic": (
+                admin_pb2.DeleteTopicRequest,
+                admin_pb2.DeleteTopicResponse,
+                admin_changes.delete_topic,
+            ),
+            "CreateGroup": (
+                admin_pb2.CreateGroupRequest,
+                admin_pb2.CreateGroupResponse,
+                admin_changes.create_group,
+            ),
+            "DeleteGroup": (
+                admin_pb2.DeleteGroupRequest,
+                admin_pb2.DeleteGroupResponse,
+                admin_changes.delete_group,
+            ),
+            "ResetOffsets": (
+                admin_pb2.ResetOffsetsRequest,
+                log_pb2.CommitOffsetsResponse,
+                admin_changes.reset_offsets,
+            ),
+            "TransferLeadership": (
+                admin_pb2.TransferLeadershipRequest,
+                admin_pb2.TransferLeadershipResponse,
+                transfer_leadership,
+            ),
+            "Clean": (admin_pb2.CleanRequest, admin_pb2.CleanResponse, clean),
+        }
+
+    def handlers(self, listener: str) -> grpc.GenericRpcHandler[Any, Any]:
+        """Return what a port of that listener serves."""
+        methods = {
+            name: leader_handler(self._context, f"/{SERVICE}/{name}", request, response, serve, listener)
+            for name, (request, response, serve) in self._changes.items()
+        }
+        if listener:
+            methods |= {
+                "ListTopics": self._read("ListTopics", admin_reads.list_topics, listener),
+                "DescribeTopic": self._read("DescribeTopic", admin_reads.describe_topic, listener),
+                "ListGroups": self._read("ListConsumerGroups", admin_reads.list_groups, listener),
+                "DescribeGroup": self._read("DescribeGroup", admin_reads.describe_group, listener),
+                "GetStatus": self._status(listener),
+                "Dump": self._dump(listener),
+            }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def _read(self, name: str, serve: Callable[[NodeContext, Any], Any], listener: str) -> Any:
+        response = getattr(admin_pb2, f"{name}Response")
+
+        async def handle(request: Any, context: Any) -> Any:
+            try:
+                await up_to_date(self._context, context.time_remaining())
+                return serve(self._context, request)
+            except REFUSABLE as error:
+                return response(refusal=refusal(self._context, error, listener))
+
+        return grpc.unary_unary_rpc_method_handler(
+            handle,
+            request_deserializer=getattr(admin_pb2, f"{name}Request").FromString,
+            response_serializer=response.SerializeToString,
+        )
+
+    def _status(self, listener: str) -> Any:
+        async def handle(request: admin_pb2.GetStatusRequest, context: Any) -> admin_pb2.GetStatusResponse:
+            return status(self._context, listener, self._started)
+
+        return grpc.unary_unary_rpc_method_handler(
+            handle,
+            request_deserializer=admin_pb2.GetStatusRequest.FromString,
+            response_serializer=admin_pb2.GetStatusResponse.SerializeToString,
+        )
+
+    def _dump(self, listener: str) -> Any:
+        async def handle(request: admin_pb2.DumpRequest, context: Any) -> AsyncIterator[admin_pb2.DumpChunk]:
+            try:
+                async for chunk in dump_chunks(self._context, request):
+                    yield chunk
+            except REFUSABLE as error:
+                yield admin_pb2.DumpChunk(refusal=refusal(self._context, error, listener))
+
+        return grpc.unary_stream_rpc_method_handler(
+            handle,
+            request_deserializer=admin_pb2.DumpRequest.FromString,
+            response_serializer=admin_pb2.DumpChunk.SerializeToString,
+        )

@@ -1,0 +1,65 @@
+"""What the services of one node share. Assembled by server.py; services read it, none replaces anything in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ledgermq.proto.route_pb2 import ListenerAddresses
+from ledgermq.raft.node import RaftNode
+
+from .config import BrokerConfig
+from .forwarding import Forwarder
+from .leader_calls import LeaderCalls
+from .leadership import Leadership
+from .log_reader import LogReader
+from .members import Members
+from .messaging_telemetry import TelemetryStreams
+from .metrics import Metrics
+from .polls import Polls
+from .produce import AppendPipeline
+from .replica import Replica
+from .sessions import ClientsHere
+
+
+@dataclass(slots=True)
+class NodeContext:
+    """The parts of a running node."""
+
+    config: BrokerConfig
+    raft: RaftNode
+    replica: Replica
+    pipeline: AppendPipeline
+    leadership: Leadership
+    members: Members
+    forwarder: Forwarder
+    calls: LeaderCalls
+    polls: Polls
+    reader: LogReader
+    telemetry: TelemetryStreams
+    clients: ClientsHere
+    metrics: Metrics
+    waiting_readers: int = 0
+
+    @contextmanager
+    def waiting_reader(self) -> Iterator[None]:
+        """While somebody waits here for entries to become visible, the leader tells at once when commit moves."""
+        self.waiting_readers += 1
+        if self.waiting_readers == 1:
+            self.raft.want_commits(True)
+        try:
+            yield
+        finally:
+            self.waiting_readers -= 1
+            if self.waiting_readers == 0:
+                self.raft.want_commits(False)
+
+    def leader_addresses(self, listener: str) -> ListenerAddresses | None:
+        """Return the leader's addresses as callers of that listener reach it."""
+        return self.members.addresses(self.leadership.leader_id, listener)
+
+    def own_messaging_address(self, listener: str) -> str:
+        """Return this node's address for official clients of that listener."""
+        addresses = self.members.addresses(self.config.node_id, listener)
+        return addresses.messaging_address if addresses is not None else ""

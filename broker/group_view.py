@@ -1,0 +1,114 @@
+"""What this node says of its group: to nameservers (GroupRoute) and to `ledgermq cluster status` (GetStatusResponse)."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+from ledgermq.proto import admin_pb2, nameserver_pb2, route_pb2
+from ledgermq.raft.status import PeerStatus
+
+from .context import NodeContext
+from .topics import Topic
+
+
+def topic_info(topic: Topic) -> route_pb2.TopicInfo:
+    """Return a topic as it stands in routes."""
+    return route_pb2.TopicInfo(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        queue_count=topic.queue_count,
+        permission=route_pb2.READ_WRITE,
+        message_type=route_pb2.TopicMessageType.Name(int(topic.message_type)),
+        version=topic.version,
+    )
+
+
+def group_route(context: NodeContext) -> route_pb2.GroupRoute:
+    """Return all that this node knows of its group."""
+    return route_pb2.GroupRoute(
+        cluster=context.config.cluster,
+        group=context.config.group,
+        term=context.raft.term,
+        leader_id=context.leadership.leader_id or "",
+        nodes=context.members.all(),
+        topics=[topic_info(topic) for topic in context.replica.state.topics],
+        version=context.replica.state.applied_index,
+        writable=not context.replica.produce_refusal,
+    )
+
+
+def registration(context: NodeContext, incarnation: str) -> nameserver_pb2.RegisterRequest:
+    """Return the registration of this node."""
+    return nameserver_pb2.RegisterRequest(
+        node_id=context.config.node_id,
+        incarnation=incarnation,
+        route=group_route(context),
+        is_leader=context.leadership.ready,
+    )
+
+
+def beat(context: NodeContext) -> nameserver_pb2.HeartbeatBeat:
+    """Return a heartbeat of this node."""
+    return nameserver_pb2.HeartbeatBeat(
+        cluster=context.config.cluster,
+        group=context.config.group,
+        node_id=context.config.node_id,
+        term=context.raft.term,
+        leader_id=context.leadership.leader_id or "",
+    )
+
+
+def package_version() -> str:
+    """Return the installed version of LedgerMQ."""
+    try:
+        return version("ledgermq")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def status(context: NodeContext, listener: str, started: float) -> admin_pb2.GetStatusResponse:
+    """Return this node's own view. `started`: monotonic seconds."""
+    raft, refusal = context.raft.status(), context.replica.produce_refusal
+    return admin_pb2.GetStatusResponse(
+        cluster=context.config.cluster,
+        group=context.config.group,
+        node_id=context.config.node_id,
+        role=raft.role,
+        term=raft.term,
+        term_age_ms=raft.since_ms,
+        leader_id=raft.leader_id or "",
+        leader=context.leader_addresses(listener),
+        voters=raft.voters,
+        voters_in_contact=raft.voters_reachable if raft.role == "leader" else 0,
+        flush=raft.flush,
+        nodes=[_node_status(context, peer, listener, leads=raft.role == "leader") for peer in raft.peers],
+        produce_refused=bool(refusal),
+        produce_refused_reason=refusal,
+        version=package_version(),
+        incarnation=f"{raft.incarnation:016x}",
+        first_index=raft.first_index,
+        log_bytes=raft.log_bytes,
+        uptime_ms=int((time.monotonic() - started) * 1000),
+    )
+
+
+def _node_status(
+    context: NodeContext, peer: PeerStatus, listener: str, *, leads: bool
+) -> admin_pb2.NodeStatus:
+    own = peer.node_id == context.config.node_id
+    raft = context.raft
+    unreachable = leads and not own and not peer.connected
+    return admin_pb2.NodeStatus(
+        node_id=peer.node_id,
+        role="unreachable" if unreachable else peer.role,
+        addresses=context.members.addresses(peer.node_id, listener),
+        durable_index=peer.durable_index or 0,
+        commit_index=(raft.commit_index if own else peer.commit_index) or 0,
+        applied_index=raft.applied_index if own else 0,
+        behind_bytes=peer.behind_bytes or 0,
+        fsync_p99_ms=peer.fsync_p99_ms or 0.0,
+        disk_used_ratio=peer.disk_used_ratio or 0.0,
+        last_contact_ms=peer.last_contact_ms or 0,
+        state="catching up" if peer.catching_up else "",
+    )

@@ -1,0 +1,60 @@
+"""A unary call of `ledgermq.v1` that the leader serves: local, forwarded, refused in-band, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from ledgermq.proto import route_pb2
+from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostError, TransferringError
+
+from .context import NodeContext
+from .forwarding import refuse_not_leader
+from .leader_calls import Call
+from .refusals import REFUSABLE, RefusedError, refusal_of
+
+Serve = Callable[[NodeContext, Any], Awaitable[Any]]
+
+
+def refusal(context: NodeContext, error: Exception, listener: str) -> route_pb2.Refusal:
+    """Return the refusal for an error, with the leader's address as that listener's callers reach it; count it."""
+    found = refusal_of(error, context.leadership.leader_id, context.leader_addresses(listener))
+    context.metrics.refusals.labels(route_pb2.RefusalCode.Name(found.code)).inc()
+    return found
+
+
+def leader_handler(
+    context: NodeContext, method: str, request_type: Any, response_type: Any, serve: Serve, listener: str
+) -> Any:
+    """Return the handler of `method` ("/service/name") for a port of that listener."""
+
+    async def handle(raw: bytes, grpc_context: Any) -> bytes:
+        call = Call.of(grpc_context, listener)
+
+        async def local() -> bytes:
+            try:
+                request = request_type.FromString(raw)
+            except DecodeError:
+                raise RefusedError(route_pb2.INVALID_ARGUMENT, "the request cannot be decoded") from None
+            return bytes((await serve(context, request)).SerializeToString())
+
+        try:
+            return await context.calls.unary(method, raw, call, local)
+        except (NotLeaderError, TransferringError) as error:
+            if call.forwarded:
+                await refuse_not_leader(
+                    grpc_context, context.leadership.node_id, context.leadership.leader_id
+                )
+            refused: Exception = error
+        except (ProposalLostError, NodeStoppedError) as error:
+            if call.forwarded:
+                await grpc_context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            refused = error
+        except REFUSABLE as error:
+            refused = error
+        return bytes(response_type(refusal=refusal(context, refused, call.listener)).SerializeToString())
+
+    return grpc.unary_unary_rpc_method_handler(handle)

@@ -1,0 +1,250 @@
+"""`ledgermq.v1.LogService`: bulk produce and fetch for our own clients and Spark (D18).
+
+Produce is for the leader only and never forwarded: a refusal names the leader's address in the caller's network. Fetch is
+served by every node. Offsets go through the log (commit) and read-index (query), so they never go backwards.
+Must not: decode records, or buffer without bound: a stream may have so many requests and bytes under way, no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from ledgermq.proto import log_pb2, route_pb2
+from ledgermq.raft.errors import NotLeaderError
+
+from .commands import CommitOffsets, position_rows
+from .context import NodeContext
+from .fetch import fetch
+from .leader_handlers import leader_handler, refusal
+from .leader_view import Verdict
+from .log_wire import BadProduceRequestError, checked_sections, split_produce_request
+from .produce_works import ProduceWork, SectionOutcome
+from .refusals import REFUSABLE, RefusedError
+from .topic_admin import ensure_group
+
+logger = logging.getLogger(__name__)
+
+SERVICE: Final = "ledgermq.v1.LogService"
+#: Requests of one Produce stream that may be under way; more stay in the transport's flow control.
+MAX_STREAM_REQUESTS: Final = 64
+_VERDICTS: Final = {
+    Verdict.SEQUENCE_GAP: (route_pb2.SEQUENCE_GAP, "the producer's sequence jumped; expected {expected}"),
+    Verdict.STALE_EPOCH: (
+        route_pb2.STALE_PRODUCER_EPOCH,
+        "another producer with the same id and a higher epoch took over; make a new producer",
+    ),
+    Verdict.TOPIC_GONE: (route_pb2.STALE_ROUTE, "no topic has that id any more; refresh the route"),
+    Verdict.QUEUE_NOT_FOUND: (route_pb2.QUEUE_NOT_FOUND, "the topic has no such queue; refresh the route"),
+}
+_EOF: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
+_Pending = tuple[int, "ProduceWork | route_pb2.Refusal"]
+
+
+class LogService:
+    """Make handlers for each port with `handlers(listener)`; "" is the Raft port, where forwarded calls come in."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+
+    def handlers(self, listener: str) -> grpc.GenericRpcHandler[Any, Any]:
+        """Return what a log port of that listener serves."""
+        commit = leader_handler(
+            self._context,
+            f"/{SERVICE}/CommitOffsets",
+            log_pb2.CommitOffsetsRequest,
+            log_pb2.CommitOffsetsResponse,
+            commit_offsets,
+            listener,
+        )
+        if not listener:
+            return grpc.method_handlers_generic_handler(SERVICE, {"CommitOffsets": commit})
+        methods = {
+            "CommitOffsets": commit,
+            "Produce": grpc.stream_stream_rpc_method_handler(
+                self._produce_handler(listener), response_serializer=log_pb2.ProduceResponse.SerializeToString
+            ),
+            "Fetch": grpc.unary_unary_rpc_method_handler(
+                self._fetch, request_deserializer=log_pb2.FetchRequest.FromString
+            ),
+            "FetchStream": grpc.stream_stream_rpc_method_handler(
+                self._fetch_stream, request_deserializer=log_pb2.FetchRequest.FromString
+            ),
+            "QueryOffsets": grpc.unary_unary_rpc_method_handler(
+                self._query_offsets,
+                request_deserializer=log_pb2.QueryOffsetsRequest.FromString,
+                response_serializer=log_pb2.QueryOffsetsResponse.SerializeToString,
+            ),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    # --- produce --------------------------------------------------------------------------------------------
+    def _produce_handler(self, listener: str) -> Callable[[Any, Any], Awaitable[None]]:
+        async def serve(requests: Any, context: Any) -> None:
+            under_way: asyncio.Queue[_Pending | None] = asyncio.Queue(MAX_STREAM_REQUESTS)
+            answering = asyncio.create_task(self._answer(under_way, context, listener))
+            try:
+                while (raw := await context.read()) is not _EOF:
+                    await under_way.put(self._submit(raw, listener))
+                await under_way.put(None)
+                await answering
+            finally:
+                answering.cancel()
+
+        return serve
+
+    def _submit(self, raw: bytes, listener: str) -> _Pending:
+        """Check one request and give it to the pipeline."""
+        request_id = 0
+        try:
+            request_id, sections, count = split_produce_request(raw)
+            if refused := self._context.replica.produce_refusal:
+                raise RefusedError(route_pb2.DISK_FULL, refused, retryable=True, retry_after_ms=1000)
+            work = ProduceWork(checked_sections(request_id, sections, count))
+            self._context.pipeline.submit(work)
+        except BadProduceRequestError as error:
+            code = route_pb2.CORRUPT_SECTION if error.corrupt else route_pb2.INVALID_ARGUMENT
+            return error.request_id, refusal(self._context, RefusedError(code, str(error)), listener)
+        except REFUSABLE as error:
+            return request_id, refusal(self._context, error, listener)
+        return request_id, work
+
+    async def _answer(self, under_way: asyncio.Queue[_Pending | None], context: Any, listener: str) -> None:
+        """Write the answers of a stream in the order of its requests."""
+        while (pending := await under_way.get()) is not None:
+            request_id, work = pending
+            if isinstance(work, route_pb2.Refusal):
+                await context.write(log_pb2.ProduceResponse(request_id=request_id, refusal=work))
+                continue
+            try:
+                outcomes: list[SectionOutcome] = await work.future
+            except REFUSABLE as error:
+                refused = refusal(self._context, error, listener)
+                await context.write(log_pb2.ProduceResponse(request_id=request_id, refusal=refused))
+                continue
+            results = [self._result(outcome) for outcome in outcomes]
+            await context.write(
+                log_pb2.ProduceResponse(
+                    request_id=request_id, results=results, store_timestamp=work.timestamp
+                )
+            )
+            self._count(outcomes, work.size)
+
+    def _count(self, outcomes: list[SectionOutcome], size: int) -> None:
+        metrics = self._context.metrics
+        metrics.messages_in.labels("log").inc(
+            sum(each.count for each in outcomes if each.verdict is Verdict.ACCEPTED)
+        )
+        metrics.bytes_in.inc(size)
+        if duplicates := sum(each.count for each in outcomes if each.verdict in _DUPLICATES):
+            metrics.duplicates.labels("log").inc(duplicates)
+
+    def _result(self, outcome: SectionOutcome) -> log_pb2.SectionResult:
+        if outcome.verdict in _VERDICTS:
+            code, text = _VERDICTS[outcome.verdict]
+            message = text.format(expected=outcome.expected_sequence)
+            refusal = route_pb2.Refusal(code=code, message=message)
+            return log_pb2.SectionResult(base_queue_offset=-1, count=outcome.count, refusal=refusal)
+        return log_pb2.SectionResult(
+            base_queue_offset=outcome.base_offset,
+            count=outcome.count,
+            duplicate=outcome.verdict in _DUPLICATES,
+        )
+
+    # --- fetch ----------------------------------------------------------------------------------------------
+    async def _fetch(self, request: log_pb2.FetchRequest, context: Any) -> bytes:
+        try:
+            return await fetch(self._context, request)
+        except REFUSABLE as error:
+            response = log_pb2.FetchResponse(
+                refusal=refusal(self._context, error, ""), node_id=self._context.config.node_id
+            )
+            return bytes(response.SerializeToString())
+
+    async def _fetch_stream(self, requests: AsyncIterator[log_pb2.FetchRequest], context: Any) -> None:
+        """One answer per request; the client writes the next when it has taken in the last."""
+        async for request in requests:
+            await context.write(await self._fetch(request, context))
+
+    # --- offsets --------------------------------------------------------------------------------------------
+    async def _query_offsets(
+        self, request: log_pb2.QueryOffsetsRequest, context: Any
+    ) -> log_pb2.QueryOffsetsResponse:
+        try:
+            await up_to_date(self._context, context.time_remaining())
+            return query_offsets(self._context, request)
+        except REFUSABLE as error:
+            return log_pb2.QueryOffsetsResponse(refusal=refusal(self._context, error, ""))
+
+
+_DUPLICATES: Final = (Verdict.DUPLICATE, Verdict.PENDING)
+
+
+async def up_to_date(context: NodeContext, remaining: float | None) -> None:
+    """Return when this node has applied everything that was committed before the call (read-index).
+
+    Raises: NotLeaderError (nobody could say), NodeStoppedError.
+    """
+    end = time.monotonic() + min(remaining if remaining is not None else 5.0, 5.0) - 0.2
+    while True:
+        try:
+            index = await context.raft.read_index()
+        except NotLeaderError:
+            if time.monotonic() >= end:
+                raise
+            await context.leadership.wait_change(min(0.05, max(end - time.monotonic(), 0)))
+            continue
+        await context.raft.wait_applied(index)
+        return
+
+
+async def commit_offsets(
+    context: NodeContext, request: log_pb2.CommitOffsetsRequest
+) -> log_pb2.CommitOffsetsResponse:
+    """Store the offsets of a consumer group, on the leader. Raises: RefusedError, and what the pipeline raises."""
+    state = context.replica.state
+    if not request.group:
+        raise RefusedError(route_pb2.INVALID_ARGUMENT, "the consumer group has no name")
+    rows = []
+    for each in request.offsets:
+        topic = state.topics.named(each.topic)
+        queue = state.queues.named(topic.topic_id, each.queue_id)
+        if not 0 <= each.offset <= queue.end:
+            raise RefusedError(
+                route_pb2.OFFSET_OUT_OF_RANGE,
+                f"offset {each.offset} of {each.topic} queue {each.queue_id} is beyond its end {queue.end}",
+            )
+        rows.append((topic.topic_id, each.queue_id, each.offset))
+    group = await ensure_group(context, request.group)
+    applied = await context.pipeline.run(CommitOffsets(group.group_id, position_rows(rows), request.reset))
+    if not applied.result.accepted.all():
+        raise RefusedError(
+            route_pb2.STALE_ROUTE, "a topic or the group was deleted meanwhile; refresh the route"
+        )
+    return log_pb2.CommitOffsetsResponse()
+
+
+def query_offsets(context: NodeContext, request: log_pb2.QueryOffsetsRequest) -> log_pb2.QueryOffsetsResponse:
+    """Return begin, end and committed offset of every queue of a topic. Raises: TopicNotFoundError."""
+    state = context.replica.state
+    topic = state.topics.named(request.topic)
+    group = state.groups.find(request.group) if request.group else None
+    offsets = []
+    for queue in state.queues_of(topic):
+        committed = state.committed_offset(group.group_id, *queue.key) if group is not None else None
+        offsets.append(
+            log_pb2.QueueOffset(
+                topic=topic.name,
+                queue_id=queue.key[1],
+                offset=-1 if committed is None else committed,
+                begin_offset=queue.begin,
+                end_offset=queue.end,
+            )
+        )
+    return log_pb2.QueryOffsetsResponse(offsets=offsets)

@@ -1,0 +1,76 @@
+"""SendMessage at the leader: check, encode once, append, answer entry by entry."""
+
+from __future__ import annotations
+
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.raft.errors import BusyError, DiskFullError, EntryTooLargeError
+
+from .context import NodeContext
+from .leader_view import Verdict
+from .messaging_route import accepted_types
+from .messaging_status import StatusError, ok, overall, topic_not_found
+from .messaging_validation import check_messages, derived_type
+from .messaging_wire import OutgoingRecord, outgoing_record
+from .polls import TooManyPollsError
+from .produce import TooManyRequestsError
+from .produce_works import SendWork, SentMessage
+from .topic_admin import ensure_topic
+from .topics import Topic
+
+_NOT_BUILT = {v2.DELAY: "delayed messages", v2.TRANSACTION: "transactions"}
+
+
+async def send(context: NodeContext, request: v2.SendMessageRequest) -> v2.SendMessageResponse:
+    """Store the messages; return when a majority has them on disk. Raises: StatusError, and what the pipeline raises."""
+    name = check_messages(request.messages)
+    if refused := context.replica.produce_refusal:
+        raise StatusError(v2.TOO_MANY_REQUESTS, refused)
+    topic = await ensure_topic(context, name)
+    if topic is None:
+        raise topic_not_found(name)
+    ids = [message.system_properties.message_id for message in request.messages]
+    work = SendWork(topic, _records(topic, request))
+    try:
+        context.pipeline.submit(work)
+        placed: list[SentMessage] = await work.future
+    except (TooManyRequestsError, BusyError, DiskFullError, TooManyPollsError) as error:
+        raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
+    except EntryTooLargeError as error:
+        raise StatusError(v2.PAYLOAD_TOO_LARGE, str(error)) from None
+    entries = [_entry(message_id, sent) for message_id, sent in zip(ids, placed, strict=True)]
+    duplicates = sum(sent.verdict is Verdict.DUPLICATE for sent in placed)
+    context.metrics.messages_in.labels("messaging").inc(len(entries) - duplicates)
+    if duplicates:
+        context.metrics.duplicates.labels("messaging").inc(duplicates)
+    return v2.SendMessageResponse(status=overall([entry.status for entry in entries]), entries=entries)
+
+
+def _records(topic: Topic, request: v2.SendMessageRequest) -> list[tuple[OutgoingRecord, str]]:
+    """Check the types against the topic and take the messages apart. A batch ignores message groups."""
+    accepted, found = accepted_types(int(topic.message_type)), []
+    alone = len(request.messages) == 1
+    for message in request.messages:
+        system = message.system_properties
+        kind = derived_type(system)
+        if kind in _NOT_BUILT:
+            raise StatusError(v2.NOT_IMPLEMENTED, f"{_NOT_BUILT[kind]} are not built yet")
+        if kind not in accepted:
+            raise StatusError(
+                v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+                f"a {v2.MessageType.Name(kind)} message cannot be sent to topic {topic.name}, "
+                f"which takes {topic.message_type.name} messages",
+            )
+        group = system.message_group if alone else ""
+        found.append((outgoing_record(message), group))
+    return found
+
+
+def _entry(message_id: str, sent: SentMessage) -> v2.SendResultEntry:
+    if sent.verdict not in (Verdict.ACCEPTED, Verdict.DUPLICATE):
+        status = v2.Status(
+            code=v2.TOPIC_NOT_FOUND, message="the topic was deleted while the message was sent"
+        )
+        return v2.SendResultEntry(status=status, message_id=message_id)
+    return v2.SendResultEntry(
+        status=ok(), message_id=message_id, transaction_id=message_id, offset=max(sent.offset, 0)
+    )

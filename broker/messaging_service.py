@@ -1,0 +1,269 @@
+"""`apache.rocketmq.v2.MessagingService`: every node answers every call of every official client (D16, D17).
+
+Failures are in-band. Calls that need the leader go there (LeaderCalls); routes, assignments, heartbeats and Telemetry are
+served by every node from replicated state and the leader's view of who lives.
+Must not: rely on settings or on the client's choice of queue or node.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostError, TransferringError
+
+from .acknowledge import acknowledge, change_invisible
+from .context import NodeContext
+from .forwarding import ForwardError, refuse_not_leader
+from .leader_calls import Call, LeaderUnavailableError
+from .messaging_route import assignments, route
+from .messaging_send import send
+from .messaging_status import StatusError, ok, topic_not_found
+from .messaging_validation import check_group, check_topic
+from .receive import last_frame, receive
+from .sessions import session_of
+from .topic_admin import ensure_topic
+
+logger = logging.getLogger(__name__)
+
+SERVICE: Final = "apache.rocketmq.v2.MessagingService"
+_UNARY: Final = (
+    "QueryRoute",
+    "Heartbeat",
+    "SendMessage",
+    "QueryAssignment",
+    "AckMessage",
+    "ChangeInvisibleDuration",
+    "NotifyClientTermination",
+    "ForwardMessageToDeadLetterQueue",
+    "UpdateOffset",
+    "GetOffset",
+    "QueryOffset",
+    "EndTransaction",
+    "RecallMessage",
+    "SyncLiteSubscription",
+)
+Serve = Callable[[Any, Call], Awaitable[Any]]
+
+
+class MessagingService:
+    """Make handlers for each port with `handlers(listener)`; "" is the Raft port, where forwarded calls come in."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        at_leader: dict[str, Callable[[NodeContext, Any], Awaitable[Any]]] = {
+            "SendMessage": send,
+            "AckMessage": acknowledge,
+            "ChangeInvisibleDuration": change_invisible,
+        }
+        self._at_leader = at_leader
+        self._anywhere: dict[str, Serve] = {
+            "QueryAssignment": self._query_assignment,
+            "Heartbeat": self._heartbeat,
+        }
+
+    def handlers(self, listener: str) -> grpc.GenericRpcHandler[Any, Any]:
+        """Return what a server of that listener serves. Requests stay bytes until a node serves them itself."""
+        methods: dict[str, Any] = {
+            name: grpc.unary_unary_rpc_method_handler(self._unary_handler(name, listener)) for name in _UNARY
+        }
+        methods["ReceiveMessage"] = grpc.unary_stream_rpc_method_handler(self._receive_handler(listener))
+        methods["PullMessage"] = grpc.unary_stream_rpc_method_handler(self._pull_handler())
+        if listener:
+            methods["Telemetry"] = grpc.stream_stream_rpc_method_handler(
+                self._telemetry_handler(listener),
+                request_deserializer=v2.TelemetryCommand.FromString,
+                response_serializer=v2.TelemetryCommand.SerializeToString,
+            )
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    # --- unary ----------------------------------------------------------------------------------------------
+    def _unary_handler(self, name: str, listener: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        response = getattr(v2, f"{name}Response")
+
+        async def serve(request: bytes, context: Any) -> bytes:
+            call = Call.of(context, listener)
+            try:
+                return await self._serve(name, request, call)
+            except StatusError as error:
+                self._count_refusal(error)
+                return bytes(response(status=error.status()).SerializeToString())
+            except (NotLeaderError, TransferringError):
+                leadership = self._context.leadership
+                await refuse_not_leader(context, leadership.node_id, leadership.leader_id)
+            except (ProposalLostError, NodeStoppedError) as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise AssertionError("abort raises")
+
+        return serve
+
+    def _count_refusal(self, error: StatusError) -> None:
+        self._context.metrics.refusals.labels(v2.Code.Name(error.code)).inc()
+
+    async def _serve(self, name: str, request: bytes, call: Call) -> bytes:
+        """Serve or forward one call. Raises: StatusError; on forwarded calls also RaftErrors."""
+        if not call.client_id:
+            raise StatusError(v2.CLIENT_ID_REQUIRED, "client id cannot be empty")
+        self._sign_of_life(call.client_id)
+        if name in self._at_leader:
+            return await self._to_leader(name, request, call)
+        if name == "QueryRoute":
+            return await self._query_route(request, call)
+        if name == "NotifyClientTermination":
+            return await self._terminated(request, call)
+        if name not in self._anywhere:
+            raise StatusError(v2.NOT_IMPLEMENTED, f"{name} is not built yet")
+        message = _parsed(getattr(v2, f"{name}Request"), request)
+        answer = await self._anywhere[name](message, call)
+        return bytes(answer.SerializeToString())
+
+    def _sign_of_life(self, client_id: str) -> None:
+        self._context.clients.heard(client_id)
+        view = self._context.replica.view
+        if view is not None:
+            view.session_seen(session_of(client_id), self._context.raft.next_timestamp())
+
+    async def _to_leader(self, name: str, request: bytes, call: Call) -> bytes:
+        serve = self._at_leader[name]
+        kind = getattr(v2, f"{name}Request")
+
+        async def local() -> bytes:
+            answer = await serve(self._context, _parsed(kind, request))
+            return bytes(answer.SerializeToString())
+
+        return await self._in_time(f"/{SERVICE}/{name}", request, call, local)
+
+    async def _in_time(
+        self, method: str, request: bytes, call: Call, local: Callable[[], Awaitable[bytes]]
+    ) -> bytes:
+        """Have the leader serve the call. Raises: StatusError when none does in time."""
+        try:
+            return await self._context.calls.unary(method, request, call, local)
+        except LeaderUnavailableError as error:
+            raise _unavailable(error) from None
+
+    # --- routes ---------------------------------------------------------------------------------------------
+    async def _query_route(self, request: bytes, call: Call) -> bytes:
+        """Answer from the replicated topic table; what is not there (yet) is asked of the leader."""
+        message = _parsed(v2.QueryRouteRequest, request)
+        check_topic(message.topic.name)
+        if self._context.replica.state.topics.find(message.topic.name) is not None:
+            return self._route(message, call)
+
+        async def local() -> bytes:
+            if await ensure_topic(self._context, message.topic.name) is None:
+                raise topic_not_found(message.topic.name)
+            return self._route(message, call)
+
+        return await self._in_time(f"/{SERVICE}/QueryRoute", request, call, local)
+
+    def _route(self, message: v2.QueryRouteRequest, call: Call) -> bytes:
+        context = self._context
+        topic = context.replica.state.topics.named(message.topic.name)
+        nodes = context.members.alive(call.listener)
+        queues = route(message.topic, context.config.group, topic.queue_count, int(topic.message_type), nodes)
+        return bytes(v2.QueryRouteResponse(status=ok(), message_queues=queues).SerializeToString())
+
+    async def _query_assignment(
+        self, message: v2.QueryAssignmentRequest, call: Call
+    ) -> v2.QueryAssignmentResponse:
+        context = self._context
+        check_topic(message.topic.name)
+        check_group(message.group.name)
+        topic = context.replica.state.topics.find(message.topic.name)
+        if topic is None:
+            raise topic_not_found(message.topic.name)
+        group = context.replica.state.groups.find(message.group.name)
+        found = assignments(
+            message.topic,
+            context.config.group,
+            topic.queue_count,
+            context.members.alive(call.listener),
+            fifo=group is not None and group.fifo,
+        )
+        return v2.QueryAssignmentResponse(status=ok(), assignments=found)
+
+    # --- clients --------------------------------------------------------------------------------------------
+    async def _heartbeat(self, message: v2.HeartbeatRequest, call: Call) -> v2.HeartbeatResponse:
+        """A sign of life, which was noted already."""
+        return v2.HeartbeatResponse(status=ok())
+
+    async def _terminated(self, request: bytes, call: Call) -> bytes:
+        """The client says goodbye: its auto-renewed leases end."""
+
+        async def local() -> bytes:
+            if self._context.replica.view is not None:
+                self._context.replica.view.session_closed(session_of(call.client_id))
+                self._context.replica.keep_house()
+            return bytes(v2.NotifyClientTerminationResponse(status=ok()).SerializeToString())
+
+        return await self._in_time(f"/{SERVICE}/NotifyClientTermination", request, call, local)
+
+    def _telemetry_handler(
+        self, listener: str
+    ) -> Callable[[AsyncIterator[v2.TelemetryCommand], Any], Awaitable[None]]:
+        async def serve(requests: AsyncIterator[v2.TelemetryCommand], context: Any) -> None:
+            call = Call.of(context, listener)
+            if not call.client_id:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "client id cannot be empty")
+            await self._context.telemetry.serve(requests, context, call.client_id, call.language)
+
+        return serve
+
+    # --- receiving ------------------------------------------------------------------------------------------
+    def _receive_handler(self, listener: str) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
+        async def serve(request: bytes, context: Any) -> AsyncIterator[bytes]:
+            call = Call.of(context, listener)
+            try:
+                async for frame in self._receive(request, call):
+                    yield frame
+            except StatusError as error:
+                self._count_refusal(error)
+                yield v2.ReceiveMessageResponse(status=error.status()).SerializeToString()
+                yield last_frame()
+            except (NotLeaderError, TransferringError):
+                leadership = self._context.leadership
+                await refuse_not_leader(context, leadership.node_id, leadership.leader_id)
+            except (ProposalLostError, NodeStoppedError, ForwardError) as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+        return serve
+
+    async def _receive(self, request: bytes, call: Call) -> AsyncIterator[bytes]:
+        """A follower passes the whole stream on, and asks the next leader again when the first is lost."""
+        if not call.client_id:
+            raise StatusError(v2.CLIENT_ID_REQUIRED, "client id cannot be empty")
+        self._sign_of_life(call.client_id)
+        message = _parsed(v2.ReceiveMessageRequest, request)
+        try:
+            async for frame in self._context.calls.stream(
+                f"/{SERVICE}/ReceiveMessage", request, call, lambda: receive(self._context, message, call)
+            ):
+                yield frame
+        except LeaderUnavailableError as error:
+            raise _unavailable(error) from None
+
+    def _pull_handler(self) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
+        async def serve(request: bytes, context: Any) -> AsyncIterator[bytes]:
+            status = v2.Status(code=v2.NOT_IMPLEMENTED, message="PullMessage is not built yet")
+            yield v2.PullMessageResponse(status=status).SerializeToString()
+
+        return serve
+
+
+def _unavailable(error: LeaderUnavailableError) -> StatusError:
+    return StatusError(v2.MASTER_PERSISTENCE_TIMEOUT if error.unknown else v2.HA_NOT_AVAILABLE, str(error))
+
+
+def _parsed(kind: Any, request: bytes) -> Any:
+    """Decode a request. Raises: StatusError."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        return kind.FromString(request)
+    except DecodeError:
+        raise StatusError(v2.BAD_REQUEST, "the request cannot be decoded") from None

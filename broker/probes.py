@@ -1,0 +1,73 @@
+"""What /livez, /readyz, /healthz and /metrics say of a node.
+
+live: the process runs and has not faulted. ready: a leader is known and this node has applied up to what was committed when
+it first heard of one. healthy: ready, and messages are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from .context import NodeContext
+from .http import TEXT, Answer
+
+
+class Probes:
+    """The answers of one node. Make `routes()` and give them to the HTTP port."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._goal: int | None = None  # commit index when a leader was first known
+        metrics, raft = context.metrics, context.raft
+        readings: tuple[tuple[str, str, Callable[[], float]], ...] = (
+            ("ledgermq_applied_index", "Last applied log index", lambda: raft.applied_index),
+            ("ledgermq_bytes_waiting", "Bytes that wait for commit", lambda: context.pipeline.bytes_waiting),
+            ("ledgermq_waiting_polls", "Long polls that wait", lambda: context.polls.count),
+            ("ledgermq_topics", "Topics of this group", lambda: len(context.replica.state.topics)),
+            (
+                "ledgermq_produce_refused",
+                "1: the disk is too full",
+                lambda: bool(context.replica.produce_refusal),
+            ),
+        )
+        for name, text, read in readings:
+            metrics.add_reading(name, "gauge", text, read)
+
+    def routes(self) -> dict[str, Callable[[], Answer]]:
+        """Return the paths."""
+        return {
+            "/livez": self._live,
+            "/readyz": self._ready,
+            "/healthz": self._healthy,
+            "/metrics": lambda: (200, CONTENT_TYPE_LATEST, self._context.metrics.render()),
+        }
+
+    def not_ready(self) -> str:
+        """Return why the node is not ready, "" when it is."""
+        raft = self._context.raft
+        if raft.fault is not None:
+            return f"faulted: {raft.fault}"
+        if self._context.leadership.leader_id is None:
+            return "no leader is known"
+        if self._goal is None:
+            self._goal = raft.commit_index
+        if raft.applied_index < self._goal or raft.commit_index == 0:
+            return f"catching up: applied {raft.applied_index} of {self._goal}"
+        if raft.role == "learner":
+            return "catching up as a learner"
+        leads = self._context.leadership.leader_id == self._context.config.node_id
+        return "leads, but does not serve yet" if leads and not self._context.leadership.ready else ""
+
+    def _live(self) -> Answer:
+        fault = self._context.raft.fault
+        return (503, TEXT, f"faulted: {fault}\n".encode()) if fault else (200, TEXT, b"ok\n")
+
+    def _ready(self) -> Answer:
+        reason = self.not_ready()
+        return (503, TEXT, f"{reason}\n".encode()) if reason else (200, TEXT, b"ok\n")
+
+    def _healthy(self) -> Answer:
+        reason = self.not_ready() or self._context.replica.produce_refusal
+        return (503, TEXT, f"{reason}\n".encode()) if reason else (200, TEXT, b"ok\n")

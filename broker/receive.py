@@ -1,0 +1,283 @@
+"""ReceiveMessage at the leader: select, lease, wait for apply, read, hand out; a long poll when nothing is there.
+
+Messages leave after their grant is applied (D14). What was granted but did not leave (the client went away) is released.
+Owns: one receive from its request to its frames. Must not: choose messages (the leader's view does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.proto.record import hash_text
+from ledgermq.raft.errors import LogCompactedError, NotLeaderError
+
+from . import messaging_wire as wire
+from .commands import ReleaseLeases, SetPositions, lease_rows, position_rows
+from .context import NodeContext
+from .effects import Effects
+from .fetch import offset_at_time
+from .groups import ConsumerGroup
+from .leader_calls import Call
+from .leader_view import Delivery, GrantPlan, ReceiveRequest
+from .log_reader import StoredSection
+from .messaging_status import StatusError, ok, topic_not_found
+from .messaging_validation import check_group, check_topic, invisible_ms
+from .polls import TooManyPollsError
+from .produce import Flight, TooManyRequestsError, settle, settle_error
+from .receipt_handle import ReceiptHandle
+from .sessions import session_of
+from .topic_admin import ensure_group, ensure_topic
+from .topics import Topic
+
+logger = logging.getLogger(__name__)
+
+MAX_BATCH: Final = 32
+AUTO_RENEW_INVISIBLE_MS: Final = 60_000
+MIN_POLLING: Final = 5.0  # seconds
+MAX_POLLING: Final = 20.0
+#: An answer leaves so long before the client's deadline, or its messages would be leased to nobody.
+POLLING_MARGIN: Final = 0.5
+
+
+class ReceiveWork:
+    """One selection in an append turn. The future ends with (plan, deliveries) when the grant is applied."""
+
+    section_bound = 0
+    size = 512
+
+    def __init__(self, request: ReceiveRequest, release: Callable[[list[Delivery]], None]) -> None:
+        self._request = request
+        self._release = release
+        self._plan: GrantPlan | None = None
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def place(self, flight: Flight, now: int) -> None:
+        self._plan = flight.turn.grant(self._request, now)
+        if self._plan.slot is None:
+            settle(self.future, (self._plan, []))
+
+    def on_committed(self, flight: Flight) -> None:
+        """Messages leave after apply."""
+
+    def on_applied(self, flight: Flight, effects: Effects) -> None:
+        plan = self._plan
+        if plan is not None and plan.slot is not None:
+            result: Any = effects.results[plan.slot]
+            deliveries = plan.deliveries(result)
+            if self.future.done():
+                self._release(deliveries)
+            else:
+                self.future.set_result((plan, deliveries))
+
+    def fail(self, error: Exception) -> None:
+        settle_error(self.future, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Receiver:
+    """A checked request."""
+
+    topic: Topic
+    group: ConsumerGroup
+    request: ReceiveRequest
+    until: float  # monotonic seconds: end of the long poll
+
+
+def tags_of(expression: v2.FilterExpression) -> frozenset[int] | None:
+    """Return the tag hashes that a filter wants; None = all. Raises: StatusError."""
+    if expression.type == v2.SQL:
+        raise StatusError(v2.NOT_IMPLEMENTED, "SQL filters are not built yet; filter by tags")
+    text = expression.expression.strip()
+    if text in ("", "*"):
+        return None
+    tags = [tag.strip() for tag in text.split("||")]
+    if not any(tags):
+        raise StatusError(v2.ILLEGAL_FILTER_EXPRESSION, f'filter "{text}" names no tag')
+    return None if "*" in tags else frozenset(hash_text(tag) for tag in tags if tag)
+
+
+def polling_seconds(request: v2.ReceiveMessageRequest, remaining: float) -> float:
+    """Return how long a fruitless receive may wait; `remaining` seconds are left for the whole call."""
+    wanted = (
+        request.long_polling_timeout.ToMilliseconds() / 1000
+        if request.HasField("long_polling_timeout")
+        else 0.0
+    )
+    if wanted <= 0:
+        wanted = remaining - 1.5
+    return max(min(wanted, MAX_POLLING, remaining - POLLING_MARGIN), 0.0)
+
+
+async def receive(
+    context: NodeContext, request: v2.ReceiveMessageRequest, call: Call
+) -> AsyncIterator[bytes]:
+    """Yield the frames of one receive. Raises: StatusError, and what the pipeline raises; all before the first frame."""
+    receiver = await _checked(context, request, call)
+    deliveries = await _granted(context, receiver)
+    try:
+        frames = await _frames(context, receiver, deliveries, call)
+    except asyncio.CancelledError:
+        release(context, receiver.request, deliveries)
+        raise
+    if frames:
+        yield v2.ReceiveMessageResponse(status=ok()).SerializeToString()
+    else:
+        status = v2.Status(code=v2.MESSAGE_NOT_FOUND, message="no new message")
+        yield v2.ReceiveMessageResponse(status=status).SerializeToString()
+    for i, frame in enumerate(frames):
+        try:
+            yield frame
+        except (GeneratorExit, asyncio.CancelledError):
+            release(context, receiver.request, deliveries[i:])
+            raise
+    context.metrics.messages_out.labels("messaging").inc(len(frames))
+    context.metrics.bytes_out.labels("messaging").inc(sum(map(len, frames)))
+    yield last_frame()
+
+
+def last_frame() -> bytes:
+    """Return the frame that ends every receive."""
+    frame = v2.ReceiveMessageResponse()
+    frame.delivery_timestamp.FromMilliseconds(time.time_ns() // 1_000_000)
+    return frame.SerializeToString()
+
+
+async def _checked(context: NodeContext, request: v2.ReceiveMessageRequest, call: Call) -> _Receiver:
+    name, group_name = request.message_queue.topic.name, request.group.name
+    check_topic(name)
+    check_group(group_name)
+    tags = tags_of(request.filter_expression)
+    duration = AUTO_RENEW_INVISIBLE_MS
+    if not request.auto_renew:
+        duration = invisible_ms(request, context.config.min_invisible_ms)
+    topic = await ensure_topic(context, name)
+    if topic is None:
+        raise topic_not_found(name)
+    group = await ensure_group(context, group_name)
+    wanted = ReceiveRequest(
+        group.group_id,
+        topic.topic_id,
+        min(request.batch_size, MAX_BATCH) if request.batch_size > 0 else MAX_BATCH,
+        duration,
+        tags,
+        session_of(call.client_id) if request.auto_renew else 0,
+        request.attempt_id,
+    )
+    polling = polling_seconds(request, call.deadline - time.monotonic())
+    return _Receiver(topic, group, wanted, time.monotonic() + polling)
+
+
+async def _granted(context: NodeContext, receiver: _Receiver) -> list[Delivery]:
+    """Return leased messages, waiting for some until the poll ends."""
+    key = ("topic", receiver.topic.topic_id)
+    while True:
+        try:
+            waiter = context.polls.open((key, "leader"))
+        except TooManyPollsError as error:
+            raise StatusError(v2.TOO_MANY_REQUESTS, f"polling full: {error}") from None
+        try:
+            deliveries = await _select(context, receiver.request)
+            remaining = receiver.until - time.monotonic()
+            if deliveries or remaining <= 0:
+                return deliveries
+            await waiter.wait(min(remaining, _until_expiry(context, receiver)))
+        finally:
+            waiter.close()
+        if not context.leadership.ready:
+            raise NotLeaderError(context.leadership.leader_id)
+
+
+def _until_expiry(context: NodeContext, receiver: _Receiver) -> float:
+    """Return the seconds until a lease of the group may end by itself."""
+    view = context.replica.view
+    if view is None:
+        return 0.0
+    expiry = view.next_expiry(receiver.group.group_id, receiver.topic.topic_id)
+    if expiry is None:
+        return MAX_POLLING
+    return max((expiry - context.raft.next_timestamp()) / 1000, 0.001)
+
+
+async def _select(context: NodeContext, request: ReceiveRequest) -> list[Delivery]:
+    """Select once, fetching what the selection needs from disk or log first."""
+    while True:
+        view = context.replica.view
+        if view is None:
+            raise NotLeaderError(context.leadership.leader_id)
+        if not view.has_deliverable(request, context.raft.next_timestamp()):
+            return []
+        work = ReceiveWork(request, lambda deliveries: release(context, request, deliveries))
+        try:
+            context.pipeline.submit(work)
+        except TooManyRequestsError as error:
+            raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
+        plan, deliveries = await work.future
+        if plan.cold:
+            await context.replica.warm(plan.cold)
+        elif plan.unresolved:
+            await _resolve_start(context, request, plan.unresolved)
+        else:
+            found: list[Delivery] = deliveries
+            return found
+
+
+async def _resolve_start(context: NodeContext, request: ReceiveRequest, queue_ids: Any) -> None:
+    """Propose where a group with a start time begins in queues that it has not consumed from."""
+    group = context.replica.state.groups.get(request.group_id)
+    start = group.start.timestamp_ms if group is not None else None
+    rows = []
+    for queue_id in queue_ids:
+        offset = await offset_at_time(context, request.topic_id, int(queue_id), start or 0)
+        rows.append((request.topic_id, int(queue_id), offset))
+    await context.pipeline.run(SetPositions(request.group_id, position_rows(rows)))
+
+
+async def _frames(
+    context: NodeContext, receiver: _Receiver, deliveries: list[Delivery], call: Call
+) -> list[bytes]:
+    """Read the messages and encode their frames."""
+    host, group_name = context.own_messaging_address(call.listener), context.config.group
+    section: StoredSection | None = None
+    queue_id, frames = -1, []
+    for delivery in deliveries:
+        offset = delivery.queue_offset
+        try:
+            if section is None or queue_id != delivery.queue_id or not section.holds(offset):
+                section, queue_id = (
+                    await context.reader.section_of(delivery.physical_offset),
+                    delivery.queue_id,
+                )
+            record = await context.reader.record(delivery.physical_offset, delivery.size)
+        except LogCompactedError:
+            continue  # retention was quicker; the lease ends by itself and the position passes it
+        handle = ReceiptHandle(
+            group_name,
+            receiver.group.group_id,
+            receiver.topic.topic_id,
+            delivery.queue_id,
+            offset,
+            delivery.lease_id,
+            delivery.attempt,
+        )
+        added = wire.Delivery(
+            delivery.queue_id, offset, section.store_timestamp, host, handle.encode(), delivery.attempt
+        )
+        frames.append(wire.message_frame(wire.delivered_message(record, added)))
+    return frames
+
+
+def release(context: NodeContext, request: ReceiveRequest, deliveries: list[Delivery]) -> None:
+    """The client went away: what it did not get becomes visible at once, without counting an attempt."""
+    if not deliveries:
+        return
+    rows = lease_rows([(each.queue_id, each.queue_offset, each.lease_id) for each in deliveries])
+    try:
+        context.pipeline.run(ReleaseLeases(request.group_id, request.topic_id, rows))
+    except (NotLeaderError, TooManyRequestsError) as error:
+        logger.debug("leases not released, they end by time reason=%s", error)

@@ -1,0 +1,105 @@
+"""Refusals of `ledgermq.v1`: which code, whether to repeat, and what a person should do.
+
+Pure. One table for every error that LogService and AdminService can meet.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ledgermq.proto import route_pb2
+from ledgermq.proto.route_pb2 import ListenerAddresses, Refusal, RefusalCode
+from ledgermq.raft.errors import (
+    BusyError,
+    DiskFullError,
+    EntryTooLargeError,
+    LogCompactedError,
+    NodeStoppedError,
+    NotLeaderError,
+    ProposalLostError,
+    TransferFailedError,
+    TransferringError,
+)
+
+from .errors import GroupNotFoundError, InvalidNameError, QueueNotFoundError, TopicNotFoundError
+from .leader_calls import LeaderUnavailableError
+from .produce import TooManyRequestsError
+
+RETRY_AFTER_MS: Final = 50
+
+
+class RefusedError(Exception):
+    """A call that must be answered with this refusal."""
+
+    def __init__(
+        self, code: RefusalCode, message: str, *, retryable: bool = False, retry_after_ms: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.refusal = Refusal(code=code, message=message, retryable=retryable, retry_after_ms=retry_after_ms)
+
+
+#: Error class → (code, retryable). The first that fits is taken.
+_TABLE: Final[tuple[tuple[type[Exception], RefusalCode, bool], ...]] = (
+    (NotLeaderError, route_pb2.NOT_LEADER, True),
+    (TransferringError, route_pb2.NOT_LEADER, True),
+    (NodeStoppedError, route_pb2.SHUTTING_DOWN, True),
+    (ProposalLostError, route_pb2.OUTCOME_UNKNOWN, True),
+    (BusyError, route_pb2.TOO_MANY_REQUESTS, True),
+    (TooManyRequestsError, route_pb2.TOO_MANY_REQUESTS, True),
+    (DiskFullError, route_pb2.DISK_FULL, True),
+    (EntryTooLargeError, route_pb2.MESSAGE_TOO_LARGE, False),
+    (TopicNotFoundError, route_pb2.TOPIC_NOT_FOUND, False),
+    (QueueNotFoundError, route_pb2.QUEUE_NOT_FOUND, False),
+    (GroupNotFoundError, route_pb2.GROUP_NOT_FOUND, False),
+    (InvalidNameError, route_pb2.INVALID_ARGUMENT, False),
+    (LogCompactedError, route_pb2.OFFSET_OUT_OF_RANGE, False),
+    (TransferFailedError, route_pb2.NO_QUORUM, True),
+)
+
+#: Errors that `refusal_of` knows; anything else is a defect and is not hidden.
+REFUSABLE: Final[tuple[type[Exception], ...]] = (
+    RefusedError,
+    LeaderUnavailableError,
+    *(kind for kind, _, _ in _TABLE),
+)
+
+
+def refusal_of(
+    error: Exception, leader_id: str | None = None, leader: ListenerAddresses | None = None
+) -> Refusal:
+    """Return the refusal for an error of REFUSABLE; `leader` are its addresses in the caller's network."""
+    if isinstance(error, RefusedError):
+        return error.refusal
+    if isinstance(error, LeaderUnavailableError):
+        code = route_pb2.OUTCOME_UNKNOWN if error.unknown else route_pb2.NO_QUORUM
+        return Refusal(code=code, message=str(error), retryable=True, retry_after_ms=RETRY_AFTER_MS)
+    row = next((row for row in _TABLE if isinstance(error, row[0])), None)
+    if row is None:
+        raise error
+    _, code, retryable = row
+    if code == route_pb2.NOT_LEADER:
+        return not_leader(leader_id, leader)
+    message = str(error)
+    if code == route_pb2.OUTCOME_UNKNOWN:
+        message += ". It may or may not have been stored; send the same again, a repeat is recognised"
+    return Refusal(
+        code=code, message=message, retryable=retryable, retry_after_ms=RETRY_AFTER_MS if retryable else 0
+    )
+
+
+def not_leader(leader_id: str | None, leader: ListenerAddresses | None) -> Refusal:
+    """Return the refusal of a node that does not lead; without a known leader it is NO_QUORUM."""
+    if not leader_id:
+        return Refusal(
+            code=route_pb2.NO_QUORUM,
+            message="no leader is known: an election is on, or a majority of the nodes is down. See: ledgermq cluster status",
+            retryable=True,
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+    return Refusal(
+        code=route_pb2.NOT_LEADER,
+        message=f"this node does not lead; {leader_id} does. Nothing was stored",
+        retryable=True,
+        leader_id=leader_id,
+        leader_address=leader.log_address if leader is not None else "",
+    )

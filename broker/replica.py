@@ -1,0 +1,138 @@
+"""The broker's side of the Raft seam: applies committed entries, and tells everybody what that changed.
+
+Owns: the state, the leader's view while this node leads, the loading of cold queue units.
+Must not: judge entries (the state does) or wait while applying. An error while applying stops the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from ledgermq.proto.entry import EntryHeader
+from ledgermq.raft.types import LogIndex, NodeId, Term
+
+from .consume_queue import ColdRead
+from .effects import Effects
+from .leader_view import LeaderView
+from .leadership import Leadership
+from .polls import Polls
+from .produce import AppendPipeline
+from .state import BrokerState
+
+logger = logging.getLogger(__name__)
+
+HOUSEKEEPING_INTERVAL: Final = 1.0  # seconds
+
+
+class QueueFiles(Protocol):
+    """The part of ConsumeQueueFiles that is used here."""
+
+    def load(self, read: ColdRead) -> bytes: ...
+
+
+class Replica:
+    """Implements `ledgermq.raft.state_machine.StateMachine`. Call `attach` before the Raft node starts."""
+
+    def __init__(self, state: BrokerState, files: QueueFiles, leadership: Leadership, polls: Polls) -> None:
+        self.state = state
+        self.view: LeaderView | None = None
+        #: Why producing is refused at this node ("" = it is not): the disk is too full.
+        self.produce_refusal = ""
+        self._files = files
+        self._leadership = leadership
+        self._polls = polls
+        self._pipeline: AppendPipeline
+        self._now: Callable[[], int]
+        self._observers: list[Callable[[Effects], None]] = []
+        self._house: asyncio.TimerHandle | None = None
+
+    def attach(self, pipeline: AppendPipeline, now: Callable[[], int]) -> None:
+        """Give it the pipeline that waits for its effects, and the log time of a proposal made now (ms)."""
+        self._pipeline = pipeline
+        self._now = now
+
+    def observe(self, observer: Callable[[Effects], None]) -> None:
+        """Call `observer` with the effects of every applied entry."""
+        self._observers.append(observer)
+
+    # --- StateMachine ---------------------------------------------------------------------------------------
+    @property
+    def last_applied_index(self) -> LogIndex:
+        return LogIndex(self.state.applied_index)
+
+    def apply(self, entries: Sequence[tuple[EntryHeader, memoryview]]) -> None:
+        """Apply committed entries in order. Raises: StateError, CorruptError; the node then stops."""
+        for header, payload in entries:
+            effects = self.state.apply(header, payload)
+            if self.view is not None:
+                self.view.on_applied(header.index)
+            self._pipeline.on_applied(effects)
+            self._wake(effects)
+            for observer in self._observers:
+                observer(effects)
+
+    def _wake(self, effects: Effects) -> None:
+        polls = self._polls
+        if not polls.count:
+            return
+        for section in effects.sections:
+            polls.wake(("queue", section.topic_id, section.queue_id))
+            polls.wake(("topic", section.topic_id))
+        for _, topic_id in effects.released:
+            polls.wake(("topic", topic_id))
+        for topic in effects.deleted_topics:
+            polls.wake(("topic", topic.topic_id))
+
+    def on_leader_ready(self, term: Term, timestamp: int) -> None:
+        """Serve as leader from now on."""
+        self.view = LeaderView(self.state, term, timestamp)
+        self._pipeline.on_leader(self.view)
+        self._leadership.on_ready(term)
+        self._house = asyncio.get_running_loop().call_later(HOUSEKEEPING_INTERVAL, self._housekeeping)
+
+    def on_leader_lost(self, term: Term) -> None:
+        """Drop what only a leader knows; what waits is refused, what is proposed is Raft's to decide."""
+        self.view = None
+        if self._house is not None:
+            self._house.cancel()
+            self._house = None
+        self._pipeline.on_leader(None)
+        self._leadership.on_lost()
+        self._polls.wake("leader")
+
+    def on_leader_changed(self, leader_id: NodeId | None, term: Term) -> None:
+        """Another leader is known, or none."""
+        self._leadership.on_changed(leader_id, term)
+
+    # --- the leader's housekeeping --------------------------------------------------------------------------
+    def _housekeeping(self) -> None:
+        self.keep_house()
+        if self.view is not None:
+            self._house = asyncio.get_running_loop().call_later(HOUSEKEEPING_INTERVAL, self._housekeeping)
+
+    def keep_house(self) -> None:
+        """Propose what is due: lost sessions, deduplication windows."""
+        if self.view is None:
+            return
+        for command in self.view.housekeeping(self._now()):
+            self._pipeline.run(command)
+
+    # --- cold queue units -----------------------------------------------------------------------------------
+    def load_units(self, read: ColdRead) -> bytes:
+        """Read queue units from disk, on any thread."""
+        return self._files.load(read)
+
+    async def warm(self, reads: Sequence[Any]) -> None:
+        """Load queue units that memory and page cache do not have."""
+        for read in reads:
+            raw = await asyncio.to_thread(self._files.load, read)
+            self.state.queues.admit(read, raw)
+
+    async def units(self, topic_id: int, queue_id: int, offset: int, count: int) -> Any:
+        """Return queue units (UNIT_DTYPE), cut to what is stored. Raises: QueueNotFoundError."""
+        while isinstance(found := self.state.queues.lookup(topic_id, queue_id, offset, count), ColdRead):
+            await self.warm((found,))
+        return found

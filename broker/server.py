@@ -1,0 +1,289 @@
+"""One broker node: assembles Raft, state, pipeline and services, opens the ports, and closes all in order.
+
+Owns: the life of all parts. Must not: hold logic of its own.
+Stop: no new calls, drain what is under way, hand over the lead, flush, mark a clean stop.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+import grpc
+
+from ledgermq.proto.route_pb2 import ListenerAddresses, NodeInfo
+from ledgermq.raft.config import Member, RaftConfig
+from ledgermq.raft.errors import NotLeaderError, TransferFailedError
+from ledgermq.raft.files import RealFileSystem
+from ledgermq.raft.node import RaftNode
+from ledgermq.raft.types import NodeId
+
+from . import group_view
+from .admin_service import AdminService
+from .config import BrokerConfig, split_address
+from .consume_queue_files import ConsumeQueueFiles
+from .context import NodeContext
+from .effects import Effects
+from .forwarding import Forwarder
+from .http import HttpServer
+from .leader_calls import LeaderCalls
+from .leadership import Leadership
+from .listeners import Handlers, Listeners, PortError, check_port
+from .log_reader import LogReader
+from .log_service import LogService
+from .members import Members
+from .messaging_service import MessagingService
+from .messaging_telemetry import TelemetryStreams
+from .metrics import Metrics
+from .peers import Peers
+from .polls import Polls
+from .probes import Probes
+from .produce import AppendPipeline
+from .registration import Registration
+from .replica import Replica
+from .retention import Retention
+from .sessions import ClientsHere, session_of
+from .state import BrokerState
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that calls under way get at a stop.
+DRAIN_SECONDS: Final = 2.0
+DEFAULT_GROUP_POLICY: Final = (False, 17)
+
+
+def raft_config(config: BrokerConfig) -> RaftConfig:
+    """Return the settings of the consensus layer."""
+    return RaftConfig(
+        cluster_id=config.cluster,
+        group=config.group,
+        node_id=NodeId(config.node_id),
+        members=tuple(Member(NodeId(name), address) for name, address in config.voters.items()),
+        data_dir=config.data_dir,
+        bind=config.raft_bind,
+        rejoin=config.rejoin,
+        segment_size=config.segment_size,
+        flush=config.flush,
+        heartbeat_ms=config.heartbeat_ms,
+        election_ms_min=config.election_timeout_ms[0],
+        election_ms_max=config.election_timeout_ms[1],
+    )
+
+
+def own_info(config: BrokerConfig) -> NodeInfo:
+    """Return this node as it reports itself."""
+    listeners = [
+        ListenerAddresses(
+            name=each.name, messaging_address=each.messaging_advertise, log_address=each.log_advertise
+        )
+        for each in config.listener
+    ]
+    return NodeInfo(node_id=config.node_id, listeners=listeners, zone=config.zone, alive=True, voter=True)
+
+
+class BrokerNode:
+    """Use: `await start()`, `ready_line()`, `await wait_fatal()`, `await stop()`."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        self.node_id = config.node_id
+        self._metrics = Metrics()
+        self._leadership = Leadership(config.node_id)
+        self._polls = Polls()
+        files = RealFileSystem()
+        self._files = files
+        self._queue_files = ConsumeQueueFiles(files, config.data_dir / "consumequeue")
+        self._replica = Replica(BrokerState(), self._queue_files, self._leadership, self._polls)
+        self._members = Members(own_info(config), config.voters)
+        self._forwarder = Forwarder(config.node_id, config.voters)
+        self._handlers = _LateHandlers()
+        raft = raft_config(config)
+        self._raft = RaftNode(
+            raft, self._replica, rpc_handlers=(self._handlers,), registry=self._metrics.registry
+        )
+        pipeline = AppendPipeline(self._raft, raft.max_entry_size, self._metrics.commit_seconds.observe)
+        self._replica.attach(pipeline, self._raft.next_timestamp)
+        self._pipeline = pipeline
+        self._telemetry = TelemetryStreams(self._group_policy, self._sign_of_life)
+        self._clients = ClientsHere(self._telemetry.client_ids)
+        self._listeners = Listeners(config.listener, tls_front=config.tls_front)
+        self._started = False
+        self._context: NodeContext
+
+    # --- life -----------------------------------------------------------------------------------------------
+    async def start(self) -> None:
+        """Start everything. Raises: RaftError, PortError; nothing is left running then."""
+        self._check_ports()
+        await self._raft.start()
+        self._started = True
+        self._assemble()
+        self._peers.start()
+        self._retention.start()
+        await self._listeners.start(self._client_handlers)
+        await self._http.start(*split_address(self.config.http_bind))
+        self._registration.start()
+
+    def _check_ports(self) -> None:
+        """Name the port that is taken, before anything is opened. Raises: PortError."""
+        addresses = {"http_bind": self.config.http_bind}
+        for each in self.config.listener:
+            addresses |= {
+                f"listener {each.name} messaging_bind": each.messaging_bind,
+                f"listener {each.name} log_bind": each.log_bind,
+            }
+        taken: dict[str, str] = {}
+        for key, address in [*addresses.items(), ("raft_bind", self.config.raft_bind)]:
+            if address in taken and not address.endswith(":0"):
+                raise PortError(key, address, f"{taken[address]} has the same address")
+            taken[address] = key
+        for key, address in addresses.items():
+            check_port(key, address)
+
+    def _assemble(self) -> None:
+        """Build what stands on the running Raft node."""
+        self._context = NodeContext(
+            config=self.config,
+            raft=self._raft,
+            replica=self._replica,
+            pipeline=self._pipeline,
+            leadership=self._leadership,
+            members=self._members,
+            forwarder=self._forwarder,
+            calls=LeaderCalls(
+                self._leadership,
+                self._forwarder,
+                lambda result: self._metrics.forwards.labels(result).inc(),
+            ),
+            polls=self._polls,
+            reader=LogReader(self._raft.log),
+            telemetry=self._telemetry,
+            clients=self._clients,
+            metrics=self._metrics,
+        )
+        self._retention = Retention(
+            self._context,
+            disk_use=lambda: self._files.disk_use(self.config.data_dir),
+            floor=lambda: 0,
+            on_change=self._changed,
+        )
+        self._messaging = MessagingService(self._context)
+        self._log = LogService(self._context)
+        self._admin = AdminService(self._context, self._retention.clean)
+        self._peers = Peers(
+            self._members,
+            self._leadership,
+            self._forwarder,
+            self._clients.take,
+            self._on_clients,
+            self._silence_ms,
+            self._changed,
+        )
+        self._registration = Registration(
+            self.config.nameservers,
+            lambda: group_view.registration(self._context, f"{self._raft.status().incarnation:016x}"),
+            lambda: group_view.beat(self._context),
+        )
+        self._probes = Probes(self._context)
+        self._http = HttpServer(self._probes.routes())
+        self._leadership.add_listener(self._on_leadership)
+        self._replica.observe(self._on_effects)
+        self._handlers.set(
+            [
+                self._peers.handler(),
+                self._messaging.handlers(""),
+                self._admin.handlers(""),
+                self._log.handlers(""),
+            ]
+        )
+
+    async def stop(self) -> None:
+        """Refuse new calls, drain, hand over the lead, close everything."""
+        if not self._started:
+            return
+        await self._registration.stop()
+        await self._raft_hand_over()
+        self._polls.wake_all()
+        await self._listeners.stop(DRAIN_SECONDS)
+        await self._peers.stop()
+        await self._retention.stop()
+        await self._http.stop()
+        await self._forwarder.close()
+        await self._raft.stop(transfer=True)
+
+    async def _raft_hand_over(self) -> None:
+        """Hand over the lead first, so that calls under way are forwarded to the new leader instead of failing."""
+        if not self._raft.is_leader or len(self.config.voters) == 1:
+            return
+        try:
+            leader = await self._raft.transfer_leadership()
+            logger.info("lead handed over to=%s", leader)
+        except (TransferFailedError, NotLeaderError) as error:
+            logger.warning("lead not handed over reason=%s", error)
+
+    async def wait_fatal(self) -> str:
+        """Wait for a fault; return why."""
+        return await self._raft.wait_fatal()
+
+    def ready_line(self) -> str:
+        """Return the line that tells whoever started the process where everything is."""
+        config, first = self.config, self.config.listener[0]
+        return (
+            f"ready node={config.node_id} group={config.group} messaging={first.messaging_bind} "
+            f"log={first.log_bind} raft={config.raft_bind} http={config.http_bind}"
+        )
+
+    # --- what the parts ask and tell ------------------------------------------------------------------------
+    def _client_handlers(self, listener: str) -> tuple[Handlers, Handlers]:
+        return (
+            [self._log.handlers(listener), self._admin.handlers(listener)],
+            [self._messaging.handlers(listener)],
+        )
+
+    def _group_policy(self, name: str) -> tuple[bool, int]:
+        group = self._replica.state.groups.find(name)
+        return (group.fifo, group.max_attempts) if group is not None else DEFAULT_GROUP_POLICY
+
+    def _sign_of_life(self, client_id: str) -> None:
+        self._clients.heard(client_id)
+        if self._replica.view is not None:
+            self._on_clients([client_id])
+
+    def _on_clients(self, client_ids: Any) -> None:
+        """Leader: clients of any node show signs of life."""
+        view = self._replica.view
+        if view is not None:
+            now = self._raft.next_timestamp()
+            for client_id in client_ids:
+                view.session_seen(session_of(client_id), now)
+
+    def _silence_ms(self) -> dict[str, int | None]:
+        peers = self._raft.status().peers
+        return {str(peer.node_id): 0 if peer.connected else peer.last_contact_ms for peer in peers}
+
+    def _changed(self) -> None:
+        self._registration.changed()
+
+    def _on_leadership(self) -> None:
+        self._registration.changed()
+
+    def _on_effects(self, effects: Effects) -> None:
+        if effects.topics_changed:
+            self._registration.changed()
+
+
+class _LateHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """Handlers of the Raft port: it opens before the services exist, and they are set when they do."""
+
+    def __init__(self) -> None:
+        self._handlers: list[Any] = []
+
+    def set(self, handlers: list[Any]) -> None:
+        self._handlers = handlers
+
+    def service(self, details: Any) -> Any:
+        """Return the handler of a call, None when there is none (yet)."""
+        for handler in self._handlers:
+            found = handler.service(details)
+            if found is not None:
+                return found
+        return None
