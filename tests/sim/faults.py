@@ -1,6 +1,6 @@
 """What goes wrong in a run. Every rate is drawn per seed from a wide range, and whole classes are switched off.
 
-Fault classes: crash (torn flush), restart of all, pause, wiped disk, failing disk, slow disk, loss, repetition,
+Fault classes: crash (torn flush), crash while a vote is being written, trouble for every new leader (figure 8), restart of all, pause, wiped disk, failing disk, slow disk, loss, repetition,
 stragglers, cuts (isolation, split, one way, chain), clock rates, false hints, hand-overs, resignations, compaction.
 """
 
@@ -50,12 +50,23 @@ class Faults:
                 self.mean_ms[name] = mean
         if "wipe" in self.mean_ms:
             self.mean_ms.pop("compact", None)  # an empty node below the first retained entry needs a reset
+        self.crash_in_vote = self.rng.choice((0.0, 0.0, 0.2))
+        self.harass_leaders = self.rng.choice((0.0, 0.0, 0.8))
+        self.harass_ms = self.rng.choice((30, 200, 1000))
         self.mean_ms["propose"] = self.rng.choice((15, 40, 150))
         self.mean_ms["read"] = self.rng.choice((100, 500))
         self._draw_network()
-        if self.rng.random() < 0.3:
-            for node in world.nodes.values():
-                node.tick_us = int(10_000 / self.rng.uniform(0.5, 2.0))
+        if self.rng.random() < 0.25:
+            self._prefer_figure_8()
+        self.skews_clocks = self.rng.random() < 0.3
+
+    def _prefer_figure_8(self) -> None:
+        """One entry per message, and no leader lives long: tails of several terms meet (paper, figure 8)."""
+        self.world.limits["max_append_bytes"] = self.world.limits["max_inflight_messages"] = 1
+        self.harass_leaders, self.harass_ms = 0.9, self.rng.choice((30, 200))
+        self.mean_ms = {"propose": 20, "read": 500}
+        self.world.network.loss = self.rng.choice((0.0, 0.1))
+        self.world.network.delay_us = self.rng.choice(((200, 20_000), (1000, 40_000)))
 
     def start(self) -> None:
         for name in self.mean_ms:
@@ -78,6 +89,30 @@ class Faults:
         if self.active:
             self._again(kind)
 
+    def draw_tick_us(self) -> int:
+        """How long a node believes 10 ms to be."""
+        return int(10_000 / self.rng.uniform(0.5, 2.0)) if self.skews_clocks else 10_000
+
+    def on_vote_write(self, node: SimNode) -> None:
+        """A node writes its term and vote: power may go before that is done, or just after."""
+        if self.active and self.crash_in_vote and self.rng.random() < self.crash_in_vote:
+            self.world.later(self.rng.randint(1, node.disk.delay_us[1]), node.name, "crash")
+
+    def on_leader(self, node: SimNode) -> None:
+        """A node won: it may die, or be left with a minority, before its first entries are everywhere."""
+        if self.active and self.harass_leaders and self.rng.random() < self.harass_leaders:
+            kind = self.rng.choice(("crash", "isolate"))
+            self.world.later(self.rng.randint(1, self.harass_ms) * MS, node.name, kind)
+
+    def isolate(self, node: SimNode) -> None:
+        """Cut a node, and perhaps one other with it, from the rest."""
+        others = [name for name in self.world.names if name != node.name]
+        self.rng.shuffle(others)
+        keep = self.rng.randint(0, len(others) // 2)
+        self.world.network.heal()
+        self.world.network.cut([node.name, *others[:keep]], others[keep:])
+        self.world.later(self.rng.randint(500, 1500) * MS, "", "heal")
+
     def heal_a_majority(self) -> list[SimNode]:
         """End the faults of a majority (at times of all); what is cut or down elsewhere stays so."""
         world = self.world
@@ -95,7 +130,7 @@ class Faults:
             node.disk.delay_us = (100, 2000)
             node.tick_us = 10_000
             if node.up and node.core.fault is not None:
-                self._kill(node)
+                self.kill(node)
             node.paused_until = min(node.paused_until, world.now)
         for node in core:
             if not node.up:
@@ -108,7 +143,7 @@ class Faults:
             how = self.rng.randint(0, 3)
             node = self.world.nodes[name]
             if how == 0 and node.up:
-                self._kill(node)
+                self.kill(node)
             elif how == 1:  # it cannot be heard, but hears
                 self.world.network.cut([name], core, both_ways=False)
             elif how == 2:  # it hears nothing, but can be heard: the disruptive one
@@ -166,11 +201,11 @@ class Faults:
     def _crash(self) -> None:
         node = self._any_running()
         if node is not None:
-            self._kill(node)
+            self.kill(node)
 
     def _restart_all(self) -> None:
         for node in self._running():
-            self._kill(node)
+            self.kill(node)
 
     def _pause(self) -> None:
         node = self._any_running()
@@ -184,7 +219,7 @@ class Faults:
             return
         node = self._any_running()
         if node is not None:
-            self._kill(node)
+            self.kill(node)
             node.wipe()
             self.world.invariants.on_wipe(node)
 
@@ -230,7 +265,7 @@ class Faults:
             node.core.link_down(peer, refused=self.rng.random() < 0.5)
             node.pump()
 
-    def _kill(self, node: SimNode) -> None:
+    def kill(self, node: SimNode) -> None:
         self.crashes += 1
         node.crash()
         self.world.later(self.rng.choice((1, 50, 400, 3000)) * MS, "", "restart")

@@ -147,6 +147,7 @@ class SimNode:
                 invariants.on_leader(self, event)
                 assert event.noop_index == self.log.last + 1
                 self._append_own(event.term, 0)
+                self.world.faults.on_leader(self)
             elif isinstance(event, CaughtUp):
                 self.world.later(1000, self.name, "promote")
         if output.persist is not None:
@@ -173,6 +174,7 @@ class SimNode:
         if persist.hard_state is not None:
             assert isinstance(persist.hard_state, HardState)
             steps.append(persist.hard_state)
+            self.world.faults.on_vote_write(self)
         if persist.truncate_from is not None:
             self.world.invariants.on_truncate(self, persist.truncate_from)
             self.log.truncate_from(persist.truncate_from)

@@ -72,9 +72,10 @@ class World:
         self._number = 0
         self.nodes: dict[str, SimNode] = {}
         self.invariants = Invariants(self.nodes)
+        self.faults = Faults(self)
         for name in self.names:
             self.nodes[name] = SimNode(self, name, core_class)
-        self.faults = Faults(self)
+            self.nodes[name].tick_us = self.faults.draw_tick_us()
         for name in self.names:
             self._schedule_tick(self.nodes[name])
 
@@ -84,6 +85,10 @@ class World:
         self.faults.start()
         self._until(SAFETY_US)
         core = self.faults.heal_a_majority()
+        self._heap = [
+            event for event in self._heap if event[4] != "message"
+        ]  # no straggler disturbs what follows
+        heapq.heapify(self._heap)
         self._settle(core)
         self._stay_steady(core)
         return Result(
@@ -172,6 +177,14 @@ class World:
         elif kind == "cold":
             node.ship(payload)
             node.pump()
+        elif kind == "crash":
+            if self.faults.active:
+                self.faults.kill(node)
+            return
+        elif kind == "isolate":
+            if self.faults.active:
+                self.faults.isolate(node)
+            return
         elif kind == "promote":
             node.core.promote_to_voter()
             node.pump()
