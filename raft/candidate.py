@@ -62,6 +62,11 @@ def on_request_vote_reply(state: CoreState, message: RequestVoteReply) -> None:
         return
     state.votes[message.from_] = message.granted
     _count(state)
+    if state.role is Role.CANDIDATE and not message.granted:
+        # Votes are split, and who is missing may be dead and never answer: do not sit out the whole timeout. The
+        # next campaign starts with a pre-vote, so this cannot raise the term without a chance to win.
+        soon = state.elapsed + state.rng.randrange(1, max(2, state.config.election_ticks_min // 2))
+        state.timeout = min(state.timeout, soon)
 
 
 def tick(state: CoreState) -> bool:
