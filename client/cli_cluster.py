@@ -17,7 +17,6 @@ import typer
 from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from ledgermq.proto import admin_pb2 as pb
@@ -28,6 +27,7 @@ from . import status_report
 from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, out, print_error, print_json, run
 from .errors import BrokerUnreachableError, LedgerMQError, NameserversDownError, UsageError, error_of
 from .status_report import GroupAnswers, GroupReport, Verdict
+from .text_table import text_table
 
 _ASK_SECONDS = 2.0
 _POLL_SECONDS = 0.25
@@ -282,7 +282,7 @@ async def _transfer(nameserver: str, nodes: list[str], to_node: str) -> pb.Trans
 
 def _print(reports: list[GroupReport], failure: LedgerMQError | None) -> None:
     for each in reports:
-        out.print(_render(each))
+        out.print(_render(each), soft_wrap=True)
     if failure is not None:
         print_error(str(failure))
 
@@ -290,10 +290,6 @@ def _print(reports: list[GroupReport], failure: LedgerMQError | None) -> None:
 def _render(report: GroupReport) -> Group:
     head = Text(report.headline(), style="bold")
     head.highlight_words([report.verdict.text], style=_COLOURS[report.verdict])
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in status_report.COLUMNS:
-        justify = "right" if column.endswith(">") else "left"
-        table.add_column(column.rstrip(">"), justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for row in report.rows:
-        table.add_row(*(escape(cell) for cell in status_report.cells(row)))
-    return Group(head, table, *(Text(note) for note in report.notes))
+    first, *lines = text_table(status_report.COLUMNS, [status_report.cells(row) for row in report.rows])
+    notes = [Text(note) for note in report.notes]
+    return Group(head, Text(first, style="bold"), *map(Text, lines), *notes)

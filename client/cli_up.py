@@ -14,10 +14,11 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from .cli_output import DEFAULT_NAMESERVER, out, print_table
+from .cli_output import DEFAULT_NAMESERVER, out
 from .errors import UsageError
 from .local_cluster import LocalCluster, LocalPlan, require_server
 from .local_processes import ServerProcess, signals_as_interrupt
+from .text_table import text_table
 
 MAX_NODES = 5
 _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -101,11 +102,12 @@ def _become(module: str, arguments: list[str]) -> None:
 def _print_cluster(cluster: LocalCluster, plan: LocalPlan) -> None:
     rows = [
         (name, str(cluster.nodes[name].pid), f"127.0.0.1:{p.messaging}", f"127.0.0.1:{p.log}",
-         f"127.0.0.1:{p.raft}", f"http://127.0.0.1:{p.http}/metrics")
+         f"127.0.0.1:{p.raft}", f"127.0.0.1:{p.http}")
         for name, p in plan.nodes.items()
     ]  # fmt: skip
     out.print(f"\nnameserver   {plan.nameserver}")
-    print_table(("NODE", "PID", "MESSAGING (official clients)", "LOG, ADMIN", "RAFT", "HTTP"), rows)
+    for line in text_table(("NODE", "PID>", "OFFICIAL CLIENTS", "LOG, ADMIN", "RAFT", "HTTP"), rows):
+        out.print(escape(line))
     out.print("\nNext, in another terminal:")
     if plan.nameserver != DEFAULT_NAMESERVER:
         out.print(f"  export LEDGERMQ_NAMESERVER={plan.nameserver}")
