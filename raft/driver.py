@@ -47,6 +47,7 @@ from .outputs import (
     Output,
     Persist,
     ReadReady,
+    Role,
     SteppedDown,
 )
 from .proposals import PendingProposals
@@ -104,6 +105,7 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._batch: WireBatch | None = None  # entries of the AppendEntries that is being stepped
         self._pump_scheduled = False
+        self._promised_timestamp = 0  # what `next_timestamp` said since the last pump
         self._after: deque[Callable[[], None]] = deque()
         self._reading: dict[NodeId, asyncio.Task[None]] = {}  # cold reads for followers that are far behind
         self._last_read: tuple[LogIndex, LogIndex, int, int, bytes] | None = (
@@ -131,7 +133,7 @@ class Driver:
             section_count=section_count,
             index=answer.first_index,
             term=answer.term,
-            timestamp=self.lead_timestamp(),
+            timestamp=self.next_timestamp(),
         )
         proposal = Proposal(header, self._loop.create_future())
         self.proposals.append(proposal)
@@ -141,8 +143,15 @@ class Driver:
             self._loop.call_soon(self.settle)
         return proposal
 
-    def lead_timestamp(self) -> int:
-        """Log time (ms) for an entry that this leader makes now."""
+    def next_timestamp(self) -> int:
+        """Log time (ms): on the leader exactly what a proposal gets that is made in the same turn of the loop."""
+        if self.core.role is not Role.LEADER:
+            return self.log_time.estimate(time.time() * 1000, time.monotonic() * 1000)
+        if not self._promised_timestamp:
+            self._promised_timestamp = self._lead_timestamp()
+        return self._promised_timestamp
+
+    def _lead_timestamp(self) -> int:
         return self.log_time.lead(time.time() * 1000, time.monotonic() * 1000)
 
     def on_frame(self, peer: NodeId, frame: bytes) -> Hello | None:
@@ -194,6 +203,7 @@ class Driver:
     def pump(self) -> None:
         """Carry out everything that the core has decided."""
         self._pump_scheduled = False
+        self._promised_timestamp = 0
         poll = self.core.poll
         while not self.closed and (output := poll()) is not None:
             self._carry_out(output)
@@ -240,7 +250,7 @@ class Driver:
                 section_count=0,
                 index=event.noop_index,
                 term=event.term,
-                timestamp=self.lead_timestamp(),
+                timestamp=self._lead_timestamp(),
             )
         except RaftError as error:
             self._owner.on_fault(f"the first entry of term {event.term} cannot be stored: {error}")
@@ -289,7 +299,7 @@ class Driver:
             self._send_entries(message)
             return
         if type(message) is Heartbeat:
-            message = replace(message, log_time_ms=self.lead_timestamp())
+            message = replace(message, log_time_ms=self._lead_timestamp())
         self._links[message.to].control.put(message)
 
     def _send_entries(self, message: AppendEntries) -> None:

@@ -44,6 +44,12 @@ class LogTime:
         self._value, self._at_ms = float(timestamp), monotonic_ms
         self.offset_ms = wall_ms - timestamp
 
+    def estimate(self, wall_ms: float, monotonic_ms: float) -> int:
+        """Return what log time is now, without leading: what a follower may use for its own decisions."""
+        if self._value is None:
+            return max(self._floor, int(wall_ms))
+        return max(self._floor, int(self._value + max(0.0, monotonic_ms - self._at_ms)))
+
     def lead(self, wall_ms: float, monotonic_ms: float) -> int:
         """Advance log time as the leader and return it: the timestamp of the next entry or heartbeat.
 

@@ -253,8 +253,8 @@ class RaftNode:
         return self._driver.propose(parts, section_count)
 
     def next_timestamp(self) -> int:
-        """Log time (ms) that a proposal made now would get at least."""
-        return self._driver.lead_timestamp()
+        """Log time (ms). On the leader exactly what a proposal gets that is made in the same turn of the loop."""
+        return self._driver.next_timestamp()
 
     def next_physical_offset(self, payload_size: int) -> int:
         """Where the entry of a proposal made now would start."""
@@ -465,7 +465,7 @@ class RaftNode:
         """Entries were applied: perhaps the no-op that opens this node's term."""
         if self._ready_term is None and self._noop_index and self._applier.applied_index >= self._noop_index:
             self._ready_term = self._core.term
-            term, now = self._core.term, self._driver.lead_timestamp()
+            term, now = self._core.term, self._driver.next_timestamp()
             self._guarded(lambda: self._state_machine.on_leader_ready(term, now))
         self._rights.advance()
 

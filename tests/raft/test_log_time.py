@@ -53,6 +53,14 @@ def test_a_timestamp_is_never_below_one_that_was_observed() -> None:
     assert clock.lead(wall_ms=0, monotonic_ms=1) == 100_000
 
 
+def test_an_estimate_goes_on_from_the_leaders_time_and_changes_nothing() -> None:
+    clock = LogTime()
+    clock.observe(100_000, wall_ms=200_000, monotonic_ms=0)
+    assert clock.estimate(wall_ms=200_500, monotonic_ms=500) == 100_500
+    assert clock.floor == 100_000
+    assert LogTime().estimate(wall_ms=7, monotonic_ms=0) == 7
+
+
 @given(st.lists(st.tuples(st.floats(0, 1e12), st.floats(0, 1e6)), min_size=1, max_size=50))
 def test_timestamps_never_decrease_whatever_the_clocks_do(steps: list[tuple[float, float]]) -> None:
     clock, monotonic, last = LogTime(), 0.0, -1

@@ -62,6 +62,19 @@ def test_proposals_of_one_turn_commit_together_in_order(tmp_path: Path) -> None:
     run(Cluster(tmp_path), scenario)
 
 
+def test_the_announced_place_and_time_are_those_of_the_next_proposal(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        node = cluster.nodes[await cluster.leader()]
+        for size in (10, SEGMENT // 5, SEGMENT // 5, SEGMENT // 5, SEGMENT // 5, SEGMENT // 5):
+            place, now = node.next_physical_offset(size), node.next_timestamp()
+            proposal = node.propose([bytes(size)], 1)
+            assert (proposal.physical_offset, proposal.timestamp) == (place, now)
+            await proposal.committed
+
+    run(Cluster(tmp_path, ["n1"]), scenario)
+
+
 def test_a_follower_refuses_proposals_and_names_the_leader(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.start()
