@@ -110,9 +110,12 @@ def dump_chunks(point: DumpPoint) -> Generator[Chunk, None, None]:
             notes.add(chunk, start)
             yield chunk
     for queue in point.queues or ():
+        end = queue.begin
         for chunk in _copy_queue(queue, point.commit_offset):
             notes.sizes[chunk.path] = chunk.offset + len(chunk.data)
+            end += len(chunk.data) // QUEUE_UNIT_SIZE
             yield chunk
+        notes.queues.append([queue.topic, queue.topic_id, queue.queue_id, queue.begin, end])
     yield Chunk(MANIFEST, 0, (json.dumps(_manifest(point, notes), indent=1) + "\n").encode())
 
 
@@ -122,6 +125,7 @@ class _Notes:
 
     sizes: dict[str, int] = field(default_factory=dict)
     checksums: dict[int, list[int]] = field(default_factory=dict)  # block start -> [size, crc32c]
+    queues: list[list[str | int]] = field(default_factory=list)  # [topic, topic id, queue id, begin, end]
     points: list[tuple[int, int]] = field(default_factory=list)  # (index, offset), about every BLOCK_SIZE
     next_header: int = 0
     _carry: bytes = b""
@@ -231,6 +235,7 @@ def _manifest(point: DumpPoint, notes: _Notes) -> dict[str, object]:
         "end_offset": point.end_offset,
         "log_time_ms": point.log_time_ms,
         "consume_queues": queues,
+        "queues": notes.queues,
         "files": [{"path": path, "size": size} for path, size in notes.sizes.items()],
         "index_points": notes.points,
         "checksums": [[start, size, crc] for start, (size, crc) in notes.checksums.items()],

@@ -25,6 +25,11 @@ class QueueFiles:
     files: list[tuple[int, int, Path]] = field(default_factory=list)
 
     @property
+    def begin(self) -> int:
+        """Queue offset of the first unit; what is below was deleted by retention."""
+        return min((start // UNIT_SIZE for start, _, _ in self.files), default=0)
+
+    @property
     def end(self) -> int:
         """Queue offset behind the last unit."""
         return max(((start + size) // UNIT_SIZE for start, size, _ in self.files), default=0)
@@ -64,23 +69,25 @@ def check_consume_queues(
 ) -> Iterator[Finding]:
     """Compare each run of `table` with the units on disk; yield one finding for each run that differs.
 
+    A queue without files is left to the manifest's checks: its topic may be deleted.
     `complete`: the dump claims to hold the queues up to its commit point. Without it (a stopped node) the units
     behind a queue's end are not missing: a node rebuilds them from the log when it starts.
     """
     for run in runs:
-        if not run.units:
+        files = queues.get((run.topic_id, run.queue_id))
+        if files is None or not run.units:
             continue
-        wanted = np.concatenate(run.units)
-        files = queues.get((run.topic_id, run.queue_id), QueueFiles())
+        base = max(run.base, files.begin)
+        wanted = np.concatenate(run.units)[base - run.base :]
         if not complete:
-            wanted = wanted[: max(0, files.end - run.base)]
-        found = files.read(run.base, run.base + len(wanted))
+            wanted = wanted[: max(0, files.end - base)]
+        found = files.read(base, base + len(wanted))
         if found.tobytes() == wanted.tobytes():
             continue
         wrong = np.flatnonzero(found != wanted)
         first = int(wrong[0])
-        name = f"topic {run.topic_id} queue {run.queue_id} offset {run.base + first:,}"
-        if run.base + first >= files.end:
+        name = f"topic {run.topic_id} queue {run.queue_id} offset {base + first:,}"
+        if base + first >= files.end:
             text = f"{name}: the consume queue ends before it"
         else:
             text = f"{name}: the consume queue says {_text(found[first])}, the log {_text(wanted[first])}"

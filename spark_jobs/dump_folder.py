@@ -31,6 +31,17 @@ class SegmentFile:
     path: str
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class QueueClaim:
+    """A queue as the node knows it: it holds the messages [begin, end). A deleted topic has none."""
+
+    topic: str
+    topic_id: int
+    queue_id: int
+    begin: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class NodeDump:
     """One node's dump. Offsets are physical; what is claimed comes from the manifest, `segments` from the folder."""
@@ -50,6 +61,7 @@ class NodeDump:
     end_offset: int  # behind the last byte that was dumped
     queues_complete: bool
     has_queues: bool
+    queues: tuple[QueueClaim, ...]
     index_points: tuple[tuple[int, int], ...]  # (index, offset) about every 4 MiB
     checksums: dict[int, tuple[int, int]]  # start of a block of raw bytes -> (size, crc32c)
     file_sizes: dict[str, int]  # path below the folder -> bytes
@@ -148,6 +160,10 @@ def _node_dump(folder: Path, fields: dict[str, Any]) -> NodeDump:
         end_offset=int(fields["end_offset"]),
         queues_complete=bool(fields["consume_queues"] == "complete"),
         has_queues=bool(fields["consume_queues"] != "none"),
+        queues=tuple(
+            QueueClaim(str(topic), int(topic_id), int(queue_id), int(begin), int(end))
+            for topic, topic_id, queue_id, begin, end in fields["queues"]
+        ),
         index_points=tuple((int(index), int(offset)) for index, offset in fields["index_points"]),
         checksums={int(start): (int(size), int(crc)) for start, size, crc in fields["checksums"]},
         file_sizes={str(file["path"]): int(file["size"]) for file in fields["files"]},

@@ -48,14 +48,39 @@ def check_group(dumps: Sequence[NodeDump]) -> Iterator[Finding]:
     yield from _odd_manifests(dumps, sizes, Kind.SEGMENT_SIZE, "segment size")
 
 
+def check_states(dumps: Sequence[NodeDump], findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Compare the queues that nodes know: state is a function of the log, so nodes that are equally far agree.
+
+    Nodes with errors are left out: their state may follow from what was found already.
+    """
+    faulty = {name for f in findings if f.severity is Severity.ERROR for name in f.node.split(" and ")}
+    by_commit: dict[int, list[NodeDump]] = defaultdict(list)
+    for dump in dumps:
+        if dump.has_queues and dump.queues_complete and dump.node not in faulty:
+            by_commit[dump.commit_index].append(dump)
+    for equal in by_commit.values():
+        claims = {dump.node: _queues_text(dump) for dump in equal}
+        yield from _odd_manifests(equal, claims, Kind.CONSUME_QUEUE, "queues and their ends")
+
+
+def _queues_text(dump: NodeDump) -> str:
+    return ", ".join(
+        f"{queue.topic}@{queue.topic_id}/{queue.queue_id}:{queue.end}" for queue in sorted(dump.queues)
+    )
+
+
 def _odd_manifests(
     dumps: Sequence[NodeDump], values: Mapping[str, str], kind: Kind, what: str
 ) -> Iterator[Finding]:
     usual, odd = odd_ones(values)
     for node in odd:
-        others = f"the others say {usual}" if usual else "the nodes do not agree"
-        text = f"{what}: {node} says {values[node]}, {others}"
+        others = f"the others say {_short(usual)}" if usual is not None else "the nodes do not agree"
+        text = f"{what}: {node} says {_short(values[node])}, {others}"
         yield Finding(node, NO_INDEX, NO_INDEX, kind, Severity.ERROR, text)
+
+
+def _short(text: str) -> str:
+    return f"{text[:200]}..." if len(text) > 200 else text or "nothing"
 
 
 def odd_ones(values: Mapping[str, str]) -> tuple[str | None, list[str]]:

@@ -6,12 +6,13 @@ entries.   Must not: compare nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from .consume_queue_checks import list_queues
 from .dump_folder import MANIFEST, NodeDump
 from .entry_checks import Edge, Where, check_seam
 from .findings import NO_INDEX, Finding, Kind
@@ -78,6 +79,26 @@ def check_node(dump: NodeDump, slices: Sequence[SliceResult]) -> list[Finding]:
             )
         )
     return found
+
+
+def check_queue_ends(dump: NodeDump, log_ends: Mapping[tuple[int, int], int]) -> Iterator[Finding]:
+    """Compare where each queue ends for the node with the last message that its log holds."""
+    where = _where(dump, MANIFEST)
+    files = list_queues(Path(dump.folder))
+    for queue in dump.queues:
+        key = (queue.topic_id, queue.queue_id)
+        name = f'topic "{queue.topic}" queue {queue.queue_id}'
+        in_files = files[key].end if key in files else queue.begin
+        if in_files != queue.end:
+            text = f"{name}: the files end at offset {in_files:,}, the manifest says {queue.end:,}"
+            yield where.finding(Kind.MANIFEST, NO_INDEX, NO_INDEX, text)
+        log_end = log_ends.get(key)
+        if log_end is None and dump.first_index > 1:
+            continue  # retention deleted its last message with the segment
+        log_end = queue.begin if log_end is None else log_end
+        if queue.end > log_end or (queue.end < log_end and dump.queues_complete):
+            text = f"{name}: the consume queue ends at offset {queue.end:,}, the log at {log_end:,}"
+            yield where.finding(Kind.CONSUME_QUEUE, NO_INDEX, NO_INDEX, text)
 
 
 def name_lost_indexes(findings: Sequence[Finding], slices: Sequence[SliceResult]) -> list[Finding]:

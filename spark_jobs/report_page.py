@@ -23,7 +23,7 @@ MAX_ROWS: Final = 500
 _LEFT, _RIGHT, _ROW, _TOP = 92.0, 1080.0, 46.0, 30.0
 _THINNEST: Final = 4.0
 
-_REPLACE: Final = "Give the node a clean copy from the others: start it with `ledgermq broker --rejoin`."
+_REPLACE: Final = "Give the node a clean copy from the others: start it with ledgermq broker --rejoin."
 _BUG: Final = "No broken disk does this by itself: keep the dumps and report it."
 ADVICE: Final = {
     Kind.CRC: f"Bytes changed on their way or on the disk. {_REPLACE}",
@@ -39,7 +39,7 @@ ADVICE: Final = {
     Kind.MISSING_RANGE: f"Part of the log is gone. {_REPLACE}",
     Kind.MISSING_SEGMENT: f"A file is gone. Is the dump complete? Otherwise: {_REPLACE}",
     Kind.DIVERGENCE: f"Two replicas hold different intact entries at one index. {_BUG}",
-    Kind.MANIFEST: "The dump contradicts itself. Take it again: `ledgermq dump`.",
+    Kind.MANIFEST: "The dump contradicts itself. Take it again: ledgermq dump.",
     Kind.SEGMENT_SIZE: "All nodes of a group are made with one segment size. Re-seed the odd one.",
     Kind.CHANGED_DUMP: "This copy was changed after it was taken. Take the dump again.",
     Kind.MISSING_VOTER: "Take a dump of that node as well, into the same folder.",

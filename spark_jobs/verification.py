@@ -6,16 +6,22 @@ Owns: the order of the stages and what each hands to the next. Must not: print, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from .agreement import Comparison, ScanResult, blocks_to_drill
-from .consume_queue_checks import list_queues
 from .dump_folder import DEFAULT_SLICE_SIZE, NodeDump, find_dumps
-from .findings import NO_INDEX, Finding, Kind, Severity, merge_repeats
-from .group_checks import attribute_changes, check_group, edge_blocks, explain_blocks, find_divergences
-from .node_checks import check_node, name_lost_indexes, totals
+from .findings import Finding, Kind, merge_repeats
+from .group_checks import (
+    attribute_changes,
+    check_group,
+    check_states,
+    edge_blocks,
+    explain_blocks,
+    find_divergences,
+)
+from .node_checks import check_node, check_queue_ends, name_lost_indexes, totals
 from .report_files import write_report
 from .verdict import Verdict, make_verdict
 
@@ -60,6 +66,7 @@ def verify(
         findings += find_divergences(stage("drill", lambda: comparison.differing_entries(drilled)))
         findings = attribute_changes(findings)
         findings += explain_blocks(differing, findings)
+        findings += check_states(dumps, findings)
         sums = {dump.node: totals(scanned.slices.get(dump.node, [])) for dump in dumps}
         verdict = make_verdict(
             str(folder), dumps, sums, merge_repeats(findings, MAX_REPORTED),
@@ -90,15 +97,5 @@ def _queue_findings(
     found = [finding for finding in queues.breaks if finding.node not in damaged]
     for dump in dumps:
         if dump.has_queues and dump.node not in damaged:
-            found += _queues_behind_log(dump, queues.ends.get(dump.node, {}))
+            found += check_queue_ends(dump, queues.ends.get(dump.node, {}))
     return found
-
-
-def _queues_behind_log(dump: NodeDump, ends: dict[tuple[int, int], int]) -> Iterator[Finding]:
-    for key, files in list_queues(Path(dump.folder)).items():
-        end = ends.get(key)
-        if end is None and dump.first_index > 1:
-            continue  # its messages were deleted by retention, the units may still be there
-        if files.end > (end or 0):
-            text = f"topic {key[0]} queue {key[1]}: {files.end - (end or 0):,} units behind the last message in the log"
-            yield Finding(dump.node, NO_INDEX, NO_INDEX, Kind.CONSUME_QUEUE, Severity.ERROR, text)

@@ -1,0 +1,26 @@
+"""The zip for executors: complete, and importable without anything else of LedgerMQ."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from ledgermq.spark_jobs.package import build_package
+
+
+def test_executor_modules_import_from_the_zip_alone(tmp_path: Path) -> None:
+    target = tmp_path / "ledgermq-spark.zip"
+    assert build_package(target) == target.stat().st_size
+    code = (
+        f"import sys; sys.path.insert(0, {str(target)!r}); import ledgermq.spark_jobs.scan as scan;"
+        f"assert {str(target)!r} in scan.__file__, scan.__file__;"
+        "assert not [m for m in sys.modules if m.startswith(('grpc', 'google', 'pyspark', 'ledgermq.broker'))]"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=tmp_path)
+
+
+def test_the_template_is_in_the_zip(tmp_path: Path) -> None:
+    build_package(tmp_path / "x.zip")
+    assert "ledgermq/spark_jobs/report.html.j2" in zipfile.ZipFile(tmp_path / "x.zip").namelist()

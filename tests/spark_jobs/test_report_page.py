@@ -1,0 +1,72 @@
+"""The report page and the console: what a person sees."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from ledgermq.spark_jobs.dump_folder import find_dumps
+from ledgermq.spark_jobs.findings import Finding, Kind, Severity
+from ledgermq.spark_jobs.node_checks import totals
+from ledgermq.spark_jobs.report_page import ADVICE, draw_logs, human_bytes, render_page
+from ledgermq.spark_jobs.verdict import Verdict, make_verdict
+from ledgermq.spark_jobs.verify import main, print_verdict
+
+from .dump_maker import make_dumps
+from .local_scan import scan_node
+
+
+def make_result(tmp_path: Path, *findings: Finding) -> Verdict:
+    make_dumps(tmp_path / "dumps")
+    dumps = find_dumps(tmp_path / "dumps")
+    sums = {dump.node: totals(scan_node(Path(dump.folder))[1]) for dump in dumps}
+    return make_verdict(str(tmp_path / "dumps"), dumps, sums, findings, strict=False, seconds=1.5)
+
+
+def crc(detail: str = "stored checksum") -> Finding:
+    return Finding("n1", 70_000, 1044, Kind.CRC, Severity.ERROR, detail, 70_500, path="commitlog/x")
+
+
+def test_the_page_needs_no_network_and_says_the_verdict(tmp_path: Path) -> None:
+    page = render_page(make_result(tmp_path))
+    assert "CONSISTENT" in page and "INCONSISTENT" not in page
+    assert "3 replicas identical to index 60" in page
+    assert "http:" not in page and "https:" not in page and "<script" not in page
+
+
+def test_foreign_text_is_escaped(tmp_path: Path) -> None:
+    page = render_page(make_result(tmp_path, crc("<script>alert(1)</script>")))
+    assert "<script>" not in page and "&lt;script&gt;" in page
+
+
+def test_each_node_has_a_row_and_damage_is_drawn_where_it_is(tmp_path: Path) -> None:
+    drawing = draw_logs(make_result(tmp_path, crc()))
+    assert [track.node for track in drawing.tracks] == ["n1", "n2", "n3"]
+    (damaged,) = [bar for bar in drawing.tracks[0].bars if bar.css == "damaged"]
+    assert 92 < damaged.x < 1080 and damaged.width >= 4
+    assert all(bar.css == "agree" for track in drawing.tracks[1:] for bar in track.bars)
+
+
+def test_every_kind_of_finding_has_advice() -> None:
+    assert set(ADVICE) == set(Kind)
+
+
+def test_the_console_names_each_fault_and_ends_with_the_verdict(tmp_path: Path) -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=120)
+    print_verdict(make_result(tmp_path, crc()), tmp_path / "report", console)
+    lines = text.getvalue().splitlines()
+    assert any(line.startswith("FOUND n1 index 1,044 offset 70,000 (crc)") for line in lines)
+    assert lines[-1].startswith("INCONSISTENT  3 replicas checked: 1 fault in n1")
+
+
+def test_sizes_are_written_for_people() -> None:
+    assert [human_bytes(n) for n in (5, 1536, 64 << 20, 3 << 30)] == ["5 B", "1.5 KiB", "64 MiB", "3 GiB"]
+
+
+def test_a_wrong_folder_ends_with_code_2_before_spark_starts(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    assert main([str(tmp_path / "nothing")]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and "Traceback" not in captured.err
