@@ -418,7 +418,8 @@ class _Choice:
             wanted = np.flatnonzero(np.isin(units["tag_hash"], self._tags))
         chosen = wanted[: self._count]
         chosen = chosen[: self._within_bytes(units[chosen])]
-        stop = at + (len(units) if len(chosen) == len(wanted) else int(chosen[-1]) + 1)
+        # Up to the first that is wanted and not taken; what lies before it is not wanted.
+        stop = at + (len(units) if len(chosen) == len(wanted) else int(wanted[len(chosen)]))
         offsets = chosen + at
         part.fresh = np.concatenate((part.fresh, offsets))
         part.skipped += stop - at - len(chosen)
@@ -452,14 +453,18 @@ class _Choice:
 
     # --- bounds ---------------------------------------------------------------------------------------------
     def _within_bytes(self, units: np.ndarray) -> int:
-        """Return how many of the units fit the byte bound: at least one."""
-        if not len(units):
-            return 0
+        """Return how many of the units fit the byte bound: at least one message in all. Ends the choice when full."""
         total = np.cumsum(units["size"], dtype=np.int64)
-        return max(1, int(np.searchsorted(total, self._bytes, side="right")))
+        fitting = int(np.searchsorted(total, self._bytes, side="right"))
+        if fitting < len(units):
+            fitting = max(fitting, 0 if self._plan.units else 1)
+            self._bytes = 0
+        return fitting
 
     def _add_units(self, queue: ConsumeQueue, offsets: np.ndarray, units: np.ndarray) -> None:
         """Count what was taken and keep its units for the delivery."""
+        if not len(offsets):
+            return
         self._count -= len(offsets)
         self._bytes -= int(units["size"].sum(dtype=np.int64))
         known = self._plan.units.get(queue.key[1])
