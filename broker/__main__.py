@@ -8,11 +8,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
+
+os.environ.setdefault(
+    "GRPC_VERBOSITY", "ERROR"
+)  # before gRPC is loaded: an idle or stopping cluster is silent
 
 from ledgermq.raft.errors import RaftError
 

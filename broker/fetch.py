@@ -66,6 +66,8 @@ async def _gather(context: NodeContext, request: log_pb2.FetchRequest) -> list[l
         frame = QueueFrame(position.topic_id, position.queue_id)
         begin = end = 0
         try:
+            if _is_ahead(context, position):
+                continue
             begin, end = _range(context, position)
             if position.offset < end:
                 room -= await _take(context, frame, position, end, room, first=not frames)
@@ -78,6 +80,16 @@ async def _gather(context: NodeContext, request: log_pb2.FetchRequest) -> list[l
         if room <= 0:
             break
     return frames
+
+
+def _is_ahead(context: NodeContext, position: log_pb2.FetchPosition) -> bool:
+    """Tell whether a follower has not applied so far yet: the reader waits, it is not refused."""
+    if context.leadership.ready:
+        return False
+    queue = context.replica.state.queues.get(position.topic_id, position.queue_id)
+    if queue is None:
+        return position.topic_id >= context.replica.state.topics.next_id
+    return position.offset > queue.end
 
 
 def _range(context: NodeContext, position: log_pb2.FetchPosition) -> tuple[int, int]:
