@@ -10,7 +10,7 @@ import logging
 from typing import Final
 
 from .config import RaftConfig
-from .errors import DamagedFolderError, DamagedLogError
+from .errors import DamagedFolderError, DamagedLogError, DataFolderError
 from .files import FileSystem
 from .storage import RaftStorage, StorageConfig, create_data_folder, is_initialized, open_storage, rejoin
 
@@ -24,6 +24,11 @@ def open_node_storage(config: RaftConfig, files: FileSystem) -> RaftStorage:
     """Return the open data folder. Raises: DataFolderError subclasses, DamagedLogError."""
     wanted = storage_config(config)
     if config.rejoin:
+        if not config.peers:
+            raise DataFolderError(
+                f"{config.node_id} cannot rejoin: it is alone in group {config.group}, so nobody has its data. Start it"
+                " without --rejoin; nothing was changed."
+            )
         return _open_for_rejoin(wanted, files)
     if not is_initialized(wanted.data_dir, files):
         create_data_folder(wanted, files, is_voter=False)
@@ -61,13 +66,17 @@ def _open_learner(wanted: StorageConfig, files: FileSystem) -> RaftStorage | Non
 
 
 def is_learner(storage: RaftStorage) -> bool:
-    """Tell whether this folder came back without its log and has not caught up yet (P19).
+    """Tell whether this folder must catch up before it may vote (P19), rather than be a new one.
 
-    The mark is its own incarnation in its member record. Between the creation of a folder and the mark a crash leaves
-    a folder that counts as new: then the peers refuse it, because they know another incarnation.
+    A new folder has its own incarnation in its member record, term 0 and an empty log. Between the creation of a
+    folder for a rejoin and its mark a crash leaves one that counts as new: then the peers refuse it, because they
+    know another incarnation.
     """
+    if storage.hard_state.is_voter:
+        return False
     identity = storage.identity
-    return not storage.hard_state.is_voter and identity.members.get(identity.node_id) == LEARNER_MARK
+    marked = identity.members.get(identity.node_id) == LEARNER_MARK
+    return marked or storage.hard_state.term > 0 or storage.log.last_index > 0
 
 
 def storage_config(config: RaftConfig) -> StorageConfig:

@@ -140,6 +140,7 @@ class Transport(Generic[ControlItem, AppendItem]):
         self._rpc_handlers = tuple(rpc_handlers)  # what the layer above serves on the Raft port
         self._gate = gate
         self._server: Any = None
+        self._listening = False
         self._incoming: dict[NodeId, set[_Incoming]] = {peer.node_id: set() for peer in peers}
         self._logged: set[tuple[NodeId, RefusalKind]] = set()
         self.links = {
@@ -165,6 +166,7 @@ class Transport(Generic[ControlItem, AppendItem]):
         service = grpc.method_handlers_generic_handler("ledgermq.v1.RaftService", handlers)
         self._server.add_generic_rpc_handlers((service, *self._rpc_handlers))
         await self._server.start()
+        self._listening = True
 
     def connect(self) -> None:
         """Begin to connect to every peer."""
@@ -175,6 +177,8 @@ class Transport(Generic[ControlItem, AppendItem]):
         """Close every stream and the port at once."""
         await asyncio.gather(*(link.close() for link in self.links.values()))
         if self._server is not None:
+            if not self._listening:
+                await self._server.start()  # gRPC gives back only the port of a server that has run
             await self._server.stop(0)
 
     def silence(self) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from pathlib import Path
 
+import pytest
+
+from ledgermq.raft.errors import AddressInUseError, DataFolderError
 from ledgermq.raft.hello import Standing
 
 from .node_cluster import Cluster, run
@@ -131,3 +135,30 @@ def test_a_learner_does_not_vote_while_a_member_that_must_know_it_is_away(tmp_pa
         await cluster.send(b"two")
 
     run(Cluster(tmp_path), scenario)
+
+
+def test_a_node_alone_in_its_group_cannot_rejoin(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"one")
+        await cluster.stop("n1")
+        with pytest.raises(DataFolderError, match="nobody has its data"):
+            await cluster.start("n1", rejoin=True)
+        await cluster.start("n1")
+        await cluster.settle()
+        assert cluster.applied("n1") == [b"one"]
+
+    run(Cluster(tmp_path, ["n1"]), scenario)
+
+
+def test_a_port_in_use_changes_nothing(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        with socket.socket() as other:
+            host, port = cluster.members[0].address.split(":")
+            other.bind((host, int(port)))
+            other.listen()
+            with pytest.raises(AddressInUseError, match=port):
+                await cluster.start("n1")
+        assert not (tmp_path / "n1").exists()
+
+    run(Cluster(tmp_path, ["n1"]), scenario)
