@@ -14,6 +14,9 @@ from typing import Any, Final
 
 import typer
 
+# gRPC's own lines on stderr would stand beside our error messages; what it reports reaches us as exceptions.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 from .cli_output import print_error
 from .errors import LedgerMQError, did_you_mean, similar_names
 
@@ -87,6 +90,11 @@ def run_cli(arguments: list[str]) -> int:
             raise
         print_error(str(failure))
         return 1
+    except ValueError as failure:
+        if debug:
+            raise
+        print_error(f"{failure}.")
+        return 2
     except OSError as failure:
         if debug:
             raise

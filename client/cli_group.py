@@ -1,0 +1,153 @@
+"""Commands `ledgermq group …`: consumer groups and how far they are."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from ledgermq.proto import admin_pb2
+
+from .admin import Admin
+from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, out, print_json, print_table, run
+
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Create, list, describe, reset and delete consumer groups.",
+        rich_markup_mode=None,
+    )
+    group.command("create")(create)
+    group.command("list")(list_groups)
+    group.command("describe")(describe)
+    group.command("reset")(reset)
+    group.command("delete")(delete)
+    app.add_typer(group, name="group")
+
+
+def position(text: str) -> str:
+    """Return "earliest", "latest" or ms since the epoch for what a user typed. Raises: typer.BadParameter."""
+    if text in ("earliest", "latest") or text.isdigit():
+        return text
+    try:
+        return str(int(datetime.fromisoformat(text).timestamp() * 1000))
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is neither earliest, latest, ms since the epoch, nor a time like 2026-01-31T12:00:00"
+        ) from None
+
+
+def create(
+    group: GroupArgument,
+    start: Annotated[str, typer.Option("--from", help="Start: earliest, latest, or a time.")] = "earliest",
+    fifo: Annotated[bool, typer.Option("--fifo", help="Deliver each queue in order.")] = False,
+    max_attempts: Annotated[
+        int, typer.Option("--max-attempts", min=0, help="Deliveries of a message; 0: the default.")
+    ] = 0,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Succeed when the group is there.")
+    ] = False,
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+) -> None:
+    """Create a consumer group."""
+    at = position(start)
+
+    async def work() -> None:
+        async with Admin(nameserver) as admin:
+            await admin.create_group(
+                group, start=at, fifo=fifo, max_attempts=max_attempts, if_not_exists=if_not_exists
+            )
+
+    run(work())
+    out.print(f'consumer group "{group}" is there. Next: ledgermq consume TOPIC --group {group}')
+
+
+def list_groups(nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: JsonOption = False) -> None:
+    """List all consumer groups."""
+
+    async def work() -> list[admin_pb2.ConsumerGroupInfo]:
+        async with Admin(nameserver) as admin:
+            return await admin.consumer_groups()
+
+    groups = run(work())
+    if as_json:
+        print_json([_as_dict(info) for info in groups])
+    elif groups:
+        print_table(
+            ("GROUP", "START", "FIFO", "CLIENTS>"),
+            [(g.name, g.start_position, "yes" if g.fifo else "no", g.connected_clients) for g in groups],
+        )
+    else:
+        out.print("no consumer groups yet. The first consumer makes one: ledgermq consume TOPIC --group NAME")
+
+
+def _as_dict(info: admin_pb2.ConsumerGroupInfo) -> dict[str, Any]:
+    return {
+        "group": info.name, "start": info.start_position, "fifo": info.fifo,
+        "max_attempts": info.max_attempts, "clients": info.connected_clients,
+    }  # fmt: skip
+
+
+def describe(
+    group: GroupArgument,
+    topic: Annotated[str, typer.Option("--topic", help="Only this topic.")] = "",
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how far a group is on every queue."""
+
+    async def work() -> tuple[admin_pb2.ConsumerGroupInfo, list[tuple[str, admin_pb2.GroupQueueProgress]]]:
+        async with Admin(nameserver) as admin:
+            return await admin.describe_group(group, topic)
+
+    info, progress = run(work())
+    names = ("topic", "broker_group", "queue_id", "committed_offset", "end_offset", "behind", "leased")
+    rows = [
+        (p.topic, where, p.queue_id, p.committed_offset, p.end_offset, p.end_offset - max(p.committed_offset, p.begin_offset), p.leased)
+        for where, p in progress
+    ]  # fmt: skip
+    if as_json:
+        print_json({**_as_dict(info), "queues": [dict(zip(names, row, strict=True)) for row in rows]})
+    elif rows:
+        print_table(("TOPIC", "GROUP", "QUEUE>", "COMMITTED>", "END>", "BEHIND>", "LEASED>"), rows)
+    else:
+        out.print(f'consumer group "{group}" has consumed nothing yet')
+
+
+def reset(
+    group: GroupArgument,
+    topic: Annotated[str, typer.Option("--topic", help="The topic to move the group on.")],
+    to: Annotated[str, typer.Option("--to", help="earliest, latest, ms since the epoch, or a time.")],
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+) -> None:
+    """Move a group on a topic: it continues at the new place."""
+    at = position(to)
+
+    async def work() -> None:
+        async with Admin(nameserver) as admin:
+            await admin.reset_offsets(group, topic, at)
+
+    run(work())
+    out.print(f'consumer group "{group}" continues at {to} of topic "{topic}"')
+
+
+def delete(
+    group: GroupArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+) -> None:
+    """Delete a consumer group with its offsets."""
+    if not yes:
+        typer.confirm(f'Delete consumer group "{group}" with its offsets?', abort=True)
+
+    async def work() -> None:
+        async with Admin(nameserver) as admin:
+            await admin.delete_group(group)
+
+    run(work())
+    out.print(f'consumer group "{group}" is deleted')

@@ -1,0 +1,113 @@
+"""Commands `ledgermq topic …`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ledgermq.proto import route_pb2
+
+from .admin import MESSAGE_TYPES, Admin
+from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, out, print_json, print_table, run
+
+_TYPE_NAMES = {number: name for name, number in MESSAGE_TYPES.items()}
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    topic = typer.Typer(
+        no_args_is_help=True, help="Create, list, describe and delete topics.", rich_markup_mode=None
+    )
+    topic.command("create")(create)
+    topic.command("list")(list_topics)
+    topic.command("describe")(describe)
+    topic.command("delete")(delete)
+    app.add_typer(topic, name="topic")
+
+
+def create(
+    topic: TopicArgument,
+    queues: Annotated[
+        int,
+        typer.Option(
+            "--queues", "-q", min=0, max=1024, help="Queues per broker group; 0: the group's default."
+        ),
+    ] = 0,
+    kind: Annotated[str, typer.Option("--type", help=f"One of {', '.join(MESSAGE_TYPES)}.")] = "normal",
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Succeed when the topic is there.")
+    ] = False,
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+) -> None:
+    """Create a topic in every broker group."""
+
+    async def work() -> int:
+        async with Admin(nameserver) as admin:
+            return await admin.create_topic(topic, queues, message_type=kind, if_not_exists=if_not_exists)
+
+    out.print(f'topic "{topic}" is there with {run(work())} queues. Next: ledgermq send {topic} "hello"')
+
+
+def list_topics(nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: JsonOption = False) -> None:
+    """List all topics."""
+
+    async def work() -> list[route_pb2.TopicInfo]:
+        async with Admin(nameserver) as admin:
+            return await admin.topics()
+
+    topics = run(work())
+    if as_json:
+        print_json([_as_dict(info) for info in topics])
+    elif topics:
+        print_table(
+            ("TOPIC", "QUEUES>", "TYPE"),
+            [(info.name, info.queue_count, _TYPE_NAMES.get(info.message_type, "normal")) for info in topics],
+        )
+    else:
+        out.print("no topics yet. Create one: ledgermq topic create orders")
+
+
+def _as_dict(info: route_pb2.TopicInfo) -> dict[str, Any]:
+    kind = _TYPE_NAMES.get(info.message_type, "normal")
+    return {"topic": info.name, "topic_id": info.topic_id, "queues": info.queue_count, "type": kind}
+
+
+def describe(
+    topic: TopicArgument, nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: JsonOption = False
+) -> None:
+    """Show a topic's queues with their first and next offsets."""
+
+    async def work() -> tuple[route_pb2.TopicInfo, list[Any]]:
+        async with Admin(nameserver) as admin:
+            return await admin.describe_topic(topic)
+
+    info, queues = run(work())
+    rows = [(q.broker_group, q.queue_id, each.begin_offset, each.end_offset) for q, each in queues]
+    if as_json:
+        names = ("broker_group", "queue_id", "begin_offset", "end_offset")
+        print_json({**_as_dict(info), "offsets": [dict(zip(names, row, strict=True)) for row in rows]})
+        return
+    print_table(
+        ("GROUP", "QUEUE>", "FIRST>", "NEXT>", "MESSAGES>"),
+        [(group, queue_id, begin, end, end - begin) for group, queue_id, begin, end in rows],
+    )
+
+
+def delete(
+    topic: TopicArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+) -> None:
+    """Delete a topic with all its messages."""
+    if not yes:
+        typer.confirm(f'Delete topic "{topic}" with all its messages?', abort=True)
+
+    async def work() -> None:
+        async with Admin(nameserver) as admin:
+            await admin.delete_topic(topic)
+
+    run(work())
+    out.print(f'topic "{topic}" is deleted')
