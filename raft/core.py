@@ -247,7 +247,7 @@ class RaftCore(CoreState):
         leading = self.leading
         if leading is None:
             return
-        replication.on_heartbeat_reply(self, leading, message)
+        self._after_commit(replication.on_heartbeat_reply(self, leading, message))
         if not message.is_learner:
             leading.reads.on_ack(message.from_, message.context)
             leader.run_reads(self, leading)

@@ -53,10 +53,16 @@ def on_append_reply(state: CoreState, leading: LeaderState, message: AppendEntri
     return follower.on_success(message.match_index) and advance_commit(state, leading)
 
 
-def on_heartbeat_reply(state: CoreState, leading: LeaderState, message: HeartbeatReply) -> None:
-    """It lives: probe again what may have been lost."""
+def on_heartbeat_reply(state: CoreState, leading: LeaderState, message: HeartbeatReply) -> bool:
+    """It lives: probe again what may have been lost; return whether the commit index moved."""
     follower = leading.followers[message.from_]
+    was_learner = follower.is_learner
     _hear(follower, message)
+    _probe_again(state, follower, message)
+    return was_learner and not follower.is_learner and advance_commit(state, leading)
+
+
+def _probe_again(state: CoreState, follower: Progress, message: HeartbeatReply) -> None:
     follower.stable_index = message.stable_index
     follower.commit_index = message.commit_index
     if follower.state is not ProgressState.REPLICATE:
