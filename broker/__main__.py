@@ -20,8 +20,10 @@ os.environ.setdefault(
 )  # before gRPC is loaded: an idle or stopping cluster is silent
 
 from ledgermq.raft.errors import RaftError
+from ledgermq.raft.files import FileSystem
 
 from .config import BrokerConfig, ConfigError, load
+from .errors import BrokerError
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ def parse_flags(arguments: Sequence[str]) -> tuple[Path | None, dict[str, Any]]:
     return config_file, {key: value for key, value in given.items() if value is not None}
 
 
-async def run(config: BrokerConfig) -> int:
+async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
     """Run a node until it is told to stop or faults; return the exit code."""
     from .server import BrokerNode
 
@@ -72,7 +74,7 @@ async def run(config: BrokerConfig) -> int:
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    node = BrokerNode(config)
+    node = BrokerNode(config, files=files)
     try:
         await node.start()
         sys.stdout.write(node.ready_line() + "\n")
@@ -94,8 +96,11 @@ async def _until_stopped(node: Any, stop: asyncio.Event) -> int:
     return EXIT_FAULT
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, validate, run. Every refusal is one sentence on stderr: what, why, what to do."""
+def main(arguments: Sequence[str] | None = None, *, files: FileSystem | None = None) -> int:
+    """Parse, validate, run. Every refusal is one sentence on stderr: what, why, what to do.
+
+    `files` is the disk; None is the real one.
+    """
     from .listeners import PortError
 
     config_file, flags = parse_flags(sys.argv[1:] if arguments is None else arguments)
@@ -117,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return EXIT_WILL_NOT_START
     try:
-        return uvloop.run(run(config))
-    except (RaftError, PortError, OSError) as error:
+        return uvloop.run(run(config, files))
+    except (RaftError, BrokerError, PortError, OSError) as error:
         sys.stderr.write(f"{config.node_id} will not start: {error}\n")
         return EXIT_WILL_NOT_START
 

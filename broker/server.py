@@ -7,6 +7,7 @@ Stop: no new calls, drain what is under way, hand over the lead, flush, mark a c
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any, Final
 
 import grpc
@@ -14,12 +15,14 @@ import grpc
 from ledgermq.proto.route_pb2 import ListenerAddresses, NodeInfo
 from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.errors import NotLeaderError, TransferFailedError
-from ledgermq.raft.files import RealFileSystem
+from ledgermq.raft.files import FileSystem, RealFileSystem
 from ledgermq.raft.node import RaftNode
 from ledgermq.raft.types import NodeId
 
 from . import group_view
 from .admin_service import AdminService
+from .checkpoint_store import CheckpointStore
+from .checkpointing import Checkpointing
 from .config import BrokerConfig, split_address
 from .consume_queue_files import ConsumeQueueFiles
 from .context import NodeContext
@@ -43,7 +46,6 @@ from .registration import Registration
 from .replica import Replica
 from .retention import Retention
 from .sessions import ClientsHere, session_of
-from .state import BrokerState
 
 logger = logging.getLogger(__name__)
 
@@ -84,27 +86,30 @@ def own_info(config: BrokerConfig) -> NodeInfo:
 class BrokerNode:
     """Use: `await start()`, `ready_line()`, `await wait_fatal()`, `await stop()`."""
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, *, files: FileSystem | None = None) -> None:
         self.config = config
         self.node_id = config.node_id
         self._metrics = Metrics()
         self._leadership = Leadership(config.node_id)
         self._polls = Polls()
-        files = RealFileSystem()
+        files = files or RealFileSystem()  # a test may bring a disk that fails or forgets
         self._files = files
-        self._queue_files = ConsumeQueueFiles(files, config.data_dir / "consumequeue")
-        self._replica = Replica(BrokerState(), self._queue_files, self._leadership, self._polls)
+        queue_files = ConsumeQueueFiles(files, config.data_dir / "consumequeue")
+        self._store = CheckpointStore(files, config.data_dir / "checkpoint", queue_files)
+        self._replica = Replica(self._store, self._leadership, self._polls)
         self._members = Members(own_info(config), config.voters)
         self._forwarder = Forwarder(config.node_id, config.voters)
         self._handlers = _LateHandlers()
         raft = raft_config(config)
         self._raft = RaftNode(
-            raft, self._replica, rpc_handlers=(self._handlers,), registry=self._metrics.registry
+            raft, self._replica, rpc_handlers=(self._handlers,), files=files, registry=self._metrics.registry
         )
         pipeline = AppendPipeline(self._raft, raft.max_entry_size, self._metrics.commit_seconds.observe)
         self._replica.attach(pipeline, self._raft.next_timestamp)
         self._pipeline = pipeline
-        self._telemetry = TelemetryStreams(self._group_policy, self._sign_of_life)
+        self._telemetry = TelemetryStreams(
+            self._group_policy, self._sign_of_life, lambda client_id: self._clients.stream_ended(client_id)
+        )
         self._clients = ClientsHere(self._telemetry.client_ids)
         self._listeners = Listeners(config.listener, tls_front=config.tls_front)
         self._started = False
@@ -118,6 +123,7 @@ class BrokerNode:
         self._started = True
         self._assemble()
         self._peers.start()
+        self._checkpointing.start()
         self._retention.start()
         await self._listeners.start(self._client_handlers)
         await self._http.start(*split_address(self.config.http_bind))
@@ -160,10 +166,16 @@ class BrokerNode:
             clients=self._clients,
             metrics=self._metrics,
         )
+        self._checkpointing = Checkpointing(
+            self._replica,
+            self._store,
+            durable_index=lambda: self._raft.storage.statistics().flushed_index,
+            log_end=lambda: self._raft.log.end_offset,
+        )
         self._retention = Retention(
             self._context,
             disk_use=lambda: self._files.disk_use(self.config.data_dir),
-            floor=lambda: 0,
+            floor=lambda: self._checkpointing.floor,
             on_change=self._changed,
         )
         self._messaging = MessagingService(self._context)
@@ -173,7 +185,7 @@ class BrokerNode:
             self._members,
             self._leadership,
             self._forwarder,
-            self._clients.take,
+            lambda: self._clients.alive(time.monotonic()),
             self._on_clients,
             self._silence_ms,
             self._changed,
@@ -208,6 +220,7 @@ class BrokerNode:
         await self._retention.stop()
         await self._http.stop()
         await self._forwarder.close()
+        await self._checkpointing.stop()
         await self._raft.stop(transfer=True)
 
     async def _raft_hand_over(self) -> None:
@@ -244,7 +257,7 @@ class BrokerNode:
         return (group.fifo, group.max_attempts) if group is not None else DEFAULT_GROUP_POLICY
 
     def _sign_of_life(self, client_id: str) -> None:
-        self._clients.heard(client_id)
+        self._clients.heard(client_id, time.monotonic())
         if self._replica.view is not None:
             self._on_clients([client_id])
 

@@ -17,6 +17,7 @@ import grpc
 from ledgermq.client import Producer
 from ledgermq.client.errors import LedgerMQError
 from ledgermq.proto import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc, record
+from ledgermq.proto.route_pb2 import TopicInfo
 
 Place = tuple[int, int]  # queue id, queue offset
 
@@ -90,8 +91,12 @@ class Load:
         finally:
             self.stop()
 
-    def stop(self) -> History:
+    def ask_to_stop(self) -> None:
+        """Begin nothing new; what is open goes on until it is decided."""
         self._stop.set()
+
+    def stop(self) -> History:
+        self.ask_to_stop()
         self._thread.join(self._timeout_ms / 1000 + 30)
         assert not self._thread.is_alive(), "the producer does not end"
         if self._failure is not None:
@@ -99,17 +104,24 @@ class Load:
         return self.history
 
 
-def read_topic(address: str, topic: str, queue_count: int | None = None) -> dict[Place, bytes]:
+def describe_topic(address: str, topic: str) -> TopicInfo:
+    """Return id and queue count of a topic; any node answers while there is a leader."""
+    with grpc.insecure_channel(address) as channel:
+        request = admin_pb2.DescribeTopicRequest(topic=topic)
+        answer = admin_pb2_grpc.AdminServiceStub(channel).DescribeTopic(request, timeout=20)
+    assert not answer.refusal.code, answer.refusal.message
+    info: TopicInfo = answer.topic
+    return info
+
+
+def read_topic(address: str, topic: str | TopicInfo) -> dict[Place, bytes]:
     """Return everything that one node serves of a topic by Fetch, from the first offset to its end."""
+    info = describe_topic(address, topic) if isinstance(topic, str) else topic
     with grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)]) as channel:
-        described = admin_pb2_grpc.AdminServiceStub(channel).DescribeTopic(
-            admin_pb2.DescribeTopicRequest(topic=topic), timeout=20
-        )
-        assert not described.refusal.code, described.refusal.message
         stub = log_pb2_grpc.LogServiceStub(channel)
         stored: dict[Place, bytes] = {}
-        for queue_id in range(described.topic.queue_count):
-            _read_queue(stub, described.topic.topic_id, queue_id, stored)
+        for queue_id in range(info.queue_count):
+            _read_queue(stub, info.topic_id, queue_id, stored)
         return stored
 
 

@@ -1,0 +1,88 @@
+"""The power of all three nodes goes at once, again and again: nothing that was acknowledged is lost.
+
+Real processes and real gRPC on storage that drops everything that was not synced (tests/volatile_disk.py). Each seed
+chooses how many messages are in flight and when the power goes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster, Process, wait_until
+from .history import Load, read_topic
+
+SEEDS = range(50)
+
+
+class PowerCutCluster(Cluster):
+    """Its nodes lose what they did not sync when they are killed."""
+
+    def _broker(self, name: str, ports: dict[str, int], peers: str, options: dict[str, str]) -> Process:
+        process = super()._broker(name, ports, peers, options)
+        process.arguments[1] = "tests.integration.power_cut_node"
+        return process
+
+    def cut_power(self) -> None:
+        """Kill all nodes before any of them can notice that another is gone."""
+        for process in self.nodes.values():
+            os.kill(process.pid, signal.SIGKILL)
+        for process in self.nodes.values():
+            assert process.popen is not None
+            process.popen.wait()
+
+    def restore_power(self) -> str:
+        """Start all nodes; return the leader once it serves."""
+        for name in self.nodes:
+            self.start(name)
+        for name in self.nodes:
+            self.wait_ready(name)
+        return self.wait_leader()
+
+
+def run_seed(cluster: PowerCutCluster, seed: int) -> None:
+    """Produce, cut the power somewhere in the middle, start again, and compare the leader with what it acknowledged."""
+    rng = random.Random(seed)
+    topic = f"seed-{seed}"
+    load = Load(
+        cluster.nameserver_addresses[0],
+        topic,
+        in_flight=rng.choice((1, 8, 64, 256)),
+        prefix=topic,
+        timeout_ms=30_000,
+    )
+    with load.running():
+        wait_until(lambda: load.count > 0, "the first acknowledgement")
+        time.sleep(rng.uniform(0.01, 0.5))  # what the seed chose: where in the run the power goes
+        cluster.cut_power()
+        acknowledged = load.history.acknowledged.copy()
+        load.ask_to_stop()
+        leader = cluster.restore_power()
+    stored = read_topic(cluster.address(leader), topic)
+    load.history.check(stored, f"seed {seed}, leader {leader}")
+    assert acknowledged, f"seed {seed}: nothing was acknowledged before the power went"
+
+
+@pytest.mark.timeout(1500)
+def test_fifty_power_cuts_lose_no_acknowledged_message(tmp_path: Path) -> None:
+    with PowerCutCluster(tmp_path, nodes=3) as cluster:
+        for seed in SEEDS:
+            run_seed(cluster, seed)
+
+
+def test_the_same_with_a_disk_that_lies_about_syncing_loses_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this one, the test above could pass because it cannot see."""
+    monkeypatch.setenv("LEDGERMQ_TEST_LYING_DISK", "1")
+    with (
+        PowerCutCluster(tmp_path, nodes=3) as cluster,
+        pytest.raises(AssertionError, match=r"lost|not at their place|does not exist"),
+    ):
+        for seed in range(5):
+            run_seed(cluster, seed)
