@@ -33,7 +33,7 @@ from .errors import (
 )
 from .message import Message, SendReceipt
 from .message_ids import process_ids
-from .queue_selection import QueueSelector, StickyRoundRobin, hash_to_index
+from .queue_selection import QueueSelector, StickyRoundRobin, queue_of_group
 from .routes import Routes
 from .topic_route import BrokerGroup, TopicRoute
 
@@ -176,7 +176,7 @@ class Producer:
             raise ClosedError("producer") if self._closed else TopicNotFoundError(topic)
         data = body.encode() if isinstance(body, str) else body if body is not None else b""
         if message_group:
-            number = hash_to_index(message_group, len(state.lanes))
+            number = queue_of_group(message_group, len(state.lanes))
         else:
             number = self._selector.choose(state.queues, keys[0] if keys else "")
         return self._enqueue(state, number, data, tag, keys, properties, message_group)

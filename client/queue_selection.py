@@ -7,11 +7,14 @@ With a message group the queue is a hash of the group, whatever the selector: or
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from ledgermq.proto.record import hash_text
 
 from .message import MessageQueue
+
+_MASK64: Final = (1 << 64) - 1
+_JUMP_FACTOR: Final = 2862933555777941757
 
 CustomChoice = Callable[[Sequence[MessageQueue], str], int]
 
@@ -93,5 +96,23 @@ class CustomSelector:
 
 
 def hash_to_index(text: str, count: int) -> int:
-    """Return the queue of a message group or key: equal for all clients, versions and runs."""
-    return (hash_text(text) & 0xFFFFFFFFFFFFFFFF) % count
+    """Return an index for a key: equal for all versions and runs."""
+    return (hash_text(text) & _MASK64) % count
+
+
+def queue_of_group(message_group: str, count: int) -> int:
+    """Return the queue of a message group: the one that brokers choose for official clients, so that both mix.
+
+    Jump consistent hash of Java's `String.hashCode`: more queues move as few groups as possible.
+    """
+    units = message_group.encode("utf-16-le")
+    code = 0
+    for low, high in zip(units[::2], units[1::2], strict=True):
+        code = (code * 31 + (high << 8 | low)) & 0xFFFFFFFF
+    state, candidate = (code - (1 << 32) if code & 0x80000000 else code) & _MASK64, 0
+    while True:
+        state = (state * _JUMP_FACTOR + 1) & _MASK64
+        following = int((candidate + 1) / (((state >> 33) + 1) / (1 << 31)))
+        if following >= count:
+            return candidate
+        candidate = following
