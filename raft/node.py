@@ -167,7 +167,8 @@ class RaftNode:
             promote=self._promote,
             announce=self._announce,
             read_index=self._reads.read_index,
-            on_new_incarnation=self._on_new_incarnation,
+            on_new_incarnation=self._transport.drop_other_incarnations,
+            on_learner=self._on_learner,
         )
         lateness = self.metrics.histogram("ledgermq_event_loop_lateness_seconds")
         self._ticker = Ticker(
@@ -400,6 +401,8 @@ class RaftNode:
     def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
         """Note that a stream is ready."""
         self.metrics.gauge("ledgermq_raft_peer_connected", peer, kind.value.lower()).set(1)
+        if kind is StreamKind.CONTROL:
+            self._rights.note_accepted(peer)
 
     def on_link_lost(self, peer: NodeId, kind: StreamKind, *, gone: bool) -> None:
         """Pass the hint to the core; it decides what a broken connection means."""
@@ -502,11 +505,12 @@ class RaftNode:
         for peer, link in self._transport.links.items():
             link.control.put(self.hello(peer))
 
-    def _on_new_incarnation(self, peer: NodeId, incarnation: int) -> None:
-        self._transport.drop_other_incarnations(peer, incarnation)
-        self._driver.settle()
-        self._core.peer_replaced(peer)
-        self._driver.pump()
+    def _on_learner(self, peer: NodeId) -> None:
+        """A peer greeted that lost its log or a part of it: its earlier acknowledgements do not count."""
+        if not self._driver.closed:
+            self._driver.settle()
+            self._core.peer_replaced(peer)
+            self._driver.pump()
 
     def _send_report(self) -> None:
         self._view.refresh_report()

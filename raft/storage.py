@@ -58,6 +58,7 @@ class StorageConfig:
     flush_bytes: int = 8 << 20
     cache_bytes: int = 24 << 20
     read_threads: int = 4
+    learner_after_reboot: bool = False  # a reboot without a clean stop may have lost what was acknowledged (D7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +300,8 @@ def open_storage(config: StorageConfig, files: FileSystem) -> RaftStorage:
         )
         end = recovered.end
         floor = replace(state, floor_index=end.index, floor_term=end.term)
+        if config.learner_after_reboot and report.rebooted_unclean:
+            floor = replace(floor, hard=replace(state.hard, is_voter=False))
         hard.write(replace(floor, boot_id=boot, clean_stop=False, cut_turn=0, cut_offset=0))
         return RaftStorage(config, files, lock, identity, hard, base, recovered, report)
     except BaseException:

@@ -88,4 +88,5 @@ def storage_config(config: RaftConfig) -> StorageConfig:
         node_id=config.node_id,
         segment_size=config.segment_size,
         flush=config.flush,
+        learner_after_reboot=config.flush != "sync" and bool(config.peers),
     )

@@ -36,6 +36,7 @@ class VotingRights:
         announce: Callable[[], None],
         read_index: Callable[[], Awaitable[LogIndex]],
         on_new_incarnation: Callable[[NodeId, int], None],
+        on_learner: Callable[[NodeId], None],
     ) -> None:
         self.hellos: dict[NodeId, Hello] = {}
         self._config = config
@@ -45,6 +46,8 @@ class VotingRights:
         self._announce = announce
         self._read_index = read_index
         self._on_new_incarnation = on_new_incarnation
+        self._on_learner = on_learner
+        self._accepted_by: set[NodeId] = set()  # peers that took this run's greeting
         self._members = frozenset(member.node_id for member in config.members)
         self._others = frozenset(peer.node_id for peer in config.peers)
         known = {node: number for node, number in storage.identity.members.items() if number}
@@ -91,6 +94,9 @@ class VotingRights:
                 return refusal
             if self._record.would_change(hello):
                 await self._store(hello)
+        if hello.standing is Standing.LEARNER:
+            # Also under the incarnation that is known: what it acknowledged before may be lost (D7).
+            self._on_learner(hello.node_id)
         self.learn(hello)
         return None
 
@@ -113,6 +119,11 @@ class VotingRights:
             self.hellos[hello.node_id] = hello
             self.advance()
 
+    def note_accepted(self, peer: NodeId) -> None:
+        """`peer` took the greeting of this run: it knows the standing of this node."""
+        self._accepted_by.add(peer)
+        self.advance()
+
     def advance(self) -> None:
         """See whether this node may vote by now. Call it when greetings, log, term or leader moved."""
         if self._was_voter or self._promotion_seq is not None:
@@ -123,7 +134,8 @@ class VotingRights:
             return
         core, rejoin = self._core, self._rejoin
         if rejoin.target is None:
-            if self._aiming is None and core.leader_id is not None and rejoin.is_known_to_all(self.hellos):
+            known = self._others <= self._accepted_by and rejoin.is_known_to_all(self.hellos)
+            if known and self._aiming is None and core.leader_id is not None:
                 self._aiming = asyncio.get_running_loop().create_task(self._aim())
         elif rejoin.is_done(
             durable=core.stable_index,

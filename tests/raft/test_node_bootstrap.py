@@ -162,3 +162,23 @@ def test_a_port_in_use_changes_nothing(tmp_path: Path) -> None:
         assert not (tmp_path / "n1").exists()
 
     run(Cluster(tmp_path, ["n1"]), scenario)
+
+
+def test_with_async_flush_a_node_whose_machine_rebooted_catches_up_before_it_votes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"one")
+        await cluster.settle()
+        victim = next(name for name, node in cluster.nodes.items() if not node.is_leader)
+        await cluster.kill(victim)
+        await cluster.send(b"two")
+        monkeypatch.setattr("ledgermq.raft.storage.boot_id", lambda: "99999999-2222-3333-4444-555555555555")
+        await cluster.start(victim)
+        assert standing(cluster, victim) is Standing.LEARNER
+        await cluster.until(lambda: standing(cluster, victim) is Standing.VOTER, "it votes again")
+        await cluster.settle()
+        assert cluster.applied(victim) == [b"one", b"two"]
+
+    run(Cluster(tmp_path, flush="async_timed"), scenario)
