@@ -8,6 +8,7 @@ Must not: rely on settings or on the client's choice of queue or node.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
@@ -122,7 +123,7 @@ class MessagingService:
         return bytes(answer.SerializeToString())
 
     def _sign_of_life(self, client_id: str) -> None:
-        self._context.clients.heard(client_id)
+        self._context.clients.heard(client_id, time.monotonic())
         view = self._context.replica.view
         if view is not None:
             view.session_seen(session_of(client_id), self._context.raft.next_timestamp())

@@ -28,9 +28,15 @@ GroupPolicy = Callable[[str], tuple[bool, int]]
 class TelemetryStreams:
     """The open streams of this node, by client id."""
 
-    def __init__(self, group_policy: GroupPolicy, on_sign_of_life: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        group_policy: GroupPolicy,
+        on_sign_of_life: Callable[[str], None],
+        on_end: Callable[[str], None],
+    ) -> None:
         self._group_policy = group_policy
         self._on_sign_of_life = on_sign_of_life
+        self._on_end = on_end
         self._open: Counter[str] = Counter()
 
     def client_ids(self) -> Iterable[str]:
@@ -53,6 +59,7 @@ class TelemetryStreams:
             self._open[client_id] -= 1
             if not self._open[client_id]:
                 del self._open[client_id]
+                self._on_end(client_id)
 
     async def _answer(self, settings: v2.Settings, context: Any, language: str) -> v2.TelemetryCommand:
         try:

@@ -15,6 +15,7 @@ from ledgermq.proto.entry import EntryHeader
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
 from .consume_queue import ColdRead
+from .consume_queue_files import ConsumeQueueFiles
 from .effects import Effects
 from .leader_view import LeaderView
 from .leadership import Leadership
@@ -27,21 +28,25 @@ logger = logging.getLogger(__name__)
 HOUSEKEEPING_INTERVAL: Final = 1.0  # seconds
 
 
-class QueueFiles(Protocol):
-    """The part of ConsumeQueueFiles that is used here."""
+class StateStore(Protocol):
+    """Where the state comes from at a start: CheckpointStore."""
 
-    def load(self, read: ColdRead) -> bytes: ...
+    def load(self) -> BrokerState: ...
+
+    @property
+    def files(self) -> ConsumeQueueFiles: ...
 
 
 class Replica:
     """Implements `ledgermq.raft.state_machine.StateMachine`. Call `attach` before the Raft node starts."""
 
-    def __init__(self, state: BrokerState, files: QueueFiles, leadership: Leadership, polls: Polls) -> None:
-        self.state = state
+    def __init__(self, store: StateStore, leadership: Leadership, polls: Polls) -> None:
+        self.state = BrokerState()
+        self._store = store
+        self._loaded = False
         self.view: LeaderView | None = None
         #: Why producing is refused at this node ("" = it is not): the disk is too full.
         self.produce_refusal = ""
-        self._files = files
         self._leadership = leadership
         self._polls = polls
         self._pipeline: AppendPipeline
@@ -61,6 +66,13 @@ class Replica:
     # --- StateMachine ---------------------------------------------------------------------------------------
     @property
     def last_applied_index(self) -> LogIndex:
+        """Asked by the Raft node when the data folder is open and locked: the state is read then.
+
+        Raises: CheckpointError, ConsumeQueueError.
+        """
+        if not self._loaded:
+            self.state = self._store.load()
+            self._loaded = True
         return LogIndex(self.state.applied_index)
 
     def apply(self, entries: Sequence[tuple[EntryHeader, memoryview]]) -> None:
@@ -123,12 +135,12 @@ class Replica:
     # --- cold queue units -----------------------------------------------------------------------------------
     def load_units(self, read: ColdRead) -> bytes:
         """Read queue units from disk, on any thread."""
-        return self._files.load(read)
+        return self._store.files.load(read)
 
     async def warm(self, reads: Sequence[Any]) -> None:
         """Load queue units that memory and page cache do not have."""
         for read in reads:
-            raw = await asyncio.to_thread(self._files.load, read)
+            raw = await asyncio.to_thread(self.load_units, read)
             self.state.queues.admit(read, raw)
 
     async def units(self, topic_id: int, queue_id: int, offset: int, count: int) -> Any:

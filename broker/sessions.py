@@ -8,6 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from typing import Final
+
+from .leader_view import SESSION_TIMEOUT_MS
+
+#: A client without any sign of life for so long is gone.
+SILENCE_SECONDS: Final = 120.0
+CALLER_SECONDS: Final = SILENCE_SECONDS - SESSION_TIMEOUT_MS / 1000
 
 
 def session_of(client_id: str) -> int:
@@ -17,19 +24,26 @@ def session_of(client_id: str) -> int:
 
 
 class ClientsHere:
-    """The clients that gave a sign of life at this node since the last report. `connected`: those with open streams."""
+    """The clients that live at this node: those with an open stream (`connected`), and recent callers.
+
+    A caller counts for so long that, with the leader's own patience on top, it is gone 120 s after its last sign of life.
+    One whose stream ended counts no longer, unless it calls again: its process is probably gone. Time: monotonic seconds.
+    """
 
     def __init__(self, connected: Callable[[], Iterable[str]]) -> None:
         self._connected = connected
-        self._heard: set[str] = set()
+        self._heard: dict[str, float] = {}
 
-    def heard(self, client_id: str) -> None:
+    def heard(self, client_id: str, now: float) -> None:
         """Note a call of a client."""
         if client_id:
-            self._heard.add(client_id)
+            self._heard[client_id] = now
 
-    def take(self) -> list[str]:
-        """Return everybody who lives, and begin anew."""
-        alive = self._heard.union(self._connected())
-        self._heard = set()
-        return sorted(alive)
+    def stream_ended(self, client_id: str) -> None:
+        """Its last stream ended."""
+        self._heard.pop(client_id, None)
+
+    def alive(self, now: float) -> list[str]:
+        """Return everybody who lives."""
+        self._heard = {name: at for name, at in self._heard.items() if now - at < CALLER_SECONDS}
+        return sorted(self._heard.keys() | set(self._connected()))

@@ -1,0 +1,103 @@
+"""Writes checkpoints in the background: every 256 MiB of log or 60 s, and at a clean stop (D12).
+
+Owns: one worker thread, which alone writes queue files and checkpoints. Must not: let a checkpoint run ahead of this
+node's durable log: a leader may apply what only its followers have on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from .checkpoint_store import CheckpointStore, begin_checkpoint, finish_checkpoint
+from .effects import Effects
+from .replica import Replica
+
+logger = logging.getLogger(__name__)
+
+BYTES_BETWEEN: Final = 256 << 20
+SECONDS_BETWEEN: Final = 60.0
+_LOOK_INTERVAL: Final = 1.0
+_DURABLE_POLL: Final = 0.05
+
+
+class Checkpointing:
+    """Use: `start()` when the Raft node runs, `await stop()`. `floor`: log entries below it may be deleted."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        store: CheckpointStore,
+        *,
+        durable_index: Callable[[], int],
+        log_end: Callable[[], int],
+    ) -> None:
+        self._replica = replica
+        self._store = store
+        self._durable_index = durable_index
+        self._log_end = log_end
+        self._worker = ThreadPoolExecutor(1, "checkpoint")
+        self._task: asyncio.Task[None] | None = None
+        self._last_index = 0
+        self._last_end = 0
+        self._last_time = 0.0
+        self.floor = 0
+
+    def start(self) -> None:
+        """Begin to write checkpoints."""
+        self._last_index = self._replica.state.applied_index
+        self._last_end, self._last_time = self._log_end(), time.monotonic()
+        self.floor = self._store.kept_index + 1
+        self._replica.observe(self._on_effects)
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Write a last checkpoint, so that the next start has little to replay, and end the worker."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            if self._durable_index() >= self._replica.state.applied_index:
+                await self._checkpoint_if_changed()
+        self._worker.shutdown()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_INTERVAL)
+            grown = self._log_end() - self._last_end >= BYTES_BETWEEN
+            if grown or time.monotonic() - self._last_time >= SECONDS_BETWEEN:
+                await self._checkpoint_if_changed()
+
+    async def _checkpoint_if_changed(self) -> None:
+        state = self._replica.state
+        self._last_end, self._last_time = self._log_end(), time.monotonic()
+        if state.applied_index == self._last_index:
+            return
+        job = begin_checkpoint(state)
+        while self._durable_index() < job.snapshot.index:  # noqa: ASYNC110 (the flusher tells nobody else)
+            await asyncio.sleep(_DURABLE_POLL)
+        try:
+            size = await self._in_worker(self._store.run, job)
+        except OSError as error:
+            logger.error("checkpoint failed, the log is kept and the next try follows reason=%s", error)
+            return
+        finish_checkpoint(state, job)
+        self._last_index = job.snapshot.index
+        self.floor = await self._in_worker(lambda: self._store.kept_index) + 1
+        logger.debug("checkpoint written index=%d bytes=%d", job.snapshot.index, size)
+
+    async def _in_worker(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, call, *arguments)
+
+    def _on_effects(self, effects: Effects) -> None:
+        """Delete the files of what is gone, behind whatever the worker does."""
+        for topic in effects.deleted_topics:
+            self._worker.submit(self._store.files.remove_topic, topic.folder)
+        if effects.log_start is not None:
+            for topic_id, queue_id, begin in effects.log_start.rows.tolist():
+                queue = self._replica.state.queues.get(topic_id, queue_id)
+                if queue is not None:
+                    self._worker.submit(self._store.files.remove_below, queue.folder, queue_id, begin)
