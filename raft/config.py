@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from .core_config import CoreConfig
 from .errors import ConfigurationError
 from .types import NodeId
 
@@ -74,3 +75,18 @@ class RaftConfig:
     def max_entry_size(self) -> int:
         """Bytes that one entry may take in the log, header included."""
         return self.segment_size // MAX_ENTRY_DIVISOR
+
+    def core_config(self) -> CoreConfig:
+        """Return the core's part of the settings, in ticks."""
+        tick = self.tick_ms
+        return CoreConfig(
+            node_id=self.node_id,
+            voters=tuple(member.node_id for member in self.members),
+            heartbeat_ticks=max(1, self.heartbeat_ms // tick),
+            election_ticks_min=self.election_ms_min // tick,
+            election_ticks_max=self.election_ms_max // tick,
+            max_inflight_messages=self.max_inflight_messages,
+            max_inflight_bytes=self.max_inflight_bytes,
+            max_append_bytes=self.max_append_bytes,
+            max_uncommitted_bytes=self.max_uncommitted_bytes,
+        )

@@ -22,11 +22,11 @@ from .applier import Applier
 from .commit_log import CommitLog
 from .config import Member, RaftConfig
 from .core import RaftCore
-from .core_config import CoreConfig
 from .driver import Driver, RaftTransport, make_append_frame, make_control_frame
 from .errors import NodeStoppedError, NotLeaderError, StorageError, TransferFailedError, TransferringError
 from .files import FileSystem, RealFileSystem
 from .hello import Hello, Refusal, RefusalKind
+from .leadership import Leadership
 from .log_time import LogTime
 from .log_view import LogView
 from .metrics import RaftMetrics
@@ -84,9 +84,6 @@ class RaftNode:
         self._files = files or RealFileSystem()
         self._started = False
         self._stopping = False
-        self._ready_term: Term | None = None
-        self._noop_index = LogIndex(0)
-        self._transfer: asyncio.Future[NodeId] | None = None
         self._report: asyncio.TimerHandle | None = None
         self._fatal: asyncio.Future[str]
         self._storage: RaftStorage
@@ -96,6 +93,7 @@ class RaftNode:
         self._reads: ReadBatcher
         self._transport: RaftTransport
         self._rights: VotingRights
+        self._leadership: Leadership
         self._ticker: Ticker
         self._view: StatusView
 
@@ -149,7 +147,7 @@ class RaftNode:
             stable_index=log.last_index,
             applied_index=applied,
         )
-        self._core = RaftCore(_core_config(config), storage.hard_state, view, random.Random(config.seed))
+        self._core = RaftCore(config.core_config(), storage.hard_state, view, random.Random(config.seed))
         log_time = LogTime()
         log_time.restore(log.last_timestamp)
         self._applier = Applier(
@@ -157,6 +155,9 @@ class RaftNode:
         )
         self._driver = Driver(
             config.node_id, self._core, log, log_time, self._transport, self._applier, self, self.metrics
+        )
+        self._leadership = Leadership(
+            config, self._core, self._driver, self._state_machine, self.metrics, self.fail
         )
         timeout_s = 2 * config.election_ms_max / 1000
         self._reads = ReadBatcher(self._core, self._driver.pump, timeout_s)
@@ -233,8 +234,7 @@ class RaftNode:
         self._applier.halt(reason)
         self._reads.close()
         self._transport.silence()
-        if self._transfer is not None and not self._transfer.done():
-            self._transfer.set_exception(TransferFailedError(reason))
+        self._leadership.transfer_failed(reason)
         if not self._fatal.done():
             self._fatal.set_result(reason)
         if self._on_fatal is not None:
@@ -279,25 +279,7 @@ class RaftNode:
 
         Raises: NotLeaderError, TransferFailedError.
         """
-        if self._transfer is not None:
-            raise TransferFailedError("another hand-over is under way; wait for it")
-        self._driver.settle()
-        target = self._core.transfer_leadership(to)
-        if target is None:
-            raise TransferFailedError("no follower is near enough to take over; see ledgermq cluster status")
-        if not isinstance(target, str):
-            raise NotLeaderError(target.leader_hint)
-        self._transfer = asyncio.get_running_loop().create_future()
-        self._driver.pump()
-        try:
-            async with asyncio.timeout(self.config.election_ms_max / 1000):
-                return await self._transfer
-        except TimeoutError:
-            raise TransferFailedError(
-                f"{target} did not take over in {self.config.election_ms_max} ms"
-            ) from None
-        finally:
-            self._transfer = None
+        return await self._leadership.transfer(to)
 
     def status(self) -> RaftStatus:
         """Return what this node knows of the group, for `ledgermq cluster status`."""
@@ -357,7 +339,7 @@ class RaftNode:
     @property
     def is_leader_ready(self) -> bool:
         """This node leads and the no-op of its term is applied: it may serve."""
-        return self._ready_term is not None
+        return self._leadership.ready_term is not None
 
     def delete_segments_before(self, index: LogIndex) -> int:
         """Drop whole segments whose entries are all below `index`; return how many.
@@ -417,20 +399,15 @@ class RaftNode:
         """Tell the state machine and the log file what happened."""
         match event:
             case BecameLeader(term=term, noop_index=noop):
-                self._noop_index = noop
-                self.metrics.counter("ledgermq_raft_elections_total").inc()
-                logger.info("leads node=%s group=%s term=%d", self.config.node_id, self.config.group, term)
-                self._on_applied()  # alone in its group: the no-op may be applied already
+                self._leadership.gained(term, noop, self.applied_index)
             case SteppedDown(term=term):
-                self._ready_term = None
-                self._noop_index = LogIndex(0)
-                logger.info("leads no longer node=%s term=%d", self.config.node_id, term)
-                self._guarded(lambda: self._state_machine.on_leader_lost(term))
+                self._leadership.lost(term)
             case LeaderChanged(leader_id=leader, term=term):
-                self._on_leader_changed(leader, term)
+                self._view.role_changed()
+                self._leadership.changed(leader, term)
+                self._rights.advance()
             case TransferAborted(to=to):
-                if self._transfer is not None and not self._transfer.done():
-                    self._transfer.set_exception(TransferFailedError(f"{to} did not take over in time"))
+                self._leadership.transfer_failed(f"{to} did not take over in time")
             case FollowerBehind(node_id=node, next_index=index):
                 logger.error(
                     "%s needs entry %d, which retention deleted here (the log starts at %d): it cannot catch up. "
@@ -454,30 +431,9 @@ class RaftNode:
         self.fail(reason)
 
     # --- inside --------------------------------------------------------------------------------------------
-    def _on_leader_changed(self, leader: NodeId | None, term: Term) -> None:
-        self._view.role_changed()
-        if leader is not None:
-            self.metrics.counter("ledgermq_raft_leader_changes_total").inc()
-            logger.info("leader node=%s leader=%s term=%d", self.config.node_id, leader, term)
-            if leader != self.config.node_id and self._transfer is not None and not self._transfer.done():
-                self._transfer.set_result(leader)
-        self._guarded(lambda: self._state_machine.on_leader_changed(leader, term))
-        self._rights.advance()
-
     def _on_applied(self) -> None:
-        """Entries were applied: perhaps the no-op that opens this node's term."""
-        if self._ready_term is None and self._noop_index and self._applier.applied_index >= self._noop_index:
-            self._ready_term = self._core.term
-            term, now = self._core.term, self._driver.next_timestamp()
-            self._guarded(lambda: self._state_machine.on_leader_ready(term, now))
+        self._leadership.applied(self._applier.applied_index)
         self._rights.advance()
-
-    def _guarded(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:
-            logger.exception("state machine failed node=%s", self.config.node_id)
-            self.fail(f"state machine failed: {error!r}")
 
     def _on_durable(self, seq: int) -> None:
         if not self._driver.closed:
@@ -517,18 +473,3 @@ class RaftNode:
         self._announce()
         self._view.refresh_metrics(self.is_leader)
         self._report = asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self._send_report)
-
-
-def _core_config(config: RaftConfig) -> CoreConfig:
-    tick = config.tick_ms
-    return CoreConfig(
-        node_id=config.node_id,
-        voters=tuple(member.node_id for member in config.members),
-        heartbeat_ticks=max(1, config.heartbeat_ms // tick),
-        election_ticks_min=config.election_ms_min // tick,
-        election_ticks_max=config.election_ms_max // tick,
-        max_inflight_messages=config.max_inflight_messages,
-        max_inflight_bytes=config.max_inflight_bytes,
-        max_append_bytes=config.max_append_bytes,
-        max_uncommitted_bytes=config.max_uncommitted_bytes,
-    )

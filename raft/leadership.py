@@ -1,0 +1,108 @@
+"""What the loss, the gain and the hand-over of the lead mean outside the core: callbacks, waiting calls, log lines.
+
+Owns: whether this node is ready to serve as the leader (its no-op is applied), the hand-over under way. Must not:
+decide who leads. A state machine whose callback raises faults the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from .config import RaftConfig
+from .core import RaftCore
+from .driver import Driver
+from .errors import NotLeaderError, TransferFailedError
+from .metrics import RaftMetrics
+from .state_machine import StateMachine
+from .types import LogIndex, NodeId, Term
+
+logger = logging.getLogger(__name__)
+
+
+class Leadership:
+    """Fed by RaftNode with the core's events and with the progress of apply."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        core: RaftCore,
+        driver: Driver,
+        state_machine: StateMachine,
+        metrics: RaftMetrics,
+        fail: Callable[[str], None],
+    ) -> None:
+        self.ready_term: Term | None = None  # the no-op of this term, which this node leads, is applied
+        self._config = config
+        self._core = core
+        self._driver = driver
+        self._state_machine = state_machine
+        self._elections = metrics.counter("ledgermq_raft_elections_total")
+        self._changes = metrics.counter("ledgermq_raft_leader_changes_total")
+        self._fail = fail
+        self._noop_index = LogIndex(0)
+        self._transfer: asyncio.Future[NodeId] | None = None
+
+    def gained(self, term: Term, noop_index: LogIndex, applied_index: LogIndex) -> None:
+        """This node leads `term`; it is ready when its no-op is applied."""
+        self._noop_index = noop_index
+        self._elections.inc()
+        logger.info("leads node=%s group=%s term=%d", self._config.node_id, self._config.group, term)
+        self.applied(applied_index)  # alone in its group: the no-op may be applied already
+
+    def lost(self, term: Term) -> None:
+        """This node leads no longer."""
+        self.ready_term = None
+        self._noop_index = LogIndex(0)
+        logger.info("leads no longer node=%s term=%d", self._config.node_id, term)
+        self._guarded(lambda: self._state_machine.on_leader_lost(term))
+
+    def changed(self, leader: NodeId | None, term: Term) -> None:
+        """Another leader is known, or none."""
+        if leader is not None:
+            self._changes.inc()
+            logger.info("leader node=%s leader=%s term=%d", self._config.node_id, leader, term)
+            if leader != self._config.node_id and self._transfer is not None and not self._transfer.done():
+                self._transfer.set_result(leader)
+        self._guarded(lambda: self._state_machine.on_leader_changed(leader, term))
+
+    def applied(self, index: LogIndex) -> None:
+        """Entries up to `index` are applied: perhaps the no-op that opens this node's term."""
+        if self.ready_term is None and self._noop_index and index >= self._noop_index:
+            term, now = self._core.term, self._driver.next_timestamp()
+            self.ready_term = term
+            self._guarded(lambda: self._state_machine.on_leader_ready(term, now))
+
+    async def transfer(self, to: NodeId | None) -> NodeId:
+        """Hand the lead over; see RaftNode.transfer_leadership."""
+        if self._transfer is not None:
+            raise TransferFailedError("another hand-over is under way; wait for it")
+        self._driver.settle()
+        target = self._core.transfer_leadership(to)
+        if target is None:
+            raise TransferFailedError("no follower is near enough to take over; see ledgermq cluster status")
+        if not isinstance(target, str):
+            raise NotLeaderError(target.leader_hint)
+        self._transfer = asyncio.get_running_loop().create_future()
+        self._driver.pump()
+        limit_ms = self._config.election_ms_max
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                return await self._transfer
+        except TimeoutError:
+            raise TransferFailedError(f"{target} did not take over in {limit_ms} ms") from None
+        finally:
+            self._transfer = None
+
+    def transfer_failed(self, reason: str) -> None:
+        """A hand-over that is under way will not happen."""
+        if self._transfer is not None and not self._transfer.done():
+            self._transfer.set_exception(TransferFailedError(reason))
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            logger.exception("state machine failed node=%s", self._config.node_id)
+            self._fail(f"state machine failed: {error!r}")
