@@ -76,7 +76,7 @@ class Proposer(Protocol):
 class Flight:
     """One turn on its way: the token of its leader-view turn, so that duplicates can wait for the first copy."""
 
-    __slots__ = ("dependents", "records", "started", "timestamp", "turn", "works")
+    __slots__ = ("_decided", "_dependents", "_error", "records", "started", "timestamp", "turn", "works")
 
     def __init__(self) -> None:
         self.turn: Turn
@@ -84,13 +84,23 @@ class Flight:
         self.works: list[Work] = []
         self.records: RecordCollector
         self.started = 0.0
-        self.dependents: list[Callable[[Exception | None], None]] = []
+        self._dependents: list[Callable[[Exception | None], None]] = []
+        self._decided = False
+        self._error: Exception | None = None
+
+    def when_decided(self, dependent: Callable[[Exception | None], None]) -> None:
+        """Tell a work of a later turn, which waits for a first copy in this one; at once when it is decided already."""
+        if self._decided:
+            dependent(self._error)
+        else:
+            self._dependents.append(dependent)
 
     def decided(self, error: Exception | None) -> None:
-        """Tell the works (of this and of later turns) that wait for a first copy in this turn."""
-        for dependent in self.dependents:
+        """The entry is committed (None), refused or lost: tell who waits for it."""
+        self._decided, self._error = True, error
+        dependents, self._dependents = self._dependents, []
+        for dependent in dependents:
             dependent(error)
-        self.dependents.clear()
 
 
 class Work(Protocol):

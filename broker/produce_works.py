@@ -45,7 +45,7 @@ class _ProducerWork:
         assert isinstance(flight, Flight)
         if flight is not own:
             self._undecided += 1
-            flight.dependents.append(self._on_decided)
+            flight.when_decided(self._on_decided)
 
     def on_committed(self, flight: Flight) -> None:
         self.timestamp = flight.timestamp

@@ -1,149 +1,223 @@
-"""The append pipeline: what arrives together shares an entry, and bounds hold."""
+"""The append pipeline: what arrives together shares an entry, retries wait for the first copy, bounds hold."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from ledgermq.broker import produce
-from ledgermq.broker.commands import CreateTopic
-from ledgermq.broker.produce import AppendPipeline, TooManyRequestsError, Turn
-from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind
-from ledgermq.proto.record import SectionKind, encode_section, walk_sections
-from ledgermq.raft.errors import NotLeaderError, ProposalLostError
+from ledgermq.broker.commands import CreateTopic, MessageType
+from ledgermq.broker.effects import Effects
+from ledgermq.broker.leader_view import LeaderView, Verdict
+from ledgermq.broker.log_wire import checked_sections
+from ledgermq.broker.messaging_wire import OutgoingRecord
+from ledgermq.broker.produce import AppendPipeline, TooManyRequestsError
+from ledgermq.broker.produce_works import ProduceWork, SendWork
+from ledgermq.broker.state import BrokerState
+from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind, entry_size
+from ledgermq.proto.record import SectionKind, encode_record, encode_section, walk_sections
+from ledgermq.raft.errors import EntryTooLargeError, NotLeaderError, ProposalLostError
 from ledgermq.raft.state_machine import Proposal
 
 
 class FakeRaft:
-    """Takes proposals; the test decides when they are committed."""
+    """Takes proposals; the test decides when they are committed and applied."""
 
     def __init__(self) -> None:
+        self.state = BrokerState()
+        self.view = LeaderView(self.state, 1, 0)
+        self.pipeline = AppendPipeline(self, 16 << 20)
+        self.pipeline.on_leader(self.view)
         self.proposals: list[Proposal] = []
         self.payloads: list[bytes] = []
         self.error: Exception | None = None
+        self.end = 0
+
+    def next_timestamp(self) -> int:
+        return 1000
 
     def propose(self, parts: list[Buffer], section_count: int) -> Proposal:
         if self.error is not None:
             raise self.error
         payload = b"".join(bytes(part) for part in parts)
-        index = len(self.proposals) + 1
-        size = HEADER_SIZE + len(payload)
+        index, size = len(self.proposals) + 1, entry_size(len(payload))
         header = EntryHeader(
-            0, size, EntryKind.RECORDS, section_count, index, 1, 0, 1000 + index, 0, len(payload)
+            0, size, EntryKind.RECORDS, section_count, index, 1, self.end, 1000, 0, len(payload)
         )
+        self.end += size
         proposal = Proposal(header, asyncio.get_running_loop().create_future())
         self.proposals.append(proposal)
         self.payloads.append(payload)
         return proposal
 
+    async def decide(self, place: int) -> Effects:
+        """Commit and apply a proposal."""
+        proposal = self.proposals[place]
+        proposal.committed.set_result(None)
+        await settle()
+        effects = self.state.apply(proposal.header, memoryview(self.payloads[place]))
+        self.view.on_applied(proposal.index)
+        self.pipeline.on_applied(effects)
+        await settle()
+        return effects
 
-class SectionWork:
-    """A work that adds one section and notes what happens to it."""
-
-    def __init__(self, size: int = 64, log: list[str] | None = None, name: str = "") -> None:
-        self.size = size
-        self.name = name
-        self.log = log if log is not None else []
-
-    def place(self, turn: Turn) -> None:
-        section = encode_section(SectionKind.RECORDS, [bytes(self.size)], 1)
-        turn.add_section(section[:64], section[64:], 7)
-
-    def on_committed(self, turn: Turn) -> None:
-        self.log.append(f"{self.name} committed {turn.index}")
-
-    def on_applied(self, turn: Turn, results: Sequence[object]) -> None:
-        self.log.append(f"{self.name} applied {turn.index}")
-
-    def fail(self, error: Exception) -> None:
-        self.log.append(f"{self.name} {type(error).__name__}")
+    async def topic(self, name: str = "a", queues: int = 2) -> None:
+        future = self.pipeline.run(CreateTopic(name, queues, MessageType.NORMAL))
+        await settle()
+        await self.decide(len(self.proposals) - 1)
+        assert future.result().result.changed
 
 
-def run(test: Callable[[FakeRaft, AppendPipeline], Coroutine[Any, Any, None]]) -> None:
+def run(test: Callable[[FakeRaft], Coroutine[Any, Any, None]]) -> None:
     async def body() -> None:
-        raft = FakeRaft()
-        await test(raft, AppendPipeline(raft))
+        await test(FakeRaft())
 
     asyncio.run(body())
 
 
 async def settle() -> None:
-    for _ in range(3):
+    for _ in range(4):
         await asyncio.sleep(0)
 
 
-def test_works_and_commands_of_one_moment_share_an_entry_whose_sections_name_their_places() -> None:
-    async def body(raft: FakeRaft, pipeline: AppendPipeline) -> None:
-        pipeline.submit(SectionWork())
-        created = pipeline.run(CreateTopic("a", 1))
-        pipeline.submit(SectionWork())
+def sections(sequence: int = 0, body: bytes = b"hello", producer: int = 7) -> ProduceWork:
+    record = encode_record(
+        b"",
+        body,
+        section_distance=64,
+        body_offset_in_rest=0,
+        body_size=len(body),
+        message_id=bytes(16),
+        born_timestamp=0,
+    )
+    raw = encode_section(
+        SectionKind.RECORDS, [record], 1, topic_id=1, queue_id=0, producer_id=producer, base_sequence=sequence
+    )
+    return ProduceWork(checked_sections(1, memoryview(raw), 1))
+
+
+def message(state: BrokerState, name: bytes) -> SendWork:
+    record = OutgoingRecord(b"", b"body", 0, 4, name.ljust(16), 0, 0, (), 0)
+    return SendWork(state.topics.named("a"), [(record, "")])
+
+
+def test_sections_messages_and_commands_of_one_moment_share_an_entry() -> None:
+    async def body(raft: FakeRaft) -> None:
+        await raft.topic()
+        work, sent = sections(), [message(raft.state, name) for name in (b"1", b"2")]
+        for each in (work, *sent):
+            raft.pipeline.submit(each)
+        created = raft.pipeline.run(CreateTopic("b", 1))
         await settle()
-        (payload,) = raft.payloads
-        sections = list(walk_sections(payload, 3))
-        assert [header.entry_distance for _, header in sections] == [HEADER_SIZE + at for at, _ in sections]
-        assert [header.kind for _, header in sections] == [1, 1, 2]
+        assert len(raft.payloads) == 2
+        found = list(walk_sections(raft.payloads[1], 3))
+        assert [header.entry_distance for _, header in found] == [HEADER_SIZE + at for at, _ in found]
+        assert [header.kind for _, header in found] == [1, 1, 2], "two messages to one queue are one section"
+        assert not work.future.done()
+        await raft.decide(1)
+        assert work.future.result()[0].base_offset == 0
+        assert [each.future.result()[0].offset for each in sent] in ([0, 1], [1, 2])
+        assert created.result().result.topic.name == "b"
+
+    run(body)
+
+
+def test_a_command_is_answered_when_it_is_applied_not_before() -> None:
+    async def body(raft: FakeRaft) -> None:
+        created = raft.pipeline.run(CreateTopic("b", 1))
+        await settle()
         raft.proposals[0].committed.set_result(None)
         await settle()
-        assert not created.done(), "a command's result is known when it is applied"
-        pipeline.on_applied(1, ["result"])
-        assert created.result() == "result"
+        assert not created.done()
+
+    run(body)
+
+
+def test_a_retry_of_an_undecided_message_waits_for_the_first_copy() -> None:
+    async def body(raft: FakeRaft) -> None:
+        await raft.topic()
+        first, retry = sections(), sections()
+        raft.pipeline.submit(first)
+        await settle()
+        raft.pipeline.submit(retry)
+        again = message(raft.state, b"x"), message(raft.state, b"x")
+        for each in again:
+            raft.pipeline.submit(each)
+        await settle()
+        assert not retry.future.done()
+        await raft.decide(1)
+        assert first.future.result()[0].verdict is Verdict.ACCEPTED
+        await raft.decide(2)
+        assert retry.future.result()[0].base_offset == first.future.result()[0].base_offset
+        assert retry.future.result()[0].verdict is not Verdict.ACCEPTED
+        assert again[0].future.result()[0].offset == again[1].future.result()[0].offset
+        assert raft.state.queue_end(1, 0) + raft.state.queue_end(1, 1) == 2
 
     run(body)
 
 
 def test_small_works_wait_for_the_append_that_is_out_and_large_ones_do_not() -> None:
-    async def body(raft: FakeRaft, pipeline: AppendPipeline) -> None:
-        for _ in range(2):
-            pipeline.submit(SectionWork())
+    async def body(raft: FakeRaft) -> None:
+        await raft.topic()
+        for sequence in range(2):
+            raft.pipeline.submit(sections(sequence))
             await settle()
-        assert len(raft.proposals) == 1
-        for _ in range(12):
-            pipeline.submit(SectionWork(produce.LARGE_TURN_BYTES))
+        assert len(raft.proposals) == 2
+        for sequence in range(2, 14):
+            raft.pipeline.submit(sections(sequence, bytes(produce.LARGE_TURN_BYTES)))
             await settle()
-        assert len(raft.proposals) == produce.MAX_TURNS_IN_FLIGHT
-        raft.proposals[0].committed.set_result(None)
-        await settle()
-        assert len(raft.proposals) == produce.MAX_TURNS_IN_FLIGHT + 1
+        assert len(raft.proposals) == 1 + produce.MAX_TURNS_IN_FLIGHT
 
     run(body)
 
 
-def test_over_the_bound_a_work_is_refused_and_the_limit_is_named() -> None:
-    async def body(raft: FakeRaft, pipeline: AppendPipeline) -> None:
-        with pytest.raises(TooManyRequestsError, match=str(produce.MAX_WAITING_BYTES)):
-            pipeline.submit(SectionWork(produce.MAX_WAITING_BYTES + 1))
+def test_over_a_bound_a_work_is_refused_and_the_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(raft: FakeRaft) -> None:
+        with pytest.raises(EntryTooLargeError):
+            raft.pipeline.submit(sections(0, bytes(17 << 20)))
+        monkeypatch.setattr(produce, "MAX_WAITING_BYTES", 100)
+        with pytest.raises(TooManyRequestsError, match="100"):
+            raft.pipeline.submit(sections(0, bytes(200)))
 
     run(body)
 
 
-def test_a_refused_proposal_fails_definitely_and_a_lost_one_as_unknown() -> None:
-    async def body(raft: FakeRaft, pipeline: AppendPipeline) -> None:
-        log: list[str] = []
-        pipeline.submit(SectionWork(log=log, name="a"))
-        await settle()
-        raft.proposals[0].committed.set_exception(ProposalLostError("gone"))
-        await settle()
+def test_a_lost_proposal_is_unknown_and_a_refused_one_gives_its_offsets_back() -> None:
+    async def body(raft: FakeRaft) -> None:
+        await raft.topic()
         raft.error = NotLeaderError("n2")
-        pipeline.submit(SectionWork(log=log, name="b"))
+        refused = sections()
+        raft.pipeline.submit(refused)
         await settle()
-        assert log == ["a ProposalLostError", "b NotLeaderError"]
-        assert pipeline.is_idle
-        assert pipeline.bytes_waiting == 0
+        assert isinstance(refused.future.exception(), NotLeaderError)
+        raft.error = None
+        lost = sections()
+        raft.pipeline.submit(lost)
+        await settle()
+        assert raft.view.next_offset(1, 0) == 1, "the refused section left no gap"
+        raft.proposals[1].committed.set_exception(ProposalLostError("gone"))
+        await settle()
+        assert isinstance(lost.future.exception(), ProposalLostError)
+        assert raft.pipeline.is_idle
+        assert raft.pipeline.bytes_waiting == 0
 
     run(body)
 
 
 def test_at_step_down_what_was_not_proposed_is_refused() -> None:
-    async def body(raft: FakeRaft, pipeline: AppendPipeline) -> None:
-        log: list[str] = []
-        pipeline.submit(SectionWork(log=log, name="a"))
+    async def body(raft: FakeRaft) -> None:
+        await raft.topic()
+        out, waiting = sections(0), sections(1)
+        raft.pipeline.submit(out)
         await settle()
-        pipeline.submit(SectionWork(log=log, name="b"))
-        pipeline.on_leader_lost()
-        assert log == ["b NotLeaderError"]
-        assert len(raft.proposals) == 1
+        raft.pipeline.submit(waiting)
+        raft.pipeline.on_leader(None)
+        assert isinstance(waiting.future.exception(), NotLeaderError)
+        assert not out.future.done()
+        with pytest.raises(NotLeaderError):
+            raft.pipeline.submit(sections(1))
 
     run(body)
