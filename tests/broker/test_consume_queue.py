@@ -1,0 +1,197 @@
+"""ConsumeQueues: units from sections, tails in memory, files in the background."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ledgermq.broker.consume_queue import (
+    BLOCK_UNITS,
+    TAIL_UNITS,
+    UNIT_DTYPE,
+    UNITS_PER_FILE,
+    ColdRead,
+    ConsumeQueue,
+    ConsumeQueues,
+    record_starts,
+    units_of,
+)
+from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
+from ledgermq.broker.errors import ConsumeQueueError, QueueNotFoundError
+from ledgermq.proto.errors import CorruptError
+from ledgermq.proto.record import record_positions
+from ledgermq.raft.files import RealFileSystem
+
+from .entry_log import records
+
+KEY = (1, 0)
+
+
+def some_units(start: int, count: int) -> np.ndarray:
+    units = np.empty(count, UNIT_DTYPE)
+    units["physical_offset"] = np.arange(start, start + count) * 100
+    units["size"] = 96
+    units["tag_hash"] = np.arange(start, start + count) % 7
+    return units
+
+
+def queues_in(folder: Path, begin: int = 0, end: int = 0) -> tuple[ConsumeQueues, ConsumeQueueFiles]:
+    files = ConsumeQueueFiles(RealFileSystem(), folder)
+    queues = ConsumeQueues(files)
+    queues.add(ConsumeQueue(KEY, "orders@1", begin, end))
+    return queues, files
+
+
+def write_out(queues: ConsumeQueues, files: ConsumeQueueFiles) -> None:
+    runs = queues.unwritten()
+    files.write(runs)
+    files.sync()
+    queues.mark_written(runs)
+
+
+def look_up(queues: ConsumeQueues, files: ConsumeQueueFiles, offset: int, count: int) -> np.ndarray:
+    """Look up like the shell: loading what is cold."""
+    while isinstance(found := queues.lookup(*KEY, offset, count), ColdRead):
+        queues.admit(found, files.load(found))
+    return found
+
+
+@pytest.mark.parametrize("sizes", [[100], [1, 50, 300], [100, 100, 108]])
+def test_the_starts_of_records_are_those_of_the_slow_check(sizes: list[int]) -> None:
+    body = b"".join(records(40, size=sizes, tags=[5, -6]))
+    starts = record_starts(body, 40)
+    assert starts.tolist() == record_positions(body, 40).tolist()
+    units = units_of(body, starts, 1_000)
+    assert units["physical_offset"].tolist() == (starts + 1_000).tolist()
+    assert units["tag_hash"].tolist() == [5, -6] * 20
+    assert units["size"].sum() == len(body)
+
+
+def test_a_count_that_does_not_fit_the_body_is_damage() -> None:
+    body = b"".join(records(4, size=[1, 50]))
+    for count in (0, 3, 5):
+        with pytest.raises(CorruptError):
+            record_starts(body, count)
+
+
+def test_a_queue_that_is_not_there_is_named() -> None:
+    with pytest.raises(QueueNotFoundError, match="no queue 3"):
+        ConsumeQueues().lookup(1, 3, 0, 1)
+
+
+def test_units_written_piece_by_piece_are_the_bytes_of_one_run(tmp_path: Path) -> None:
+    choose = random.Random(1)
+    queues, files = queues_in(tmp_path / "a")
+    whole, rebuilt = queues_in(tmp_path / "b")
+    queue, total = queues.named(*KEY), 0
+    while total < 2 * UNITS_PER_FILE + 17:
+        count = choose.choice([1, 256, 60_000])
+        queues.append(queue, some_units(total, count))
+        total += count
+        if choose.random() < 0.5:
+            write_out(queues, files)
+    whole.append(whole.named(*KEY), some_units(0, total))
+    write_out(queues, files)
+    write_out(whole, rebuilt)
+    names = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
+    assert [path.name for path in names][:2] == [f"{0:020d}", f"{UNITS_PER_FILE * 20:020d}"]
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    for offset in (0, 5, BLOCK_UNITS - 3, UNITS_PER_FILE - 2, total - TAIL_UNITS - 10, total - 3):
+        assert (
+            look_up(queues, files, offset, 20).tolist()
+            == some_units(offset, min(20, total - offset)).tolist()
+        )
+    files.close()
+    rebuilt.close()
+
+
+def test_memory_keeps_only_the_newest_units_after_they_are_written(tmp_path: Path) -> None:
+    queues, files = queues_in(tmp_path)
+    queue = queues.named(*KEY)
+    queues.append(queue, some_units(0, 50_000))
+    assert queue.tail_start == 0
+    write_out(queues, files)
+    assert queue.tail_start == 50_000 - TAIL_UNITS
+    assert queues.unwritten() == []
+    files.close()
+
+
+def test_what_is_appended_while_a_run_is_written_is_not_lost(tmp_path: Path) -> None:
+    queues, files = queues_in(tmp_path)
+    queue = queues.named(*KEY)
+    queues.append(queue, some_units(0, 10))
+    runs = queues.unwritten()
+    queues.append(queue, some_units(10, 5_000))
+    files.write(runs)
+    queues.mark_written(runs)
+    assert [(run.start, len(run.units)) for run in queues.unwritten()] == [(10, 5_000)]
+    assert look_up(queues, files, 0, 5_010).tolist() == some_units(0, 5_010).tolist()
+    files.close()
+
+
+def test_a_partly_written_block_is_read_again_when_it_has_grown(tmp_path: Path) -> None:
+    queues, files = queues_in(tmp_path)
+    queue = queues.named(*KEY)
+    for start in range(0, 12_000, 3_000):
+        queues.append(queue, some_units(start, 3_000))
+        write_out(queues, files)
+        assert look_up(queues, files, 0, 20_000).tolist() == some_units(0, start + 3_000).tolist()
+    files.close()
+
+
+def test_a_queue_that_begins_late_has_sparse_files_and_hides_what_is_below(tmp_path: Path) -> None:
+    queues, files = queues_in(tmp_path, begin=2 * UNITS_PER_FILE + 5, end=2 * UNITS_PER_FILE + 5)
+    queue = queues.named(*KEY)
+    queues.append(queue, some_units(queue.end, 3_000))
+    write_out(queues, files)
+    assert look_up(queues, files, 0, 2 * UNITS_PER_FILE + 7)["tag_hash"].tolist() == [
+        (2 * UNITS_PER_FILE + 5) % 7,
+        (2 * UNITS_PER_FILE + 6) % 7,
+    ]
+    assert len(list((tmp_path / "orders@1" / "0").iterdir())) == 1
+    files.check(queue)
+    files.close()
+
+
+def test_files_below_the_begin_offset_and_of_deleted_topics_go(tmp_path: Path) -> None:
+    queues, files = queues_in(tmp_path)
+    queue = queues.named(*KEY)
+    queues.append(queue, some_units(0, UNITS_PER_FILE + 10))
+    write_out(queues, files)
+    files.remove_below("orders@1", 0, UNITS_PER_FILE - 1)
+    assert len(list((tmp_path / "orders@1" / "0").iterdir())) == 2
+    files.remove_below("orders@1", 0, UNITS_PER_FILE)
+    assert len(list((tmp_path / "orders@1" / "0").iterdir())) == 1
+    files.remove_orphans({"orders@1"})
+    assert len(list((tmp_path / "orders@1" / "0").iterdir())) == 1
+    files.remove_orphans(set())
+    assert list((tmp_path / "orders@1" / "0").iterdir()) == []
+    files.close()
+
+
+def test_files_that_do_not_hold_what_the_checkpoint_counts_on_stop_the_start(tmp_path: Path) -> None:
+    queues, files = queues_in(tmp_path)
+    queues.append(queues.named(*KEY), some_units(0, 10))
+    write_out(queues, files)
+    files.check(ConsumeQueue(KEY, "orders@1", 0, 10))
+    with pytest.raises(ConsumeQueueError, match="has 200 bytes, the checkpoint counts on 220"):
+        files.check(ConsumeQueue(KEY, "orders@1", 0, 11))
+    with pytest.raises(ConsumeQueueError, match="missing"):
+        files.check(ConsumeQueue(KEY, "orders@1", UNITS_PER_FILE, UNITS_PER_FILE + 1))
+    files.close()
+
+
+def test_the_first_unit_at_or_behind_a_place_in_the_log_is_found(tmp_path: Path) -> None:
+    queues, files = queues_in(tmp_path)
+    queue = queues.named(*KEY)
+    queues.append(queue, some_units(0, 9_000))
+    write_out(queues, files)
+    for physical, expected in [(0, 0), (1, 1), (100, 1), (850_050, 8_501), (10**9, 9_000)]:
+        while isinstance(found := queues.first_at_or_behind(queue, physical), ColdRead):
+            queues.admit(found, files.load(found))
+        assert found == expected
+    files.close()
