@@ -29,6 +29,7 @@ import uvloop
 
 from ledgermq.proto.entry import EntryHeader
 from ledgermq.raft.config import Member, RaftConfig
+from ledgermq.raft.errors import NotLeaderError, TransferFailedError
 from ledgermq.raft.node import RaftNode
 from ledgermq.raft.state_machine import Proposal
 from ledgermq.raft.types import LogIndex, NodeId, Term
@@ -87,19 +88,15 @@ async def serve(name: str, addresses: list[str], folder: Path, options: argparse
     await node.start()
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    while node.leader_id is None:
-        await asyncio.sleep(0.01)
-    if name == NAMES[0] and not node.is_leader:
-        while not node.is_leader:  # the lead comes by transfer from whoever won
-            await asyncio.sleep(0.05)
     if name != NAMES[0]:
-        while not stop.is_set():
+        while not stop.is_set():  # the first node measures: whoever else was elected hands the lead over
             if node.is_leader_ready:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(TransferFailedError, NotLeaderError):
                     await node.transfer_leadership(NodeId(NAMES[0]))
-            await asyncio.sleep(0.1)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 0.1)
     else:
-        while not node.is_leader_ready:
+        while not node.is_leader_ready:  # noqa: ASYNC110 (set-up of a measurement)
             await asyncio.sleep(0.01)
         gc.collect()
         gc.freeze()  # as a broker process does

@@ -141,6 +141,7 @@ class Transport(Generic[ControlItem, AppendItem]):
         self._gate = gate
         self._server: Any = None
         self._listening = False
+        self._silent = False
         self._incoming: dict[NodeId, set[_Incoming]] = {peer.node_id: set() for peer in peers}
         self._logged: set[tuple[NodeId, RefusalKind]] = set()
         self.links = {
@@ -183,6 +184,7 @@ class Transport(Generic[ControlItem, AppendItem]):
 
     def silence(self) -> None:
         """Say nothing more to anybody and listen to nobody; `close` must follow."""
+        self._silent = True
         for link in self.links.values():
             link.control.silence()
             link.append.silence()
@@ -209,8 +211,8 @@ class Transport(Generic[ControlItem, AppendItem]):
         return serve
 
     async def _serve(self, kind: StreamKind, context: Any) -> None:
-        hello = await self._greeted(context)
-        if hello is None:
+        hello = None if self._silent else await self._greeted(context)
+        if hello is None or self._silent:
             return
         task = asyncio.current_task()
         assert task is not None
