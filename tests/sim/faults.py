@@ -54,19 +54,20 @@ class Faults:
         self.harass_leaders = self.rng.choice((0.0, 0.0, 0.8))
         self.harass_ms = self.rng.choice((30, 200, 1000))
         self.mean_ms["propose"] = self.rng.choice((15, 40, 150))
-        self.mean_ms["read"] = self.rng.choice((100, 500))
+        self.mean_ms["read"] = self.rng.choice((20, 100, 500))
         self._draw_network()
-        if self.rng.random() < 0.25:
+        self.plays_figure_8 = False
+        if self.rng.random() < 0.2:
             self._prefer_figure_8()
         self.skews_clocks = self.rng.random() < 0.3
 
     def _prefer_figure_8(self) -> None:
-        """One entry per message, and no leader lives long: tails of several terms meet (paper, figure 8)."""
+        """One entry per message, and every leader is soon alone: tails of several terms meet (paper, figure 8)."""
         self.world.limits["max_append_bytes"] = self.world.limits["max_inflight_messages"] = 1
-        self.harass_leaders, self.harass_ms = 0.9, self.rng.choice((30, 200))
-        self.mean_ms = {"propose": 20, "read": 500}
-        self.world.network.loss = self.rng.choice((0.0, 0.1))
-        self.world.network.delay_us = self.rng.choice(((200, 20_000), (1000, 40_000)))
+        self.plays_figure_8 = True
+        self.mean_ms = {"propose": 30, "read": 500}
+        self.world.network.loss = self.world.network.straggle = 0.0
+        self.world.network.delay_us = self.rng.choice(((1000, 10_000), (5000, 30_000)))
 
     def start(self) -> None:
         for name in self.mean_ms:
@@ -100,7 +101,11 @@ class Faults:
 
     def on_leader(self, node: SimNode) -> None:
         """A node won: it may die, or be left with a minority, before its first entries are everywhere."""
-        if self.active and self.harass_leaders and self.rng.random() < self.harass_leaders:
+        if not self.active:
+            return
+        if self.plays_figure_8:
+            self.world.later(self.rng.randint(1, self.rng.choice((10, 50, 800))) * MS, node.name, "isolate")
+        elif self.harass_leaders and self.rng.random() < self.harass_leaders:
             kind = self.rng.choice(("crash", "isolate"))
             self.world.later(self.rng.randint(1, self.harass_ms) * MS, node.name, kind)
 
@@ -108,10 +113,11 @@ class Faults:
         """Cut a node, and perhaps one other with it, from the rest."""
         others = [name for name in self.world.names if name != node.name]
         self.rng.shuffle(others)
-        keep = self.rng.randint(0, len(others) // 2)
+        keep = self.rng.randint(0, (len(others) - 1) // 2)
         self.world.network.heal()
         self.world.network.cut([node.name, *others[:keep]], others[keep:])
-        self.world.later(self.rng.randint(500, 1500) * MS, "", "heal")
+        if not self.plays_figure_8:  # there, the next leader's isolation brings this one back
+            self.world.later(self.rng.randint(500, 1500) * MS, "", "heal")
 
     def heal_a_majority(self) -> list[SimNode]:
         """End the faults of a majority (at times of all); what is cut or down elsewhere stays so."""
