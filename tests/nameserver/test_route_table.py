@@ -1,0 +1,229 @@
+"""The route table: what brokers said, who leads, who lives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledgermq.nameserver.route_table import RouteTable
+from ledgermq.proto import route_pb2 as pb
+
+
+def route(
+    term: int = 1,
+    leader: str = "n1",
+    version: int = 1,
+    topics: tuple[str, ...] = ("orders",),
+    nodes: str = "n1",
+) -> pb.GroupRoute:
+    view = pb.GroupRoute(
+        cluster="local", group="g0", term=term, leader_id=leader, version=version, writable=True
+    )
+    for node_id in nodes.split():
+        node = view.nodes.add(node_id=node_id, alive=True, voter=True)
+        node.listeners.add(name="internal", log_address=f"{node_id}:8082")
+        node.listeners.add(name="external", log_address=f"127.0.0.1:1808{node_id[1]}")
+    view.topics.extend(pb.TopicInfo(name=name, topic_id=7, queue_count=4) for name in topics)
+    return view
+
+
+def table_with(*node_ids: str) -> RouteTable:
+    table = RouteTable()
+    for node_id in node_ids:
+        table.register(node_id, "i", route(nodes=" ".join(node_ids)), node_id == "n1", 0)
+    return table
+
+
+def alive(table: RouteTable) -> dict[str, bool]:
+    return {node.node_id: node.alive for node in table.groups("local")[0].nodes}
+
+
+def test_a_registered_topic_has_a_route() -> None:
+    (view,) = table_with("n1").route("local", "orders")
+    assert view.leader_id == "n1"
+    assert [info.name for info in view.topics] == ["orders"]
+
+
+def test_an_unknown_topic_has_no_route_but_similar_names() -> None:
+    table = table_with("n1")
+    assert table.route("local", "order") == []
+    assert table.similar_topics("local", "order") == ["orders"]
+
+
+def test_the_addresses_are_those_of_the_listener_that_was_asked() -> None:
+    table = table_with("n1")
+    for name, address in (("internal", "n1:8082"), ("external", "127.0.0.1:18081"), ("unknown", "n1:8082")):
+        (node,) = table.groups("local", name)[0].nodes
+        assert [each.log_address for each in node.listeners] == [address]
+
+
+def test_a_new_leader_wins_by_its_term_even_when_the_old_one_registers_again() -> None:
+    table = table_with("n1", "n2")
+    table.register("n2", "i", route(term=2, leader="n2", nodes="n1 n2", topics=("new",)), True, 10)
+    table.register("n1", "i", route(term=1, leader="n1", version=99, nodes="n1 n2"), True, 20)
+    view = table.groups("local")[0]
+    assert (view.term, view.leader_id) == (2, "n2")
+    assert [info.name for info in view.topics] == ["new"]
+
+
+def test_the_leaders_view_of_topics_counts_more_than_a_followers_of_the_same_term() -> None:
+    table = table_with("n1", "n2")
+    table.register("n2", "i", route(version=50, topics=(), nodes="n1 n2"), False, 10)
+    assert [info.name for info in table.groups("local")[0].topics] == ["orders"]
+
+
+def test_a_beat_brings_news_of_an_election() -> None:
+    table = table_with("n1", "n2")
+    assert table.beat("local", "g0", "n2", 5, "n2", 10)
+    assert table.groups("local")[0].leader_id == "n2"
+
+
+def test_a_beat_of_an_unknown_node_asks_for_a_registration() -> None:
+    assert not RouteTable().beat("local", "g0", "n1", 1, "n1", 0)
+
+
+def test_a_closed_stream_makes_a_node_suspect_and_a_beat_clears_it() -> None:
+    table = table_with("n1", "n2")
+    assert table.suspect("local", "g0", "n2", 10)
+    assert alive(table) == {"n1": True, "n2": False}
+    table.beat("local", "g0", "n2", 1, "n1", 20)
+    assert alive(table) == {"n1": True, "n2": True}
+
+
+def test_a_suspect_leader_is_no_leader() -> None:
+    table = table_with("n1", "n2")
+    table.suspect("local", "g0", "n1", 10)
+    assert table.groups("local")[0].leader_id == ""
+
+
+def test_the_leaders_later_word_that_a_suspect_lives_counts() -> None:
+    table = table_with("n1", "n2")
+    table.suspect("local", "g0", "n2", 10)
+    table.register("n1", "i", route(nodes="n1 n2"), True, 20)
+    assert alive(table)["n2"]
+
+
+def test_a_silent_node_is_dropped_after_the_expiry() -> None:
+    table = table_with("n1")
+    assert table.expire(9_999) == []
+    assert table.expire(10_000) == [("local", "g0", "n1")]
+    assert table.clusters() == []
+
+
+def test_a_goodbye_removes_a_node_at_once() -> None:
+    table = table_with("n1")
+    assert table.unregister("local", "g0", "n1")
+    assert table.groups("local") == []
+
+
+def test_the_revision_stays_when_nothing_visible_changes() -> None:
+    table = table_with("n1", "n2")
+    before = table.revision
+    table.register("n1", "i", route(nodes="n1 n2"), True, 50)
+    table.beat("local", "g0", "n1", 1, "n1", 60)
+    assert table.revision == before
+
+
+def test_the_only_cluster_needs_no_name() -> None:
+    table = table_with("n1")
+    assert table.the_cluster("") == "local"
+    other = route()
+    other.cluster = "remote"
+    table.register("n9", "i", other, True, 0)
+    assert table.the_cluster("") == ""
+
+
+# --- against a dumb model ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Step:
+    kind: str
+    node: str
+    term: int
+    leader: str
+    wait: int
+
+
+steps = st.lists(
+    st.builds(
+        Step,
+        st.sampled_from(["register", "beat", "suspect", "unregister", "expire"]),
+        st.sampled_from(["n1", "n2", "n3"]),
+        st.integers(1, 4),
+        st.sampled_from(["", "n1", "n2", "n3"]),
+        st.integers(0, 6_000),
+    ),
+    max_size=40,
+)
+
+
+class Model:
+    """Keeps every event and answers by looking at all of them again."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[int, Step]] = []
+
+    def living(self, now: int) -> set[str]:
+        """Nodes that are known, heard within the expiry and whose stream did not close since."""
+        heard: dict[str, int] = {}
+        suspect: set[str] = set()
+        for at, step in self.events:
+            if step.kind == "expire":
+                for node in [n for n, when in heard.items() if at - when >= 10_000]:
+                    del heard[node]
+                    suspect.discard(node)
+            elif step.kind == "register" or (step.kind == "beat" and step.node in heard):
+                heard[step.node] = at
+                suspect.discard(step.node)
+            elif step.kind == "suspect" and step.node in heard:
+                suspect.add(step.node)
+            elif step.kind == "unregister":
+                heard.pop(step.node, None)
+                suspect.discard(step.node)
+        return set(heard) - suspect
+
+    def term(self) -> int:
+        """The newest term that a node that is still known has spoken of since its registration."""
+        terms: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for at, step in self.events:
+            if step.kind == "expire":
+                for node in [n for n in terms if at - last[n] >= 10_000]:
+                    del terms[node]
+            elif step.kind == "register":
+                terms[step.node] = max(step.term, terms.get(step.node, 0))
+                last[step.node] = at
+            elif step.kind == "beat" and step.node in terms:
+                terms[step.node] = max(step.term, terms[step.node])
+                last[step.node] = at
+            elif step.kind == "unregister":
+                terms.pop(step.node, None)
+        return max(terms.values(), default=0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps)
+def test_the_table_agrees_with_a_model_that_replays_everything(script: list[Step]) -> None:
+    table, model, now = RouteTable(), Model(), 0
+    for step in script:
+        now += step.wait
+        revision, before = table.revision, table.groups("local")
+        if step.kind == "register":
+            # The registration names only its own node, so that life depends on the nameserver's own eyes alone.
+            table.register(step.node, "i", route(step.term, step.leader, nodes=step.node), False, now)
+        elif step.kind == "beat":
+            table.beat("local", "g0", step.node, step.term, step.leader, now)
+        elif step.kind == "suspect":
+            table.suspect("local", "g0", step.node, now)
+        elif step.kind == "unregister":
+            table.unregister("local", "g0", step.node)
+        else:
+            table.expire(now)
+        model.events.append((now, step))
+        views = table.groups("local")
+        assert (table.revision > revision) >= (views != before), "a change was not announced"
+        assert {n.node_id for v in views for n in v.nodes if n.alive} == model.living(now)
+        assert (views[0].term if views else 0) == model.term()

@@ -1,0 +1,163 @@
+"""The nameserver over real sockets of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from ledgermq.nameserver.errors import BindError
+from ledgermq.nameserver.service import NameServer
+from ledgermq.proto import nameserver_pb2 as pb
+from ledgermq.proto import nameserver_pb2_grpc, route_pb2
+
+from .test_route_table import route
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+@asynccontextmanager
+async def nameserver(*listeners: str) -> AsyncIterator[tuple[NameServer, dict[str, Any]]]:
+    """Start a nameserver; yield it with a stub for each listener."""
+    server = NameServer(dict.fromkeys(listeners or ("default",), "127.0.0.1:0"), 10_000)
+    await server.start()
+    channels = {name: aio.insecure_channel(address) for name, address in server.addresses.items()}
+    try:
+        yield server, {n: nameserver_pb2_grpc.NameServerServiceStub(c) for n, c in channels.items()}
+    finally:
+        for channel in channels.values():
+            await channel.close(None)
+        await server.stop(0)
+
+
+def registration(node_id: str = "n1", **changes: Any) -> pb.RegisterRequest:
+    return pb.RegisterRequest(
+        node_id=node_id, incarnation="i", route=route(**changes), is_leader=node_id == "n1"
+    )
+
+
+def test_a_route_is_told_with_the_addresses_of_the_listener() -> None:
+    async def scenario() -> None:
+        async with nameserver("internal", "external") as (_, stubs):
+            await stubs["internal"].Register(registration())
+            for name, address in (("internal", "n1:8082"), ("external", "127.0.0.1:18081")):
+                answer = await stubs[name].GetRoute(pb.GetRouteRequest(topic="orders"))
+                assert answer.groups[0].nodes[0].listeners[0].log_address == address
+
+    run(scenario())
+
+
+def test_an_unknown_topic_is_refused_with_similar_names_and_the_next_command() -> None:
+    async def scenario() -> None:
+        async with nameserver() as (_, stubs):
+            await stubs["default"].Register(registration())
+            refusal = (await stubs["default"].GetRoute(pb.GetRouteRequest(topic="order"))).refusal
+            assert refusal.code == route_pb2.TOPIC_NOT_FOUND
+            assert 'Did you mean "orders"?' in refusal.message
+            assert "ledgermq topic create order" in refusal.message
+
+    run(scenario())
+
+
+def test_without_brokers_the_refusal_says_so() -> None:
+    async def scenario() -> None:
+        async with nameserver() as (_, stubs):
+            refusal = (await stubs["default"].GetRoute(pb.GetRouteRequest(topic="orders"))).refusal
+            assert refusal.code == route_pb2.NO_QUORUM
+            assert refusal.retryable
+
+    run(scenario())
+
+
+def test_a_registration_without_a_name_is_refused() -> None:
+    async def scenario() -> None:
+        async with nameserver() as (_, stubs):
+            answer = await stubs["default"].Register(pb.RegisterRequest())
+            assert answer.refusal.code == route_pb2.INVALID_ARGUMENT
+
+    run(scenario())
+
+
+def test_a_watcher_hears_of_a_new_leader_at_once() -> None:
+    async def scenario() -> None:
+        async with nameserver() as (_, stubs):
+            await stubs["default"].Register(registration())
+            watch = stubs["default"].WatchRoutes(pb.WatchRoutesRequest(topics=["orders"]))
+            assert (await watch.read()).groups[0].leader_id == "n1"
+            await stubs["default"].Register(registration("n2", term=2, leader="n2"))
+            assert (await watch.read()).groups[0].leader_id == "n2"
+            watch.cancel()
+
+    run(scenario())
+
+
+def test_a_watcher_is_not_bothered_with_other_topics() -> None:
+    async def scenario() -> None:
+        async with nameserver() as (_, stubs):
+            await stubs["default"].Register(registration())
+            watch = stubs["default"].WatchRoutes(pb.WatchRoutesRequest(topics=["orders"]))
+            assert [info.name for info in (await watch.read()).groups[0].topics] == ["orders"]
+            await stubs["default"].Register(registration(topics=("orders", "other")))
+            await stubs["default"].Register(registration(term=2, leader="n2"))
+            changed = await watch.read()
+            assert changed.groups[0].term == 2
+            watch.cancel()
+
+    run(scenario())
+
+
+def test_the_end_of_the_heartbeat_stream_makes_the_node_suspect() -> None:
+    async def scenario() -> None:
+        async with nameserver() as (_, stubs):
+            await stubs["default"].Register(registration())
+            beats = stubs["default"].Heartbeat()
+            await beats.write(
+                pb.HeartbeatBeat(cluster="local", group="g0", node_id="n1", term=1, leader_id="n1")
+            )
+            assert not (await beats.read()).register_again
+            watch = stubs["default"].WatchRoutes(pb.WatchRoutesRequest())
+            assert (await watch.read()).groups[0].nodes[0].alive
+            beats.cancel()
+            changed = await watch.read()
+            assert not changed.groups[0].nodes[0].alive
+            assert changed.groups[0].leader_id == ""
+            watch.cancel()
+
+    run(scenario())
+
+
+def test_a_beat_of_an_unknown_node_is_told_to_register() -> None:
+    async def scenario() -> None:
+        async with nameserver() as (_, stubs):
+            beats = stubs["default"].Heartbeat()
+            await beats.write(pb.HeartbeatBeat(cluster="local", group="g0", node_id="n1"))
+            assert (await beats.read()).register_again
+            beats.cancel()
+
+    run(scenario())
+
+
+def test_a_goodbye_removes_the_node() -> None:
+    async def scenario() -> None:
+        async with nameserver() as (_, stubs):
+            await stubs["default"].Register(registration())
+            await stubs["default"].Unregister(pb.UnregisterRequest(cluster="local", group="g0", node_id="n1"))
+            assert not (await stubs["default"].ListGroups(pb.ListGroupsRequest())).groups
+
+    run(scenario())
+
+
+def test_a_busy_port_is_an_error_that_names_it() -> None:
+    async def scenario() -> None:
+        async with nameserver() as (server, _):
+            address = server.addresses["default"]
+            with pytest.raises(BindError, match=address):
+                await NameServer({"default": address}, 10_000).start()
+
+    run(scenario())
