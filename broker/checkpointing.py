@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 from .checkpoint_store import CheckpointStore, begin_checkpoint, finish_checkpoint
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 BYTES_BETWEEN: Final = 256 << 20
 SECONDS_BETWEEN: Final = 60.0
+#: Units (20 bytes each) that may wait in memory for the next checkpoint.
+UNITS_IN_MEMORY: Final = 50_000
 _LOOK_INTERVAL: Final = 1.0
 _DURABLE_POLL: Final = 0.05
 
@@ -46,6 +49,8 @@ class Checkpointing:
         self._last_end = 0
         self._last_time = 0.0
         self.floor = 0
+        # Queue files that an entry (its index) made useless: a kept checkpoint before that entry still counts on them.
+        self._useless: list[tuple[int, Callable[[], None]]] = []
 
     def start(self) -> None:
         """Begin to write checkpoints."""
@@ -70,6 +75,20 @@ class Checkpointing:
             grown = self._log_end() - self._last_end >= BYTES_BETWEEN
             if grown or time.monotonic() - self._last_time >= SECONDS_BETWEEN:
                 await self._checkpoint_if_changed()
+            else:
+                await self._write_units()
+
+    async def _write_units(self) -> None:
+        """Write queue units before the next checkpoint does when they take memory. Not durable, not counted on."""
+        runs = self._replica.state.queues.unwritten()
+        if sum(len(run.units) for run in runs) < UNITS_IN_MEMORY:
+            return
+        try:
+            await self._in_worker(self._store.files.write, runs)
+        except OSError as error:
+            logger.warning("queue units not written, they stay in memory reason=%s", error)
+            return
+        self._replica.state.queues.mark_written(runs)
 
     async def _checkpoint_if_changed(self) -> None:
         state = self._replica.state
@@ -87,17 +106,29 @@ class Checkpointing:
         finish_checkpoint(state, job)
         self._last_index = job.snapshot.index
         self.floor = await self._in_worker(lambda: self._store.kept_index) + 1
+        await self._remove_useless()
         logger.debug("checkpoint written index=%d bytes=%d", job.snapshot.index, size)
 
     async def _in_worker(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call, *arguments)
 
     def _on_effects(self, effects: Effects) -> None:
-        """Delete the files of what is gone, behind whatever the worker does."""
+        """Note which queue files an entry made useless."""
+        files = self._store.files
         for topic in effects.deleted_topics:
-            self._worker.submit(self._store.files.remove_topic, topic.folder)
+            self._useless.append((effects.index, partial(files.remove_topic, topic.folder)))
         if effects.log_start is not None:
-            for topic_id, queue_id, begin in effects.log_start.rows.tolist():
+            for topic_id, queue_id, _ in effects.log_start.rows.tolist():
                 queue = self._replica.state.queues.get(topic_id, queue_id)
                 if queue is not None:
-                    self._worker.submit(self._store.files.remove_below, queue.folder, queue_id, begin)
+                    remove = partial(files.remove_below, queue.folder, queue_id, queue.begin)
+                    self._useless.append((effects.index, remove))
+
+    async def _remove_useless(self) -> None:
+        """Delete the files that no kept checkpoint counts on any more."""
+        while self._useless and self._useless[0][0] < self.floor:
+            _, remove = self._useless.pop(0)
+            try:
+                await self._in_worker(remove)
+            except OSError as error:
+                logger.warning("queue files not deleted path=%s reason=%s", error.filename, error.strerror)

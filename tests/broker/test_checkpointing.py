@@ -1,0 +1,110 @@
+"""When checkpoints are written in the background, and what is deleted with them. No timers: they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledgermq.broker import checkpointing
+from ledgermq.broker.checkpoint_store import CheckpointStore
+from ledgermq.broker.checkpointing import Checkpointing
+from ledgermq.broker.commands import DeleteTopic
+from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
+from ledgermq.broker.effects import Effects
+from ledgermq.raft.files import RealFileSystem
+
+from .entry_log import Node
+
+
+class Rig:
+    """A node with its checkpoints; its log is durable up to `durable`."""
+
+    def __init__(self, data: Path) -> None:
+        self.node = Node()
+        self.state = self.node.state
+        self.store = store_in(data)
+        self.durable = 1 << 60
+        self.observers: list[Callable[[Effects], None]] = []
+        replica: Any = self
+        self.work = Checkpointing(
+            replica, self.store, durable_index=lambda: self.durable, log_end=lambda: self.node.log.end
+        )
+        self.work.start()
+
+    def observe(self, observer: Callable[[Effects], None]) -> None:
+        self.observers.append(observer)
+
+    def tell(self, effects: Effects) -> None:
+        for observer in self.observers:
+            observer(effects)
+
+
+def store_in(data: Path) -> CheckpointStore:
+    disk = RealFileSystem()
+    return CheckpointStore(disk, data / "checkpoint", ConsumeQueueFiles(disk, data / "consumequeue"))
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_clean_stop_leaves_a_checkpoint_of_everything_applied(tmp_path: Path) -> None:
+    async def run() -> None:
+        rig = Rig(tmp_path)
+        rig.node.fill(rig.node.topic(), 0, 5)
+        await rig.work.stop()
+        assert files_in(tmp_path) == [f"checkpoint/{2:020d}", f"consumequeue/orders@1/0/{0:020d}"]
+        assert store_in(tmp_path).load().applied_index == 2
+
+    asyncio.run(run())
+
+
+def test_a_stop_writes_nothing_without_news_or_ahead_of_its_own_log(tmp_path: Path) -> None:
+    async def run() -> None:
+        await Rig(tmp_path).work.stop()
+        rig = Rig(tmp_path)
+        rig.node.topic()
+        rig.durable = 0
+        await rig.work.stop()
+        assert files_in(tmp_path) == []
+
+    asyncio.run(run())
+
+
+def test_files_of_a_deleted_topic_go_when_no_kept_checkpoint_counts_on_them(tmp_path: Path) -> None:
+    async def run() -> None:
+        rig = Rig(tmp_path)
+        topic = rig.node.topic()
+        rig.node.fill(topic, 0, 5)
+        await rig.work._checkpoint_if_changed()
+        rig.tell(rig.node.command(DeleteTopic(topic)))
+        assert store_in(tmp_path).load().topics.find("orders"), (
+            "a crash now starts with the topic and its files"
+        )
+        for kept in (1, 1, 0):
+            assert len(files_in(tmp_path / "consumequeue")) == kept
+            await rig.work._checkpoint_if_changed()
+            rig.node.topic(name=f"t{rig.state.applied_index}")
+        await rig.work.stop()
+
+    asyncio.run(run())
+
+
+def test_many_units_are_written_before_the_next_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        rig = Rig(tmp_path)
+        rig.node.fill(rig.node.topic(), 0, 5)
+        await rig.work._write_units()
+        assert len(rig.state.queues.unwritten()) == 1
+        monkeypatch.setattr(checkpointing, "UNITS_IN_MEMORY", 5)
+        await rig.work._write_units()
+        assert rig.state.queues.unwritten() == []
+        await rig.work.stop()
+
+    asyncio.run(run())
