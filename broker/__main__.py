@@ -124,7 +124,8 @@ def main(arguments: Sequence[str] | None = None, *, files: FileSystem | None = N
     try:
         return uvloop.run(run(config, files))
     except (RaftError, BrokerError, PortError, OSError) as error:
-        sys.stderr.write(f"{config.node_id} will not start: {error}\n")
+        prefix = f"{config.node_id} will not start: "
+        sys.stderr.write(f"{prefix}{str(error).removeprefix(prefix)}\n")
         return EXIT_WILL_NOT_START
 
 

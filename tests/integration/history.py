@@ -6,9 +6,11 @@ Every message has a body of its own, so that a lost, a doubled and a misplaced m
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -41,8 +43,16 @@ class History:
         assert not invented, f"{where}: {len(invented)} messages nobody sent, first {invented[:3]}"
 
 
+@functools.cache
+def _background_loop() -> asyncio.AbstractEventLoop:
+    """One event loop for all loads of the test process: gRPC's poller stays with the first loop that it meets."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="load", daemon=True).start()
+    return loop
+
+
 class Load:
-    """A producer in a thread of its own that keeps `in_flight` messages open until it is stopped."""
+    """A producer in the background that keeps `in_flight` messages open until it is stopped."""
 
     def __init__(
         self, nameserver: str, topic: str, *, in_flight: int = 64, prefix: str = "m", timeout_ms: int = 20_000
@@ -52,14 +62,7 @@ class Load:
         self._timeout_ms = timeout_ms
         self._stop = threading.Event()
         self._numbers = iter(range(1 << 62))
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._produce())
-        except Exception as error:  # noqa: BLE001 - reported by `stop` in the test's own thread
-            self._failure = error
+        self._produced: Future[None] | None = None
 
     async def _produce(self) -> None:
         async with Producer(self._nameserver, timeout_ms=self._timeout_ms) as producer:
@@ -85,7 +88,7 @@ class Load:
     @contextmanager
     def running(self) -> Iterator[Load]:
         """Produce inside the block; the first messages are acknowledged when it begins."""
-        self._thread.start()
+        self._produced = asyncio.run_coroutine_threadsafe(self._produce(), _background_loop())
         try:
             yield self
         finally:
@@ -97,10 +100,8 @@ class Load:
 
     def stop(self) -> History:
         self.ask_to_stop()
-        self._thread.join(self._timeout_ms / 1000 + 30)
-        assert not self._thread.is_alive(), "the producer does not end"
-        if self._failure is not None:
-            raise AssertionError(f"the producer failed: {self._failure!r}") from self._failure
+        assert self._produced is not None, "stopped before it ran"
+        self._produced.result(self._timeout_ms / 1000 + 30)
         return self.history
 
 

@@ -1,0 +1,91 @@
+"""The official Python client, unmodified and in a process of its own, through the death of the leader."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from ledgermq.proto import admin_pb2, admin_pb2_grpc
+
+from .cluster import Cluster
+
+CLIENT = "rocketmq-python-client==5.1.2"
+HERE = Path(__file__).parent
+BUILD = HERE.parent.parent / "build"
+MESSAGES = 100
+KILL_AT = "sent 31"
+
+
+@pytest.fixture(scope="session")
+def client_python() -> Path:
+    """Return the Python of a virtual environment that holds the official client and nothing of ours."""
+    folder = BUILD / "official-client"
+    python, mark = folder / "bin" / "python", folder / CLIENT
+    if not mark.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", CLIENT], check=True)
+        mark.touch()
+    return python
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("official"), nodes=3) as running:
+        yield running
+
+
+def create_topic(cluster: Cluster, name: str) -> None:
+    with grpc.insecure_channel(cluster.address(cluster.wait_leader())) as channel:
+        stub = admin_pb2_grpc.AdminServiceStub(channel)
+        answer = stub.CreateTopic(admin_pb2.CreateTopicRequest(topic=name, if_not_exists=True), timeout=5)
+    assert not answer.refusal.code, answer.refusal.message
+
+
+def run_client(python: Path, mode: str, cluster: Cluster, topic: str, *, kill: str, access: str) -> str:
+    """Run the client against node `access`; kill -9 node `kill` ("" = none) while it sends. Return what it printed."""
+    arguments = [
+        str(python),
+        str(HERE / "official_client.py"),
+        mode,
+        cluster.address(access, "messaging"),
+        topic,
+    ]
+    process = subprocess.Popen(
+        [*arguments, str(MESSAGES)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    output = []
+    with process:
+        for line in process.stdout:
+            output.append(line)
+            if kill and line.startswith(KILL_AT):
+                cluster.kill(kill)
+    text = "".join(output)
+    assert process.returncode == 0, text + "".join(cluster.nodes[name].log() for name in cluster.nodes)
+    return text
+
+
+@pytest.mark.parametrize("mode", ["simple", "push"])
+def test_every_message_that_was_acknowledged_arrives_through_a_failover(
+    client_python: Path, cluster: Cluster, mode: str
+) -> None:
+    topic = f"official-{mode}"
+    create_topic(cluster, topic)
+    leader = cluster.wait_leader()
+    follower = next(name for name in cluster.nodes if name != leader)
+    text = run_client(client_python, mode, cluster, topic, kill=leader, access=follower)
+    cluster.restart(leader)
+    assert f"RESULT sent={MESSAGES} received={MESSAGES}" in text
+
+
+def test_the_leader_itself_serves_the_client(client_python: Path, cluster: Cluster) -> None:
+    create_topic(cluster, "official-leader")
+    leader = cluster.wait_leader()
+    text = run_client(client_python, "simple", cluster, "official-leader", kill="", access=leader)
+    assert f"RESULT sent={MESSAGES} received={MESSAGES}" in text
