@@ -72,7 +72,8 @@ def check_node(dump: NodeDump, slices: Sequence[SliceResult]) -> list[Finding]:
     over = totals(slices).over_commit
     if over:
         where = _where(dump, "")
-        text = f"{over:,} entries above the commit point at index {dump.commit_index:,}: legal, not compared"
+        entries = "1 entry" if over == 1 else f"{over:,} entries"
+        text = f"{entries} above the commit point at index {dump.commit_index:,}: legal, not compared"
         found.append(
             replace(
                 where.finding(Kind.NOT_COMMITTED, dump.commit_offset, dump.commit_index + 1, text), count=over

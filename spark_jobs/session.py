@@ -26,6 +26,9 @@ _SETTINGS = {
     "spark.sql.adaptive.enabled": "true",
     "spark.ui.showConsoleProgress": "false",  # the job shows its own
     "spark.python.worker.faulthandler.enabled": "true",
+    # Spark sees a few rows only; compiling a class for each query takes longer than running it.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 _LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
@@ -34,9 +37,6 @@ _LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "1g",
     "spark.sql.adaptive.enabled": "false",
-    # Spark sees a few rows only; compiling a class for each query takes longer than running it.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # Short jobs: the second compiler never pays off.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
 }

@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job; return the exit code."""
     options = _parse(arguments)
     console = Console(stderr=options.json, highlight=False, soft_wrap=True)
-    folder: Path = options.dumps
-    out: Path = options.out or folder / "report"
+    folder = options.dumps.resolve()
+    out: Path = (options.out or folder / "report").resolve()
     try:
         dumps = find_dumps(folder)  # before Spark starts: a wrong folder is told at once
         voters = {voter for dump in dumps for voter in dump.voters}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import struct
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -184,7 +185,7 @@ def take_dump(
         end_offset=log.end,
         log_time_ms=log.entries[-1].timestamp if log.entries else 0,
         queues=tuple(
-            QueueSource(TOPIC, TOPIC_ID, queue, 0, len(units), lambda a, b, units=units: b"".join(units[a:b]))
+            QueueSource(TOPIC, TOPIC_ID, queue, 0, len(units), _reader(list(units)))
             for queue, units in sorted(log.units.items())
         ),
         queues_complete=queues_complete,
@@ -192,6 +193,10 @@ def take_dump(
     folder = out / node
     write_dump(dump_chunks(point), folder)
     return folder
+
+
+def _reader(units: list[bytes]) -> Callable[[int, int], bytes]:
+    return lambda first, last: b"".join(units[first:last])
 
 
 def make_dumps(out: Path, log: Log | None = None, *, nodes: tuple[str, ...] = ("n1", "n2", "n3")) -> Log:

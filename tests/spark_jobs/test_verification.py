@@ -26,8 +26,8 @@ pytestmark = [
 ]
 
 
-def run(spark: SparkSession, dumps: Path, **options: bool) -> Verdict:
-    return verify(spark, dumps, dumps / "report", **options)
+def run(spark: SparkSession, dumps: Path, *, strict: bool = False) -> Verdict:
+    return verify(spark, dumps, dumps / "report", strict=strict)
 
 
 def errors(verdict: Verdict) -> list[tuple[str, str, int]]:
