@@ -1,0 +1,82 @@
+"""What follows from a refusal, and where the next stream goes."""
+
+from __future__ import annotations
+
+import pytest
+
+from ledgermq.client.retry_policy import Action, LeaderSearch, backoff_ms, decide
+from ledgermq.proto import route_pb2 as pb
+
+
+@pytest.mark.parametrize(
+    ("code", "action", "definite"),
+    [
+        (pb.OUTCOME_UNKNOWN, Action.RESEND, False),
+        (pb.NOT_LEADER, Action.FIND_LEADER, True),
+        (pb.NO_QUORUM, Action.FIND_LEADER, True),
+        (pb.SHUTTING_DOWN, Action.FIND_LEADER, True),
+        (pb.TOO_MANY_REQUESTS, Action.RESEND, True),
+        (pb.DISK_FULL, Action.RESEND, True),
+        (pb.STALE_ROUTE, Action.REFRESH_ROUTE, True),
+        (pb.STALE_PRODUCER_EPOCH, Action.NEW_SESSION, True),
+        (pb.MESSAGE_TOO_LARGE, Action.FAIL, True),
+        (pb.CORRUPT_SECTION, Action.FAIL, True),
+        (pb.INVALID_ARGUMENT, Action.FAIL, True),
+    ],
+)
+def test_each_refusal_has_its_consequence(code: pb.RefusalCode, action: Action, definite: bool) -> None:
+    decision = decide(pb.Refusal(code=code), 1, first_of_queue=True, fifo=False)
+    assert (decision.action, decision.definite) == (action, definite)
+
+
+def test_a_gap_behind_an_open_section_heals_by_itself() -> None:
+    gap = pb.Refusal(code=pb.SEQUENCE_GAP)
+    assert decide(gap, 1, first_of_queue=False, fifo=False).action is Action.RESEND
+    assert decide(gap, 1, first_of_queue=True, fifo=False).action is Action.NEW_SESSION
+
+
+def test_ordered_messages_never_change_their_group() -> None:
+    full = pb.Refusal(code=pb.DISK_FULL)
+    assert decide(full, 1, first_of_queue=True, fifo=False).try_other_group
+    assert not decide(full, 1, first_of_queue=True, fifo=True).try_other_group
+
+
+def test_an_unknown_outcome_never_changes_its_group() -> None:
+    unknown = pb.Refusal(code=pb.OUTCOME_UNKNOWN)
+    assert not decide(unknown, 1, first_of_queue=True, fifo=False).try_other_group
+
+
+def test_the_brokers_own_pause_counts_more_than_ours() -> None:
+    busy = pb.Refusal(code=pb.TOO_MANY_REQUESTS, retry_after_ms=77)
+    assert decide(busy, 9, first_of_queue=True, fifo=False).pause_ms == 77
+
+
+def test_pauses_double_up_to_half_a_second() -> None:
+    assert [backoff_ms(n) for n in (1, 2, 3, 50)] == [10, 20, 40, 500]
+
+
+def test_the_search_takes_a_hint_then_the_leader_then_the_others_then_pauses() -> None:
+    search = LeaderSearch()
+    nodes = ["n1", "n2", "n3"]
+    search.hint("n3")
+    order = []
+    for _ in range(3):
+        address, pause = search.next("n1", nodes)
+        assert pause == 0
+        order.append(address)
+        search.failed(address)
+    assert order == ["n3", "n1", "n2"]
+    assert search.next("n1", nodes)[1] > 0
+
+
+def test_a_success_forgets_old_failures() -> None:
+    search = LeaderSearch()
+    search.failed("n1")
+    search.succeeded()
+    assert search.next("n1", ["n1"]) == ("n1", 0)
+
+
+def test_without_any_node_there_is_only_a_pause() -> None:
+    address, pause = LeaderSearch().next("", [])
+    assert address == ""
+    assert pause > 0
