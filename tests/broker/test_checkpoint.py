@@ -40,7 +40,8 @@ def bytes_of(state: BrokerState) -> bytes:
 def units(state: BrokerState, store: CheckpointStore, topic: int, queue: int) -> list[object]:
     while isinstance(found := state.queues.lookup(topic, queue, 0, 1 << 40), ColdRead):
         state.queues.admit(found, store.files.load(found))
-    return np.asarray(found).tolist()
+    listed: list[object] = np.asarray(found).tolist()
+    return listed
 
 
 def busy_node(seed: int, entries: int) -> Node:

@@ -11,7 +11,7 @@ from ledgermq.broker import commands as c
 from ledgermq.proto.errors import CorruptError
 from ledgermq.proto.record import walk_commands
 
-EXAMPLES = [
+EXAMPLES: list[c.Command] = [
     c.CreateTopic("orders-ü", 4, c.MessageType.FIFO),
     c.DeleteTopic(9),
     c.CreateGroup("billing", c.StartPosition(1_234), 3, True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def receive(node: Node, asked: ReceiveRequest) -> list[Delivery]:
     return deliveries(plan, effects.results)
 
 
-def deliveries(plan: GrantPlan, results: list[object]) -> list[Delivery]:
+def deliveries(plan: GrantPlan, results: Sequence[object]) -> list[Delivery]:
     if plan.slot is None:
         return plan.repeats
     result = results[plan.slot]
@@ -65,7 +66,8 @@ def ack(node: Node, asked: ReceiveRequest, found: list[Delivery], *, force: bool
 def accepted(node: Node, command: object) -> list[bool]:
     result = node.command(command).results[0]  # type: ignore[arg-type]
     assert isinstance(result, RowsResult)
-    return result.accepted.tolist()
+    rows: list[bool] = result.accepted.tolist()
+    return rows
 
 
 def change(node: Node, asked: ReceiveRequest, item: Delivery, ms: int) -> list[bool]:
