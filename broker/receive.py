@@ -18,8 +18,9 @@ from ledgermq.proto.record import hash_text
 from ledgermq.raft.errors import LogCompactedError, NotLeaderError
 
 from . import messaging_wire as wire
-from .commands import ReleaseLeases, SetPositions, lease_rows, position_rows
+from .commands import SetPositions, position_rows
 from .context import NodeContext
+from .deliveries import release_of
 from .effects import Effects
 from .fetch import offset_at_time
 from .groups import ConsumerGroup
@@ -60,7 +61,7 @@ class ReceiveWork:
     def place(self, flight: Flight, now: int) -> None:
         self._plan = flight.turn.grant(self._request, now)
         if self._plan.slot is None:
-            settle(self.future, (self._plan, []))
+            settle(self.future, (self._plan, self._plan.repeats))
 
     def on_committed(self, flight: Flight) -> None:
         """Messages leave after apply."""
@@ -69,7 +70,7 @@ class ReceiveWork:
         plan = self._plan
         if plan is not None and plan.slot is not None:
             result: Any = effects.results[plan.slot]
-            deliveries = plan.deliveries(result)
+            deliveries = plan.repeats + plan.deliveries(result)
             if self.future.done():
                 self._release(deliveries)
             else:
@@ -119,12 +120,15 @@ async def receive(
 ) -> AsyncIterator[bytes]:
     """Yield the frames of one receive. Raises: StatusError, and what the pipeline raises; all before the first frame."""
     receiver = await _checked(context, request, call)
+    for command in context.deliveries.repeated(request.attempt_id):
+        await context.pipeline.run(command)
     deliveries = await _granted(context, receiver)
     try:
         frames = await _frames(context, receiver, deliveries, call)
     except asyncio.CancelledError:
         release(context, receiver.request, deliveries)
         raise
+    context.deliveries.add(time.monotonic(), call.via, receiver.request, deliveries)
     if frames:
         yield v2.ReceiveMessageResponse(status=ok()).SerializeToString()
     else:
@@ -218,12 +222,14 @@ async def _select(context: NodeContext, request: ReceiveRequest) -> list[Deliver
         except TooManyRequestsError as error:
             raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
         plan, deliveries = await work.future
+        found: list[Delivery] = deliveries
+        if found:
+            return found  # leased: they must leave, whatever other queues still need
         if plan.cold:
             await context.replica.warm(plan.cold)
         elif plan.unresolved:
             await _resolve_start(context, request, plan.unresolved)
         else:
-            found: list[Delivery] = deliveries
             return found
 
 
@@ -276,8 +282,7 @@ def release(context: NodeContext, request: ReceiveRequest, deliveries: list[Deli
     """The client went away: what it did not get becomes visible at once, without counting an attempt."""
     if not deliveries:
         return
-    rows = lease_rows([(each.queue_id, each.queue_offset, each.lease_id) for each in deliveries])
     try:
-        context.pipeline.run(ReleaseLeases(request.group_id, request.topic_id, rows))
+        context.pipeline.run(release_of(request, deliveries))
     except (NotLeaderError, TooManyRequestsError) as error:
-        logger.debug("leases not released, they end by time reason=%s", error)
+        logger.debug("leases not released, the next leader does it, or they end by time reason=%s", error)
