@@ -33,6 +33,11 @@ def main() -> int:
             if options.seed is not None:
                 raise
             continue
+        except Exception:
+            print(
+                f"seed {seed} broke the simulator or a core at {world.now / 1e6:.6f} s; again: make sim SEED={seed}"
+            )
+            raise
         events += result.events
         committed += result.committed
         if options.seed is not None:

@@ -113,7 +113,7 @@ class Faults:
         """Cut a node, and perhaps one other with it, from the rest."""
         others = [name for name in self.world.names if name != node.name]
         self.rng.shuffle(others)
-        keep = self.rng.randint(0, (len(others) - 1) // 2)
+        keep = self.rng.randint(0, max(0, len(others) - 1) // 2)
         self.world.network.heal()
         self.world.network.cut([node.name, *others[:keep]], others[keep:])
         if not self.plays_figure_8:  # there, the next leader's isolation brings this one back
