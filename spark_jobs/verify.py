@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXIT_UNUSABLE = 2
+EXIT_INTERRUPTED = 130
 #: Lines for people; all findings are in the report.
 _MAX_LINES = 25
 
@@ -50,16 +51,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f" {len(voters)} voters   {folder}",
             markup=False,
         )
-        out.mkdir(parents=True, exist_ok=True)
+        _make_folder(out)
         verdict = _with_spark(folder, out, options, console)
     except (SparkJobError, OSError) as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
         return EXIT_UNUSABLE
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted: nothing can be said about the dumps", markup=False)
+        return EXIT_INTERRUPTED
     if options.json:
         sys.stdout.write(json.dumps(verdict.fields(), indent=1) + "\n")
     else:
         print_verdict(verdict, out, console)
     return verdict.exit_code
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SparkJobError(
+            f"the report cannot be written to {out}: {error.strerror}. Point --out at a folder that can be written."
+        ) from None
 
 
 def _with_spark(folder: Path, out: Path, options: argparse.Namespace, console: Console) -> Verdict:

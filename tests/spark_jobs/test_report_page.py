@@ -70,3 +70,10 @@ def test_a_wrong_folder_ends_with_code_2_before_spark_starts(tmp_path: Path, cap
     assert main([str(tmp_path / "nothing")]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and "Traceback" not in captured.err
+
+
+def test_a_report_folder_that_cannot_be_made_is_told(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    make_dumps(tmp_path / "dumps", nodes=("n1",))
+    (tmp_path / "file").write_text("")
+    assert main([str(tmp_path / "dumps"), "--out", str(tmp_path / "file" / "x")]) == 2
+    assert "Point --out at" in capsys.readouterr().err

@@ -19,11 +19,7 @@ from .dump_maker import Log, flip_bit, make_dumps, make_log, overwrite, reseal, 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [
-    pytest.mark.spark,
-    # A third-party module is compiled with an older warning filter than ours.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = pytest.mark.spark
 
 
 def run(spark: SparkSession, dumps: Path, *, strict: bool = False) -> Verdict:
