@@ -10,6 +10,7 @@ from ledgermq.proto.route_pb2 import ListenerAddresses
 from ledgermq.raft.node import RaftNode
 
 from .config import BrokerConfig
+from .deliveries import RecentDeliveries
 from .forwarding import Forwarder
 from .leader_calls import LeaderCalls
 from .leadership import Leadership
@@ -40,6 +41,7 @@ class NodeContext:
     telemetry: TelemetryStreams
     clients: ClientsHere
     metrics: Metrics
+    deliveries: RecentDeliveries
     waiting_readers: int = 0
 
     @contextmanager

@@ -35,7 +35,7 @@ class Call:
     client_id: str
     language: str
     listener: str
-    forwarded: bool
+    via: str  # node that forwarded the call; "" when it came from the client
     deadline: float  # monotonic seconds
     metadata: Metadata
 
@@ -49,10 +49,15 @@ class Call:
             str(found.get(CLIENT_ID, "")),
             str(found.get(LANGUAGE, "")),
             listener or str(found.get(LISTENER, "")),
-            not listener and FORWARDED_BY in found,
+            "" if listener else str(found.get(FORWARDED_BY, "")),
             time.monotonic() + (DEFAULT_TIMEOUT if remaining is None else remaining),
             metadata,
         )
+
+    @property
+    def forwarded(self) -> bool:
+        """Tell whether another node passed the call on: it must not go further."""
+        return bool(self.via)
 
     @property
     def remaining(self) -> float:

@@ -16,6 +16,7 @@ from ledgermq.raft.types import LogIndex, NodeId, Term
 
 from .consume_queue import ColdRead
 from .consume_queue_files import ConsumeQueueFiles
+from .deliveries import LAST_LEADER_MS, granted_since
 from .effects import Effects
 from .leader_view import LeaderView
 from .leadership import Leadership
@@ -51,13 +52,20 @@ class Replica:
         self._polls = polls
         self._pipeline: AppendPipeline
         self._now: Callable[[], int]
+        self._header: Callable[[LogIndex], EntryHeader | None]
         self._observers: list[Callable[[Effects], None]] = []
         self._house: asyncio.TimerHandle | None = None
 
-    def attach(self, pipeline: AppendPipeline, now: Callable[[], int]) -> None:
-        """Give it the pipeline that waits for its effects, and the log time of a proposal made now (ms)."""
+    def attach(
+        self,
+        pipeline: AppendPipeline,
+        now: Callable[[], int],
+        header: Callable[[LogIndex], EntryHeader | None],
+    ) -> None:
+        """Give it the pipeline that waits for its effects, the log time (ms) of a proposal made now, and headers."""
         self._pipeline = pipeline
         self._now = now
+        self._header = header
 
     def observe(self, observer: Callable[[Effects], None]) -> None:
         """Call `observer` with the effects of every applied entry."""
@@ -103,6 +111,8 @@ class Replica:
         self.view = LeaderView(self.state, term, timestamp)
         self._pipeline.on_leader(self.view)
         self._leadership.on_ready(term)
+        for command in granted_since(self.state.consumption.copy(), self._young_index()):
+            self._pipeline.run(command)
         self._house = asyncio.get_running_loop().call_later(HOUSEKEEPING_INTERVAL, self._housekeeping)
 
     def on_leader_lost(self, term: Term) -> None:
@@ -118,6 +128,22 @@ class Replica:
     def on_leader_changed(self, leader_id: NodeId | None, term: Term) -> None:
         """Another leader is known, or none."""
         self._leadership.on_changed(leader_id, term)
+
+    def _young_index(self) -> LogIndex:
+        """Return the first entry of the last leader's last moments: what it granted then may not have arrived."""
+        high = self.state.applied_index
+        last = self._header(LogIndex(high - 1)) if high > 1 else None
+        if last is None:
+            return LogIndex(high)
+        low, cutoff = self.state.log_start_index, last.timestamp - LAST_LEADER_MS
+        while low < high:
+            middle = (low + high) // 2
+            header = self._header(LogIndex(middle))
+            if header is None or header.timestamp < cutoff:
+                low = middle + 1
+            else:
+                high = middle
+        return LogIndex(low)
 
     # --- the leader's housekeeping --------------------------------------------------------------------------
     def _housekeeping(self) -> None:

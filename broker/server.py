@@ -26,6 +26,7 @@ from .checkpointing import Checkpointing
 from .config import BrokerConfig, split_address
 from .consume_queue_files import ConsumeQueueFiles
 from .context import NodeContext
+from .deliveries import RecentDeliveries
 from .effects import Effects
 from .forwarding import Forwarder
 from .http import HttpServer
@@ -41,7 +42,7 @@ from .metrics import Metrics
 from .peers import Peers
 from .polls import Polls
 from .probes import Probes
-from .produce import AppendPipeline
+from .produce import AppendPipeline, TooManyRequestsError
 from .registration import Registration
 from .replica import Replica
 from .retention import Retention
@@ -105,7 +106,9 @@ class BrokerNode:
             raft, self._replica, rpc_handlers=(self._handlers,), files=files, registry=self._metrics.registry
         )
         pipeline = AppendPipeline(self._raft, raft.max_entry_size, self._metrics.commit_seconds.observe)
-        self._replica.attach(pipeline, self._raft.next_timestamp)
+        self._replica.attach(
+            pipeline, self._raft.next_timestamp, lambda index: self._raft.log.header_nowait(index)
+        )
         self._pipeline = pipeline
         self._telemetry = TelemetryStreams(
             self._group_policy, self._sign_of_life, lambda client_id: self._clients.stream_ended(client_id)
@@ -165,6 +168,7 @@ class BrokerNode:
             telemetry=self._telemetry,
             clients=self._clients,
             metrics=self._metrics,
+            deliveries=RecentDeliveries(),
         )
         self._checkpointing = Checkpointing(
             self._replica,
@@ -271,7 +275,18 @@ class BrokerNode:
 
     def _silence_ms(self) -> dict[str, int | None]:
         peers = self._raft.status().peers
+        for peer in peers:
+            if not peer.connected and peer.node_id != self.node_id:
+                self._release_undelivered(str(peer.node_id))
         return {str(peer.node_id): 0 if peer.connected else peer.last_contact_ms for peer in peers}
+
+    def _release_undelivered(self, node_id: str) -> None:
+        """A node is gone: what it may not have passed on is delivered again."""
+        for command in self._context.deliveries.node_lost(node_id, time.monotonic()):
+            try:
+                self._pipeline.run(command)
+            except (NotLeaderError, TooManyRequestsError) as error:
+                logger.warning("leases of messages lost with node=%s not released reason=%s", node_id, error)
 
     def _changed(self) -> None:
         self._registration.changed()

@@ -1,0 +1,91 @@
+"""Deliveries that may not have arrived, so that their leases do not wait for ever.
+
+A lease that is renewed with its client's session never ends while the client lives. If the node on the way dies between
+grant and arrival, the client knows nothing of it: the leader (or the next one) must release it. Releasing what did arrive
+costs a second delivery, keeping what did not costs the message; so in doubt a lease is released.
+Pure: time comes in as monotonic seconds, grants as log indexes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .commands import ReleaseLeases, lease_rows
+from .leader_view import Delivery, ReceiveRequest
+from .leases import Consumption
+
+#: How long a repeated attempt is recognised.
+REMEMBERED_SECONDS: Final = 60.0
+#: What was handed to another node so shortly before that node was found lost may not have reached the client.
+ON_THE_WAY_SECONDS: Final = 5.0
+#: The same for the last leader, in log time (ms) before its last entry.
+LAST_LEADER_MS: Final = 2000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sent:
+    at: float
+    via: str  # node that passed it on; "" = this node itself
+    attempt_id: str
+    command: ReleaseLeases
+
+
+def release_of(request: ReceiveRequest, deliveries: Iterable[Delivery]) -> ReleaseLeases:
+    """Return the command that releases these leases."""
+    rows = [(each.queue_id, each.queue_offset, each.lease_id) for each in deliveries]
+    return ReleaseLeases(request.group_id, request.topic_id, lease_rows(rows))
+
+
+class RecentDeliveries:
+    """What this leader handed out under a session of late."""
+
+    def __init__(self) -> None:
+        self._sent: deque[_Sent] = deque()
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def add(self, now: float, via: str, request: ReceiveRequest, deliveries: Sequence[Delivery]) -> None:
+        """Note a delivery; leases by time are not noted, they end by themselves."""
+        if request.session and deliveries:
+            self._sent.append(_Sent(now, via, request.attempt_id, release_of(request, deliveries)))
+        while self._sent and self._sent[0].at < now - REMEMBERED_SECONDS:
+            self._sent.popleft()
+
+    def repeated(self, attempt_id: str) -> list[ReleaseLeases]:
+        """A client asks again with an attempt that was answered: the answer did not arrive. Return its leases."""
+        if not attempt_id:
+            return []
+        return self._take([each for each in self._sent if each.attempt_id == attempt_id])
+
+    def node_lost(self, node_id: str, now: float) -> list[ReleaseLeases]:
+        """A node is gone: return the leases of what it may not have passed on."""
+        since = now - ON_THE_WAY_SECONDS
+        return self._take([each for each in self._sent if each.via == node_id and each.at >= since])
+
+    def _take(self, found: list[_Sent]) -> list[ReleaseLeases]:
+        for each in found:
+            self._sent.remove(each)
+        return [each.command for each in found]
+
+
+def granted_since(
+    consumption: Mapping[tuple[int, int, int], Consumption], first_index: int
+) -> list[ReleaseLeases]:
+    """Return the release of all session leases that were granted at or after a log index, for a new leader."""
+    commands = []
+    for (group_id, topic_id, queue_id), found in sorted(consumption.items(), key=lambda item: item[0]):
+        leases = found.leases
+        young = (
+            leases[(leases["session"] != 0) & (leases["lease_id"] >= first_index)] if len(leases) else leases
+        )
+        if len(young):
+            rows = [
+                (queue_id, int(offset), int(lease))
+                for offset, lease in zip(young["offset"], young["lease_id"], strict=True)
+            ]
+            commands.append(ReleaseLeases(group_id, topic_id, lease_rows(rows)))
+    return commands
