@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 #: Bounds on what comes to the driver.
-MAX_BLOCKS: Final = 10_000
 MAX_DRILLED: Final = 64
 MAX_DIFFERENCES: Final = 5_000
 
@@ -103,17 +102,9 @@ class Comparison:
             f"{covers} as whole",
         )
 
-    def blocks_table(self) -> pa.Table:
-        """Return all block digests, ordered, for the Parquet file and the report."""
-        return self._blocks().orderBy("block", "node").toArrow()
-
-    def differing_blocks(self) -> list[int]:
-        """Return the blocks whose digests differ between nodes that hold the whole block as committed."""
-        compared = self._blocks().where("whole").groupBy("block").agg(
-            *_exprs("count(distinct struct(lane_a, lane_b, entries, size)) as versions")
-        )  # fmt: skip
-        rows = compared.where("versions > 1").orderBy("block").limit(MAX_BLOCKS).select("block").collect()
-        return [int(row.block) for row in rows]
+    def blocks(self) -> pa.Table:
+        """Return all block digests, ordered by block and node: for the comparison, the Parquet file and the report."""
+        return self._blocks().toArrow().sort_by([("block", "ascending"), ("node", "ascending")])
 
     def differing_entries(self, blocks: Sequence[int]) -> list[EntryFacts]:
         """Read the entries of `blocks` again; return all that nodes hold at the first indexes that differ.
@@ -189,6 +180,17 @@ def _exprs(*texts: str) -> list[Any]:
 
 def _finding(fields: dict[str, Any]) -> Finding:
     return Finding(**fields | {"kind": Kind(fields["kind"]), "severity": Severity(fields["severity"])})
+
+
+def differing_blocks(blocks: pa.Table) -> list[int]:
+    """Return the blocks whose digests differ between nodes that hold the whole block as committed."""
+    first: dict[int, tuple[int, ...]] = {}
+    differing = set()
+    columns = ("block", "whole", "lane_a", "lane_b", "entries", "size")
+    for block, whole, *digest in zip(*(blocks[name].to_pylist() for name in columns), strict=True):
+        if whole and first.setdefault(block, tuple(digest)) != tuple(digest):
+            differing.add(block)
+    return sorted(differing)
 
 
 def blocks_to_drill(differing: Sequence[int], edges: Sequence[int]) -> list[int]:

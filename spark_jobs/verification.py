@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from .agreement import Comparison, ScanResult, blocks_to_drill
+from .agreement import Comparison, ScanResult, blocks_to_drill, differing_blocks
 from .dump_folder import DEFAULT_SLICE_SIZE, NodeDump, find_dumps
 from .findings import Finding, Kind, merge_repeats
 from .group_checks import (
@@ -61,7 +61,8 @@ def verify(
         for dump in dumps:
             findings += _node_findings(dump, scanned)
         findings += stage("queues", lambda: _queue_findings(comparison, dumps, findings))
-        differing = stage("agree", comparison.differing_blocks)
+        blocks = stage("agree", comparison.blocks)
+        differing = differing_blocks(blocks)
         drilled = blocks_to_drill(differing, edge_blocks(dumps))
         findings += find_divergences(stage("drill", lambda: comparison.differing_entries(drilled)))
         findings = attribute_changes(findings)
@@ -72,7 +73,7 @@ def verify(
             str(folder), dumps, sums, merge_repeats(findings, MAX_REPORTED),
             strict=strict, seconds=time.monotonic() - began,
         )  # fmt: skip
-        stage("report", lambda: write_report(verdict, comparison.blocks_table(), out))
+        stage("report", lambda: write_report(verdict, blocks, out))
     finally:
         comparison.close()
     return verdict
