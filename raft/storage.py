@@ -58,7 +58,9 @@ class StorageConfig:
     flush_bytes: int = 8 << 20
     cache_bytes: int = 24 << 20
     read_threads: int = 4
-    learner_after_reboot: bool = False  # a reboot without a clean stop may have lost what was acknowledged (D7)
+    learner_after_reboot: bool = (
+        False  # a reboot without a clean stop may have lost what was acknowledged (D7)
+    )
 
 
 @dataclass(frozen=True, slots=True)
