@@ -27,6 +27,7 @@ class Compose:
     """The compose file of deploy/ under a project name and on ports of its own."""
 
     def __init__(self, shims: Path) -> None:
+        self.engine = docker.from_env()
         names = ["NS1", "NS2", *(f"{node.upper()}_{kind}" for node in NODES for kind in ("MESSAGING", "LOG"))]
         ports = dict(zip(names, map(str, ephemeral_ports(len(names))), strict=True))
         self.nameserver = f"127.0.0.1:{ports['NS1']},127.0.0.1:{ports['NS2']}"
@@ -59,8 +60,7 @@ class Compose:
 
     def container(self, service: str) -> docker.models.containers.Container:
         labels = [f"com.docker.compose.project={PROJECT}", f"com.docker.compose.service={service}"]
-        with docker.from_env() as engine:
-            return engine.containers.list(all=True, filters={"label": labels})[0]
+        return self.engine.containers.list(all=True, filters={"label": labels})[0]
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,7 @@ def compose(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield result
     finally:
         result("down", "--volumes", "--remove-orphans", "--timeout", "5")
+        result.engine.close()
 
 
 def consume_inside(compose: Compose, count: int, group: str) -> str:
@@ -108,15 +109,14 @@ def test_host_and_container_send_and_consume_through_a_killed_leader(compose: Co
 
 def test_a_leader_without_network_is_replaced_and_comes_back(compose: Compose) -> None:
     leader = compose.cli("cluster", "leader", "-q").stdout.strip()
-    with docker.from_env() as engine:
-        network = engine.networks.list(names=[f"{PROJECT}_ledgermq"])[0]
-        network.disconnect(compose.container(leader).id)
-        try:
-            sent = compose.cli("send", "events", "cut off")
-            assert sent.returncode == 0, sent.stderr
-            assert compose.cli("cluster", "leader", "-q").stdout.strip() not in ("", leader)
-        finally:
-            network.connect(compose.container(leader).id, aliases=[leader])
+    network = compose.engine.networks.list(names=[f"{PROJECT}_ledgermq"])[0]
+    network.disconnect(compose.container(leader).id)
+    try:
+        sent = compose.cli("send", "events", "cut off")
+        assert sent.returncode == 0, sent.stderr
+        assert compose.cli("cluster", "leader", "-q").stdout.strip() not in ("", leader)
+    finally:
+        network.connect(compose.container(leader).id, aliases=[leader])
     status = compose.cli("cluster", "status", "--wait", "90s")
     assert status.returncode == 0, status.stdout
 

@@ -7,6 +7,7 @@ name that was meant, what to do). What an error must not change is checked as we
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -35,18 +36,15 @@ class Row:
     words: tuple[str, ...]
     files: dict[str, str] = field(default_factory=dict)  # name → content, made in {data} first
     environment: dict[str, str] = field(default_factory=dict)
-    stdin: str | None = None
 
 
-def run(
-    arguments: list[str], environment: dict[str, str] | None = None, stdin: str | None = None
-) -> tuple[int, str]:
+def run(arguments: list[str], environment: dict[str, str] | None = None) -> tuple[int, str]:
     """Run `ledgermq ARGUMENTS` as a process; return exit code and everything it said."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LEDGERMQ_")}
     done = subprocess.run(
         [sys.executable, "-m", "ledgermq.client.cli", *arguments],
         env={**kept, "COLUMNS": "200", **(environment or {})},
-        input=stdin if stdin is not None else "",
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=120,
@@ -194,7 +192,7 @@ def test_bad_input_without_a_cluster(row: Row, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         ports = {f"p{number}": str(port) for number, port in enumerate(free_ports(5), start=1)}
         names = {"data": str(tmp_path), "busy": str(busy.getsockname()[1]), **ports}
-        code, text = run([part.format(**names) for part in row.arguments.split()], row.environment, row.stdin)
+        code, text = run([part.format(**names) for part in shlex.split(row.arguments)], row.environment)
     check(row, code, text, names)
     for name, content in row.files.items():
         kept = (tmp_path / name).read_text()
@@ -281,16 +279,16 @@ WITH_CLUSTER = [
     Row("topic without any likeness", "consume zebra --group g --count 1 -n {ns}", 1, ("zebra", "topic create zebra")),
     Row("topic exists", "topic create orders -n {ns}", 1, ("orders", "exists")),
     Row("bad topic name", "topic create bad.name! -n {ns}", 1, ("bad.name!",)),
-    Row("empty topic name", "topic create  -n {ns}", 2, ("TOPIC",)),
-    Row("too many queues", "topic create wide --queues 5000 -n {ns}", 2, ("5000", "1024")),
+    Row("empty topic name", "topic create '' -n {ns}", 1, ("not a valid topic name",)),
+    Row("too many queues", "topic create wide --queues 5000 -n {ns}", 2, ("--queues", "1024")),
     Row("topic type that is none", "topic create typed --type odd -n {ns}", 1, ("odd", "fifo")),
     Row("describe an unknown topic", "topic describe order -n {ns}", 1, ("order", "orders")),
     Row("delete an unknown topic", "topic delete nothing --yes -n {ns}", 1, ("nothing",)),
     Row("oversized body", "send orders --size 5000000 -n {ns}", 1, ("5,000,000", "4,194,304", "Nothing was sent")),
-    Row("empty body", "send orders - -n {ns}", 1, ("empty",), stdin="\n"),
+    Row("empty body", "send orders '' -n {ns}", 2, ("nothing to send", "--help")),
     Row("unknown group", "group describe nobody -n {ns}", 1, ("nobody",)),
     Row("bad group name", "group create bad.name! -n {ns}", 1, ("bad.name!",)),
-    Row("reset to nonsense", "group reset nobody --topic orders --to nowhere -n {ns}", 1, ("nowhere",)),
+    Row("reset to nonsense", "group reset nobody --topic orders --to nowhere -n {ns}", 2, ("nowhere", "earliest")),
     Row("transfer to nobody", "cluster transfer n9 -n {ns}", 1, ("n9", "n1, n2, n3")),
     Row("leader of an unknown group", "cluster leader --group g9 -n {ns}", 3, ("g9", "g0")),
     Row("status of the messaging port", "cluster status --node {messaging}", 3, ("{messaging}",)),
@@ -308,7 +306,7 @@ def test_bad_input_against_a_cluster(row: Row, cluster: Cluster, tmp_path: Path)
         "data": str(tmp_path),
         "messaging": cluster.address("n1", "messaging"),
     }
-    code, text = run([part.format(**names) for part in row.arguments.split()], row.environment, row.stdin)
+    code, text = run([part.format(**names) for part in shlex.split(row.arguments)], row.environment)
     check(row, code, text, names)
     for name, content in row.files.items():
         assert (tmp_path / name).read_text() == content
@@ -328,7 +326,7 @@ def test_a_locked_folder_is_refused_while_its_node_runs(
 def test_nothing_was_stored_by_any_of_this(cluster: Cluster) -> None:
     code, text = run(["topic", "list", "--json", "-n", cluster.nameserver_addresses[0]])
     assert code == 0
-    assert text.count('"name"') == 1, text
+    assert text.count('"topic":') == 1, text
 
 
 def test_without_quorum_a_send_fails_in_its_time_and_status_says_why(tmp_path: Path) -> None:
