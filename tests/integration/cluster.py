@@ -22,7 +22,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import grpc
 
@@ -129,7 +129,7 @@ class Cluster:
     def nameserver_addresses(self) -> list[str]:
         return [f"127.0.0.1:{process.ports['bind']}" for process in self.nameservers]
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         try:
             self.start_all()
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,9 +31,8 @@ def check_every_node(cluster: Cluster, history: History) -> None:
     views = {}
     for name in cluster.nodes:
         cluster.wait_ready(name)
-        wait_until(
-            lambda name=name: _has_all(cluster, name, history), f"{name} serves every acknowledged message"
-        )
+        served = functools.partial(_has_all, cluster, name, history)
+        wait_until(served, f"{name} serves every acknowledged message")
         views[name] = read_topic(cluster.address(name), TOPIC)
         history.check(views[name], name)
     assert len({frozenset(view.items()) for view in views.values()}) == 1, (
