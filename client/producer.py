@@ -179,6 +179,8 @@ class Producer:
             number = queue_of_group(message_group, len(state.lanes))
         else:
             number = self._selector.choose(state.queues, keys[0] if keys else "")
+            if state.windows[number].window.paused_until > now_ms():
+                number = _not_paused(state.windows, number)
         return self._enqueue(state, number, data, tag, keys, properties, message_group)
 
     def _enqueue(
@@ -397,6 +399,16 @@ class Producer:
             for connection in self._connections.values():
                 for failed in connection.window.expire(now):
                     self._fail(failed, connection)
+
+
+def _not_paused(connections: list[GroupConnection], number: int) -> int:
+    """Return the next queue whose group takes messages now, or `number` when every group asked for a pause."""
+    now = now_ms()
+    for step in range(1, len(connections)):
+        other = (number + step) % len(connections)
+        if connections[other].window.paused_until <= now:
+            return other
+    return number
 
 
 def _new_producer_id() -> int:

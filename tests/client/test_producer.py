@@ -1,0 +1,268 @@
+"""The producer against fake nodes on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from ledgermq.client import Message, Producer
+from ledgermq.client.errors import (
+    BufferFullError,
+    ClosedError,
+    InvalidMessageError,
+    MessageTooLargeError,
+    NameserversDownError,
+    RefusedError,
+    SendTimeoutError,
+    TopicNotFoundError,
+)
+from ledgermq.proto import route_pb2 as pb
+
+from .fakes import FakeCluster, FakeGroup
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+def test_a_message_is_stored_and_its_receipt_names_the_place() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+            first = await producer.send("orders", b"one")
+            second = await producer.send(Message("orders", b"two", tag="t"))
+            assert (first.topic, first.broker_group, first.queue_id, first.queue_offset) == (
+                "orders",
+                "g0",
+                0,
+                0,
+            )
+            assert (second.queue_offset, second.duplicate) == (1, False)
+            assert group.stored() == 2
+
+    run(scenario())
+
+
+def test_sends_at_the_same_time_share_a_request() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 4})
+        async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+            await producer.send("orders", b"warm")
+            receipts = await asyncio.gather(*(producer.send("orders", b"x") for _ in range(500)))
+            assert len({(r.queue_id, r.queue_offset) for r in receipts}) == 500
+            assert len(cluster.node().requests) <= 4
+
+    run(scenario())
+
+
+def test_receipts_of_a_batch_come_in_the_order_of_its_messages() -> None:
+    async def scenario() -> None:
+        async with (
+            FakeCluster(FakeGroup(topics={"orders": 1})) as cluster,
+            Producer(cluster.address) as producer,
+        ):
+            receipts = await producer.send_batch(Message("orders", b"%d" % i) for i in range(100))
+            assert [r.queue_offset for r in receipts] == list(range(100))
+
+    run(scenario())
+
+
+def test_messages_of_one_group_stay_in_one_queue_in_order() -> None:
+    async def scenario() -> None:
+        async with (
+            FakeCluster(FakeGroup(topics={"orders": 8})) as cluster,
+            Producer(cluster.address) as producer,
+        ):
+            receipts = [
+                await producer.send("orders", b"%d" % i, message_group="customer-1") for i in range(10)
+            ]
+            assert len({r.queue_id for r in receipts}) == 1
+            assert [r.queue_offset for r in receipts] == list(range(10))
+
+    run(scenario())
+
+
+def test_a_lost_answer_does_not_store_the_message_twice() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+            cluster.node().drop_answers = 1
+            receipt = await producer.send("orders", b"once")
+            assert receipt.duplicate
+            assert group.stored() == 1
+
+    run(scenario())
+
+
+def test_the_hint_of_a_follower_leads_to_the_leader() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group, nodes=3) as cluster, Producer(cluster.address) as producer:
+            await producer.send("orders", b"one")
+            group.leader, group.term = "n3", 2  # the nameserver does not know yet
+            await producer.send("orders", b"two")
+            assert group.stored() == 2
+            assert cluster.node("n3").requests
+
+    run(scenario())
+
+
+def test_a_killed_leader_costs_no_message() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 4})
+        async with FakeCluster(group, nodes=3) as cluster, Producer(cluster.address) as producer:
+            await producer.send("orders", b"warm")
+            sends = [asyncio.create_task(producer.send("orders", b"%d" % i)) for i in range(200)]
+            await cluster.node("n1").stop()
+            group.leader, group.term = "n2", 2
+            cluster.register(group)
+            await asyncio.gather(*sends)
+            assert group.stored() == 201
+
+    run(scenario())
+
+
+def test_a_refusal_that_passes_is_waited_out() -> None:
+    async def scenario() -> None:
+        async with (
+            FakeCluster(FakeGroup(topics={"orders": 1})) as cluster,
+            Producer(cluster.address) as producer,
+        ):
+            for code in (pb.TOO_MANY_REQUESTS, pb.OUTCOME_UNKNOWN, pb.NO_QUORUM):
+                cluster.node().refusals.append(pb.Refusal(code=code, retryable=True, retry_after_ms=1))
+            assert (await producer.send("orders", b"x")).queue_offset == 0
+
+    run(scenario())
+
+
+def test_a_final_refusal_is_raised_and_the_next_message_goes_on() -> None:
+    async def scenario() -> None:
+        async with (
+            FakeCluster(FakeGroup(topics={"orders": 1})) as cluster,
+            Producer(cluster.address) as producer,
+        ):
+            cluster.node().refusals.append(pb.Refusal(code=pb.INVALID_ARGUMENT, message="no"))
+            with pytest.raises(RefusedError, match="no"):
+                await producer.send("orders", b"x")
+            assert (await producer.send("orders", b"y")).queue_offset == 0
+
+    run(scenario())
+
+
+def test_a_full_group_gives_its_messages_to_another_one() -> None:
+    async def scenario() -> None:
+        full, free = FakeGroup("g0", {"orders": 1}), FakeGroup("g1", {"orders": 1})
+        async with FakeCluster(full, free) as cluster, Producer(cluster.address) as producer:
+            refusal = pb.Refusal(code=pb.DISK_FULL, message="full", retryable=True, retry_after_ms=5_000)
+            cluster.node("n1", "g0").refusals.extend([refusal] * 10)
+            receipts = [await producer.send("orders", b"%d" % i) for i in range(4)]
+            assert {r.broker_group for r in receipts} == {"g1"}
+
+    run(scenario())
+
+
+def test_a_topic_that_was_created_again_is_found() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+            await producer.send("orders", b"old")
+            del group.queues[1, 0]
+            group.create_topic("orders", 1)
+            cluster.register(group)
+            assert (await producer.send("orders", b"new")).queue_offset == 0
+
+    run(scenario())
+
+
+def test_without_a_leader_the_deadline_ends_the_send() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster, Producer(cluster.address, timeout_ms=300) as producer:
+            await cluster.node().stop()
+            with pytest.raises(SendTimeoutError, match="not acknowledged within 300 ms"):
+                await producer.send("orders", b"x")
+
+    run(scenario())
+
+
+def test_an_unknown_topic_is_an_error_with_a_suggestion() -> None:
+    async def scenario() -> None:
+        async with (
+            FakeCluster(FakeGroup(topics={"orders": 1})) as cluster,
+            Producer(cluster.address) as producer,
+        ):
+            with pytest.raises(TopicNotFoundError, match='Did you mean "orders"'):
+                await producer.send("order", b"x")
+
+    run(scenario())
+
+
+def test_no_nameserver_is_an_error_that_names_it() -> None:
+    async def scenario() -> None:
+        async with Producer("127.0.0.1:1") as producer:
+            with pytest.raises(
+                NameserversDownError, match=r"1 of 1 nameservers does not answer \(127.0.0.1:1\)"
+            ):
+                await producer.send("orders", b"x")
+
+    run(scenario())
+
+
+def test_bad_messages_are_refused_and_nothing_is_sent() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+            with pytest.raises(InvalidMessageError):
+                await producer.send("orders", b"")
+            with pytest.raises(MessageTooLargeError):
+                await producer.send("orders", bytes(5 * 1024 * 1024))
+            await producer.send("orders", b"good")
+            assert group.stored() == 1
+
+    run(scenario())
+
+
+def test_what_waits_is_bounded() -> None:
+    async def scenario() -> None:
+        async with (
+            FakeCluster(FakeGroup(topics={"orders": 1})) as cluster,
+            Producer(cluster.address, max_pending_bytes=10_000) as producer,
+        ):
+            await producer.prepare("orders")
+            futures = [producer.send_nowait("orders", bytes(4000)) for _ in range(3)]
+            with pytest.raises(BufferFullError):
+                producer.send_nowait("orders", b"x")
+            await producer.ready()
+            futures.append(producer.send_nowait("orders", b"x"))
+            await asyncio.gather(*futures)
+
+    run(scenario())
+
+
+def test_closing_waits_for_what_is_open() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster:
+            async with Producer(cluster.address) as producer:
+                await producer.prepare("orders")
+                future = producer.send_nowait("orders", b"x")
+            assert future.result().queue_offset == 0
+            with pytest.raises(ClosedError):
+                producer.send_nowait("orders", b"y")
+
+    run(scenario())
+
+
+def test_cached_routes_go_on_working_while_the_nameserver_is_down() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+            await producer.send("orders", b"one")
+            await cluster.nameserver.stop(0)
+            await producer.send("orders", b"two")
+            assert group.stored() == 2
+
+    run(scenario())

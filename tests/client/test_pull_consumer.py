@@ -1,0 +1,186 @@
+"""The pull consumer against fake nodes on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from ledgermq.client import MessageQueue, Producer, PullConsumer
+from ledgermq.client.errors import TopicNotFoundError, UsageError
+
+from .fakes import FakeCluster, FakeGroup
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+async def fill(cluster: FakeCluster, bodies: list[bytes], topic: str = "orders") -> None:
+    async with Producer(cluster.address) as producer:
+        for body in bodies:
+            await producer.send(topic, body)
+
+
+async def read(consumer: PullConsumer, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    async for message in consumer:
+        found.append(message.body)
+        if len(found) == count:
+            break
+    return found
+
+
+def test_every_message_is_read_once_and_in_order_within_its_queue() -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"orders": 3})) as cluster:
+            bodies = [b"%d" % i for i in range(50)]
+            await fill(cluster, bodies)
+            async with PullConsumer(cluster.address, group="g") as consumer:
+                await consumer.subscribe("orders")
+                seen: dict[int, list[int]] = {}
+                count = 0
+                while count < 50:
+                    for message in await consumer.poll(7, 5000):
+                        seen.setdefault(message.queue_id, []).append(int(message.body))
+                        count += 1
+                assert sorted(number for each in seen.values() for number in each) == list(range(50))
+                assert all(each == sorted(each) for each in seen.values())
+
+    run(scenario())
+
+
+def test_a_committed_offset_is_where_the_next_consumer_starts() -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
+            await fill(cluster, [b"a", b"b", b"c"])
+            async with PullConsumer(cluster.address, group="g") as consumer:
+                await consumer.subscribe("orders")
+                assert await read(consumer, 2) == [b"a", b"b"]
+                await consumer.commit()
+                assert await consumer.committed("orders") == {MessageQueue("orders", "g0", 0): 2}
+            async with PullConsumer(cluster.address, group="g") as consumer:
+                await consumer.subscribe("orders")
+                assert await read(consumer, 1) == [b"c"]
+
+    run(scenario())
+
+
+def test_a_new_group_can_start_at_the_end() -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
+            await fill(cluster, [b"old"])
+            async with PullConsumer(cluster.address, group="g", start="latest") as consumer:
+                await consumer.subscribe("orders")
+                await fill(cluster, [b"new"])
+                assert await read(consumer, 1) == [b"new"]
+
+    run(scenario())
+
+
+def test_seek_goes_back_and_forth() -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
+            await fill(cluster, [b"a", b"b", b"c"])
+            async with PullConsumer(cluster.address) as consumer:
+                await consumer.subscribe("orders")
+                (queue,) = consumer.assignment
+                assert await read(consumer, 3) == [b"a", b"b", b"c"]
+                consumer.seek(queue, 1)
+                assert consumer.position(queue) == 1
+                assert await read(consumer, 1) == [b"b"]
+                await consumer.seek_to_beginning("orders")
+                assert await read(consumer, 1) == [b"a"]
+                await consumer.seek_to_end("orders")
+                assert await consumer.poll(1, 100) == []
+
+    run(scenario())
+
+
+def test_a_waiting_poll_wakes_when_a_message_comes() -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
+            async with PullConsumer(cluster.address) as consumer:
+                await consumer.subscribe("orders")
+                waiting = asyncio.create_task(consumer.poll(1, 10_000))
+                await fill(cluster, [b"late"])
+                assert [message.body for message in await waiting] == [b"late"]
+
+    run(scenario())
+
+
+def test_reading_goes_on_at_another_node_when_one_dies() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group, nodes=3) as cluster:
+            await fill(cluster, [b"a"])
+            async with PullConsumer(cluster.address) as consumer:
+                await consumer.subscribe("orders")
+                assert await read(consumer, 1) == [b"a"]
+                await cluster.node("n1").stop()
+                group.leader, group.term = "n2", 2
+                cluster.register(group)
+                await fill(cluster, [b"b"])
+                assert await read(consumer, 1) == [b"b"]
+
+    run(scenario())
+
+
+def test_deleted_messages_are_skipped() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster:
+            await fill(cluster, [b"a", b"b", b"c"])
+            async with PullConsumer(cluster.address) as consumer:
+                group.queues[1, 0].begin = 2
+                await consumer.assign([MessageQueue("orders", "g0", 0)])
+                consumer.seek(consumer.assignment[0], 0)
+                assert await read(consumer, 1) == [b"c"]
+
+    run(scenario())
+
+
+def test_a_node_that_is_behind_is_waited_for_and_the_position_stays() -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
+            await fill(cluster, [b"a"])
+            async with PullConsumer(cluster.address) as consumer:
+                await consumer.subscribe("orders")
+                consumer.seek(consumer.assignment[0], 2)  # as if read on a node that has applied more
+                assert await consumer.poll(1, 200) == []
+                await fill(cluster, [b"b", b"c"])
+                assert await read(consumer, 1) == [b"c"]
+
+    run(scenario())
+
+
+def test_a_small_buffer_reads_everything_too() -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"orders": 2})) as cluster:
+            await fill(cluster, [bytes(2000)] * 40)
+            async with PullConsumer(cluster.address, max_buffer_bytes=4000) as consumer:
+                await consumer.subscribe("orders")
+                assert len(await read(consumer, 40)) == 40
+
+    run(scenario())
+
+
+def test_wrong_use_is_an_error_that_says_what_to_do() -> None:
+    async def scenario() -> None:
+        async with (
+            FakeCluster(FakeGroup(topics={"orders": 1})) as cluster,
+            PullConsumer(cluster.address) as consumer,
+        ):
+            with pytest.raises(UsageError, match="Call subscribe"):
+                await consumer.poll()
+            with pytest.raises(TopicNotFoundError):
+                await consumer.subscribe("order")
+            await consumer.subscribe("orders")
+            with pytest.raises(UsageError, match="no group"):
+                await consumer.commit()
+            with pytest.raises(UsageError, match="not assigned"):
+                consumer.seek(MessageQueue("orders", "g0", 9), 0)
+
+    run(scenario())
