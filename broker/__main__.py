@@ -125,8 +125,14 @@ def main(arguments: Sequence[str] | None = None, *, files: FileSystem | None = N
         return uvloop.run(run(config, files))
     except (RaftError, BrokerError, PortError, OSError) as error:
         prefix = f"{config.node_id} will not start: "
-        sys.stderr.write(f"{prefix}{str(error).removeprefix(prefix)}\n")
+        reason = _file_error(error, config) if isinstance(error, OSError) else str(error)
+        sys.stderr.write(f"{prefix}{reason.removeprefix(prefix)}\n")
         return EXIT_WILL_NOT_START
+
+
+def _file_error(error: OSError, config: BrokerConfig) -> str:
+    what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return f"{what}. Point --data (now {config.data_dir}) to a folder that this user can write."
 
 
 if __name__ == "__main__":

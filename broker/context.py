@@ -43,6 +43,7 @@ class NodeContext:
     metrics: Metrics
     deliveries: RecentDeliveries
     waiting_readers: int = 0
+    stopping: bool = False  # long polls end
 
     @contextmanager
     def waiting_reader(self) -> Iterator[None]:

@@ -52,7 +52,7 @@ async def fetch(context: NodeContext, request: log_pb2.FetchRequest) -> bytes:
                 woken = await waiter.wait(remaining)
         finally:
             waiter.close()
-        if not woken:
+        if not woken or context.stopping:
             break
     stale = context.leadership.leader_id is None
     return fetch_response(queues, context.raft.applied_index, context.config.node_id, stale)

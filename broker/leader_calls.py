@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ledgermq.raft.errors import NotLeaderError, ProposalLostError, TransferringError
+from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostError, TransferringError
 
 from .forwarding import FORWARDED_BY, LISTENER, Forwarder, ForwardError, Metadata
 from .leadership import Leadership
@@ -23,6 +23,9 @@ DEADLINE_RESERVE: Final = 0.2
 DEFAULT_TIMEOUT: Final = 30.0
 #: Between two tries when nothing new is heard about a leader.
 RETRY_INTERVAL: Final = 0.05
+
+#: This node cannot (or can no longer) serve as leader: look for the next one.
+_LOST: Final = (NotLeaderError, TransferringError, ProposalLostError, NodeStoppedError)
 
 CLIENT_ID: Final = "x-mq-client-id"
 LANGUAGE: Final = "x-mq-language"
@@ -97,7 +100,7 @@ class LeaderCalls:
             if self._leadership.ready:
                 try:
                     return await local()
-                except (NotLeaderError, TransferringError, ProposalLostError) as error:
+                except _LOST as error:
                     unknown = unknown or isinstance(error, ProposalLostError)
                     if call.forwarded:
                         raise
@@ -141,7 +144,7 @@ class LeaderCalls:
                     begun = True
                     yield frame
                 return
-            except (NotLeaderError, TransferringError, ProposalLostError, ForwardError) as error:
+            except (*_LOST, ForwardError) as error:
                 if begun or call.forwarded:
                     raise
                 definite = (

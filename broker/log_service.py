@@ -88,14 +88,11 @@ class LogService:
     def _produce_handler(self, listener: str) -> Callable[[Any, Any], Awaitable[None]]:
         async def serve(requests: Any, context: Any) -> None:
             under_way: asyncio.Queue[_Pending | None] = asyncio.Queue(MAX_STREAM_REQUESTS)
-            answering = asyncio.create_task(self._answer(under_way, context, listener))
-            try:
+            async with asyncio.TaskGroup() as tasks:  # what breaks one half ends the other
+                tasks.create_task(self._answer(under_way, context, listener))
                 while (raw := await context.read()) is not _EOF:
                     await under_way.put(self._submit(raw, listener))
                 await under_way.put(None)
-                await answering
-            finally:
-                answering.cancel()
 
         return serve
 

@@ -15,7 +15,15 @@ from typing import Any, Final
 import grpc
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
-from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostError, TransferringError
+from ledgermq.raft.errors import (
+    BusyError,
+    DiskFullError,
+    NodeStoppedError,
+    NotLeaderError,
+    ProposalLostError,
+    StorageError,
+    TransferringError,
+)
 
 from .acknowledge import acknowledge, change_invisible
 from .context import NodeContext
@@ -25,9 +33,12 @@ from .messaging_route import assignments, route
 from .messaging_send import send
 from .messaging_status import StatusError, ok, topic_not_found
 from .messaging_validation import check_group, check_topic
+from .polls import TooManyPollsError
+from .produce import TooManyRequestsError
 from .receive import last_frame, receive
 from .sessions import session_of
 from .topic_admin import ensure_topic
+from .topics import Topic
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +59,8 @@ _UNARY: Final = (
     "RecallMessage",
     "SyncLiteSubscription",
 )
-Serve = Callable[[Any, Call], Awaitable[Any]]
+#: Bounds that were reached: the caller may repeat.
+_LIMITS: Final = (TooManyRequestsError, TooManyPollsError, BusyError, DiskFullError)
 
 
 class MessagingService:
@@ -62,9 +74,9 @@ class MessagingService:
             "ChangeInvisibleDuration": change_invisible,
         }
         self._at_leader = at_leader
-        self._anywhere: dict[str, Serve] = {
-            "QueryAssignment": self._query_assignment,
-            "Heartbeat": self._heartbeat,
+        self._from_table: dict[str, Callable[[Any, Topic, Call], bytes]] = {
+            "QueryRoute": self._route,
+            "QueryAssignment": self._assignment,
         }
 
     def handlers(self, listener: str) -> grpc.GenericRpcHandler[Any, Any]:
@@ -90,9 +102,9 @@ class MessagingService:
             call = Call.of(context, listener)
             try:
                 return await self._serve(name, request, call)
-            except StatusError as error:
-                self._count_refusal(error)
-                return bytes(response(status=error.status()).SerializeToString())
+            except (StatusError, *_LIMITS, StorageError) as error:
+                status = self._refused(error)
+                return bytes(response(status=status).SerializeToString())
             except (NotLeaderError, TransferringError):
                 leadership = self._context.leadership
                 await refuse_not_leader(context, leadership.node_id, leadership.leader_id)
@@ -102,8 +114,13 @@ class MessagingService:
 
         return serve
 
-    def _count_refusal(self, error: StatusError) -> None:
+    def _refused(self, error: Exception) -> v2.Status:
+        """Return the in-band status of an error; count it."""
+        if not isinstance(error, StatusError):
+            code = v2.TOO_MANY_REQUESTS if isinstance(error, _LIMITS) else v2.INTERNAL_SERVER_ERROR
+            error = StatusError(code, str(error))
         self._context.metrics.refusals.labels(v2.Code.Name(error.code)).inc()
+        return error.status()
 
     async def _serve(self, name: str, request: bytes, call: Call) -> bytes:
         """Serve or forward one call. Raises: StatusError; on forwarded calls also RaftErrors."""
@@ -112,15 +129,13 @@ class MessagingService:
         self._sign_of_life(call.client_id)
         if name in self._at_leader:
             return await self._to_leader(name, request, call)
-        if name == "QueryRoute":
-            return await self._query_route(request, call)
+        if name in self._from_table:
+            return await self._from_topics(name, request, call)
+        if name == "Heartbeat":  # a sign of life, which was noted already
+            return bytes(v2.HeartbeatResponse(status=ok()).SerializeToString())
         if name == "NotifyClientTermination":
             return await self._terminated(request, call)
-        if name not in self._anywhere:
-            raise StatusError(v2.NOT_IMPLEMENTED, f"{name} is not built yet")
-        message = _parsed(getattr(v2, f"{name}Request"), request)
-        answer = await self._anywhere[name](message, call)
-        return bytes(answer.SerializeToString())
+        raise StatusError(v2.NOT_IMPLEMENTED, f"{name} is not built yet")
 
     def _sign_of_life(self, client_id: str) -> None:
         self._context.clients.heard(client_id, time.monotonic())
@@ -148,36 +163,32 @@ class MessagingService:
             raise _unavailable(error) from None
 
     # --- routes ---------------------------------------------------------------------------------------------
-    async def _query_route(self, request: bytes, call: Call) -> bytes:
+    async def _from_topics(self, name: str, request: bytes, call: Call) -> bytes:
         """Answer from the replicated topic table; what is not there (yet) is asked of the leader."""
-        message = _parsed(v2.QueryRouteRequest, request)
+        build = self._from_table[name]
+        message = _parsed(getattr(v2, f"{name}Request"), request)
         check_topic(message.topic.name)
-        if self._context.replica.state.topics.find(message.topic.name) is not None:
-            return self._route(message, call)
+        topic = self._context.replica.state.topics.find(message.topic.name)
+        if topic is not None:
+            return build(message, topic, call)
 
         async def local() -> bytes:
-            if await ensure_topic(self._context, message.topic.name) is None:
+            created = await ensure_topic(self._context, message.topic.name)
+            if created is None:
                 raise topic_not_found(message.topic.name)
-            return self._route(message, call)
+            return build(message, created, call)
 
-        return await self._in_time(f"/{SERVICE}/QueryRoute", request, call, local)
+        return await self._in_time(f"/{SERVICE}/{name}", request, call, local)
 
-    def _route(self, message: v2.QueryRouteRequest, call: Call) -> bytes:
+    def _route(self, message: v2.QueryRouteRequest, topic: Topic, call: Call) -> bytes:
         context = self._context
-        topic = context.replica.state.topics.named(message.topic.name)
         nodes = context.members.alive(call.listener)
         queues = route(message.topic, context.config.group, topic.queue_count, int(topic.message_type), nodes)
         return bytes(v2.QueryRouteResponse(status=ok(), message_queues=queues).SerializeToString())
 
-    async def _query_assignment(
-        self, message: v2.QueryAssignmentRequest, call: Call
-    ) -> v2.QueryAssignmentResponse:
+    def _assignment(self, message: v2.QueryAssignmentRequest, topic: Topic, call: Call) -> bytes:
         context = self._context
-        check_topic(message.topic.name)
         check_group(message.group.name)
-        topic = context.replica.state.topics.find(message.topic.name)
-        if topic is None:
-            raise topic_not_found(message.topic.name)
         group = context.replica.state.groups.find(message.group.name)
         found = assignments(
             message.topic,
@@ -186,13 +197,9 @@ class MessagingService:
             context.members.alive(call.listener),
             fifo=group is not None and group.fifo,
         )
-        return v2.QueryAssignmentResponse(status=ok(), assignments=found)
+        return bytes(v2.QueryAssignmentResponse(status=ok(), assignments=found).SerializeToString())
 
     # --- clients --------------------------------------------------------------------------------------------
-    async def _heartbeat(self, message: v2.HeartbeatRequest, call: Call) -> v2.HeartbeatResponse:
-        """A sign of life, which was noted already."""
-        return v2.HeartbeatResponse(status=ok())
-
     async def _terminated(self, request: bytes, call: Call) -> bytes:
         """The client says goodbye: its auto-renewed leases end."""
 
@@ -222,9 +229,8 @@ class MessagingService:
             try:
                 async for frame in self._receive(request, call):
                     yield frame
-            except StatusError as error:
-                self._count_refusal(error)
-                yield v2.ReceiveMessageResponse(status=error.status()).SerializeToString()
+            except (StatusError, *_LIMITS, StorageError) as error:
+                yield v2.ReceiveMessageResponse(status=self._refused(error)).SerializeToString()
                 yield last_frame()
             except (NotLeaderError, TransferringError):
                 leadership = self._context.leadership

@@ -17,6 +17,7 @@ from ledgermq.raft.errors import (
     NodeStoppedError,
     NotLeaderError,
     ProposalLostError,
+    StorageError,
     TransferFailedError,
     TransferringError,
 )
@@ -54,6 +55,7 @@ _TABLE: Final[tuple[tuple[type[Exception], RefusalCode, bool], ...]] = (
     (InvalidNameError, route_pb2.INVALID_ARGUMENT, False),
     (LogCompactedError, route_pb2.OFFSET_OUT_OF_RANGE, False),
     (TransferFailedError, route_pb2.NO_QUORUM, True),
+    (StorageError, route_pb2.INTERNAL, False),
 )
 
 #: Errors that `refusal_of` knows; anything else is a defect and is not hidden.

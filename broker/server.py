@@ -51,7 +51,7 @@ from .sessions import ClientsHere, session_of
 logger = logging.getLogger(__name__)
 
 #: Seconds that calls under way get at a stop.
-DRAIN_SECONDS: Final = 2.0
+DRAIN_SECONDS: Final = 1.0
 DEFAULT_GROUP_POLICY: Final = (False, 17)
 
 
@@ -218,6 +218,7 @@ class BrokerNode:
             return
         await self._registration.stop()
         await self._raft_hand_over()
+        self._context.stopping = True
         self._polls.wake_all()
         await self._listeners.stop(DRAIN_SECONDS)
         await self._peers.stop()
