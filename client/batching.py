@@ -139,6 +139,7 @@ class SendWindow:
         self._new_session = new_session
         self._max_in_flight = max_in_flight
         self._lanes: dict[tuple[str, int], Lane] = {}
+        self._old_lanes: list[Lane] = []  # of topics that were created again, while something of them is open
         self._ready: dict[int, Lane] = {}  # lanes with something to send, by id(), in arrival order
         self._in_flight: deque[Request] = deque()
         self._next_request_id = 1
@@ -155,8 +156,12 @@ class SendWindow:
             fresh = Lane(queue, topic_id, self._new_session())
             if lane is not None:
                 self._take_over(lane, fresh)
+                self._old_lanes = [each for each in (*self._old_lanes, lane) if each.unacked]
             lane = self._lanes[key] = fresh
         return lane
+
+    def _all_lanes(self) -> list[Lane]:
+        return [*self._lanes.values(), *self._old_lanes]
 
     def _take_over(self, old: Lane, fresh: Lane) -> None:
         """Move to `fresh` what is certainly not stored in the old incarnation of the topic."""
@@ -165,6 +170,7 @@ class SendWindow:
                 old.unacked.remove(section)
                 _forget_number(section)
                 fresh.waiting.append(section)
+                self._waiting_bytes += section.body_size
         fresh.waiting.extend(old.waiting)
         old.waiting.clear()
         for section in fresh.waiting:
@@ -203,7 +209,7 @@ class SendWindow:
     @property
     def idle(self) -> bool:
         """Nothing is open: no message waits for anything."""
-        return not any(lane.waiting or lane.unacked for lane in self._lanes.values())
+        return not any(lane.waiting or lane.unacked for lane in self._all_lanes())
 
     @property
     def wants_to_send(self) -> bool:
@@ -333,6 +339,13 @@ class SendWindow:
             self._give_up(section)
             outcome.failed.append(Failed(section, refusal, sent=False))
             return
+        newest = self._lanes.get((lane.queue.topic, lane.queue.queue_id), lane)
+        if newest is not lane and decision.definite:
+            _remove(lane.unacked, section)  # the topic was created again while this was in flight
+            _forget_number(section)
+            self.adopt(section, newest)
+            self._mark_ready(lane)
+            return
         lane.resend = True
         lane.renumber |= decision.action is Action.NEW_SESSION
         self._mark_ready(lane)
@@ -369,7 +382,7 @@ class SendWindow:
     def release(self) -> list[Section]:
         """Hand out every section that certainly is not stored here and may go to another group."""
         released = []
-        for lane in self._lanes.values():
+        for lane in self._all_lanes():
             for section in [each for each in (*lane.unacked, *lane.waiting) if _may_move(each)]:
                 if section in lane.waiting:
                     lane.waiting.remove(section)
@@ -392,7 +405,7 @@ class SendWindow:
     def expire(self, now: int) -> list[Failed]:
         """Give up the sections whose deadline has passed."""
         failed = []
-        for lane in self._lanes.values():
+        for lane in self._all_lanes():
             while lane.waiting and lane.waiting[0].deadline <= now:
                 section = lane.waiting.popleft()
                 self._waiting_bytes -= section.body_size
@@ -408,11 +421,12 @@ class SendWindow:
         """Empty the window (the producer closes): return every section that was open."""
         sections = [
             section
-            for lane in self._lanes.values()
+            for lane in self._all_lanes()
             for section in (*lane.unacked, *lane.waiting)
             if not section.given_up
         ]
         self._lanes.clear()
+        self._old_lanes.clear()
         self._ready.clear()
         self._in_flight.clear()
         self._waiting_bytes = 0

@@ -252,6 +252,24 @@ def test_a_topic_that_was_created_again_takes_over_what_is_not_stored() -> None:
     assert decode_section(request.payload).topic_id == 8
 
 
+def test_what_was_in_flight_when_its_topic_was_created_again_follows_when_it_is_refused() -> None:
+    driver = Driver()
+    driver.add(0, "a")
+    request = driver.must_request()
+    driver.window.lane(MessageQueue("orders", "g0", 0), 8)
+    driver.window.on_response(refused(request, pb.STALE_ROUTE), 0)
+    again = driver.must_request(1000)
+    assert (tickets(again), decode_section(again.payload).topic_id) == ([["a"]], 8)
+
+
+def test_what_is_open_of_an_old_topic_still_has_its_deadline() -> None:
+    driver = Driver()
+    driver.add(0, "a")
+    driver.must_request()
+    driver.window.lane(MessageQueue("orders", "g0", 0), 8)
+    assert [each.section.tickets for each in driver.window.expire(1000)] == [["a"]]
+
+
 # --- against a broker that loses streams, answers and leaders ------------------------------------------------------
 
 

@@ -101,12 +101,12 @@ def test_seek_goes_back_and_forth() -> None:
 
 def test_a_waiting_poll_wakes_when_a_message_comes() -> None:
     async def scenario() -> None:
-        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
-            async with PullConsumer(cluster.address) as consumer:
-                await consumer.subscribe("orders")
-                waiting = asyncio.create_task(consumer.poll(1, 10_000))
-                await fill(cluster, [b"late"])
-                assert [message.body for message in await waiting] == [b"late"]
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
+            await consumer.subscribe("orders")
+            waiting = asyncio.create_task(consumer.poll(1, 10_000))
+            await fill(cluster, [b"late"])
+            assert [message.body for message in await waiting] == [b"late"]
 
     run(scenario())
 
