@@ -45,6 +45,8 @@ class Checkpointing:
         self._log_end = log_end
         self._worker = ThreadPoolExecutor(1, "checkpoint")
         self._task: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+        self._wanted = False
         self._last_index = 0
         self._last_end = 0
         self._last_time = 0.0
@@ -66,17 +68,25 @@ class Checkpointing:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             if self._durable_index() >= self._replica.state.applied_index:
-                await self._checkpoint_if_changed()
+                await self.write_now()
         self._worker.shutdown()
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_INTERVAL)
             grown = self._log_end() - self._last_end >= BYTES_BETWEEN
-            if grown or time.monotonic() - self._last_time >= SECONDS_BETWEEN:
-                await self._checkpoint_if_changed()
+            if self._wanted or grown or time.monotonic() - self._last_time >= SECONDS_BETWEEN:
+                self._wanted = False
+                await self.write_now()
             else:
-                await self._write_units()
+                async with self._writing:
+                    await self._write_units()
+
+    async def write_now(self) -> int:
+        """Write a checkpoint unless nothing was applied since the last one; return the index of the newest."""
+        async with self._writing:
+            await self._checkpoint_if_changed()
+        return self._last_index
 
     async def _write_units(self) -> None:
         """Write queue units before the next checkpoint does when they take memory. Not durable, not counted on."""
@@ -118,6 +128,7 @@ class Checkpointing:
         for topic in effects.deleted_topics:
             self._useless.append((effects.index, partial(files.remove_topic, topic.folder)))
         if effects.log_start is not None:
+            self._wanted = True  # segments go as far as the older checkpoint reaches
             for topic_id, queue_id, _ in effects.log_start.rows.tolist():
                 queue = self._replica.state.queues.get(topic_id, queue_id)
                 if queue is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -86,16 +86,19 @@ class Retention:
         context: NodeContext,
         *,
         disk_use: Callable[[], DiskUse],
+        checkpoint_now: Callable[[], Awaitable[int]],
         floor: Callable[[], int],
         on_change: Callable[[], None],
     ) -> None:
         self._context = context
         self._disk_use = disk_use
+        self._checkpoint_now = checkpoint_now
         self._floor = floor
         self._on_change = on_change
         self._watch = DiskWatch(context.config.node_id, str(context.config.data_dir))
         self._tasks: list[asyncio.Task[None]] = []
         self._wanted_start = 0
+        self._again: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to watch."""
@@ -105,9 +108,10 @@ class Retention:
 
     async def stop(self) -> None:
         """Stop watching."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *([self._again] if self._again is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- the disk -------------------------------------------------------------------------------------------
     async def _watch_disk(self) -> None:
@@ -153,7 +157,8 @@ class Retention:
         keep_ms = request.older_than_ms or int(context.config.retention_hours * _HOUR_MS)
         if request.even_unexpired:
             keep_ms = 0
-        first_kept = expired_before(segments, context.raft.next_timestamp(), keep_ms, self._floor())
+        reached = context.raft.applied_index if request.dry_run else await self._checkpoint_now()
+        first_kept = expired_before(segments, context.raft.next_timestamp(), keep_ms, reached + 1)
         if first_kept is None:
             return admin_pb2.CleanResponse(log_start_index=context.replica.state.log_start_index)
         gone = [segment for segment in segments if segment.start_offset < first_kept.start_offset]
@@ -164,7 +169,7 @@ class Retention:
         )
         if not request.dry_run:
             await self._propose_start(first_kept)
-            self._unlink()
+            self._again = asyncio.create_task(self._propose_again(first_kept))
         return answer
 
     async def _propose_start(self, first_kept: SegmentInfo) -> None:
@@ -175,6 +180,14 @@ class Retention:
         ):
             await context.replica.warm((command,))
         await context.pipeline.run(command)
+
+    async def _propose_again(self, first_kept: SegmentInfo) -> None:
+        """Say the same a moment later: nodes write a checkpoint each time, and segments below both may go."""
+        await asyncio.sleep(3 * CHECK_INTERVAL)
+        try:
+            await self._propose_start(first_kept)
+        except (RaftError, TooManyRequestsError) as error:
+            logger.info("segments go with the next checkpoints reason=%s", error)
 
     def _on_effects(self, effects: Effects) -> None:
         if effects.log_start is not None:

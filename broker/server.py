@@ -179,6 +179,7 @@ class BrokerNode:
         self._retention = Retention(
             self._context,
             disk_use=lambda: self._files.disk_use(self.config.data_dir),
+            checkpoint_now=self._checkpointing.write_now,
             floor=lambda: self._checkpointing.floor,
             on_change=self._changed,
         )
