@@ -5,6 +5,7 @@ Owns: what `up` prints, and how it reacts when a node ends. Must not: import a s
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
@@ -14,16 +15,19 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from .cli_output import DEFAULT_NAMESERVER, out
+from .cli_cluster import collect
+from .cli_output import DEFAULT_NAMESERVER, out, run
 from .errors import UsageError
 from .local_cluster import LocalCluster, LocalPlan, require_server
 from .local_processes import ServerProcess, signals_as_interrupt
+from .status_report import exit_code
 from .text_table import text_table
 
 MAX_NODES = 5
 _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 _RESTART_SECONDS = 3.0
 _QUICK_END_SECONDS = 10.0  # a node that ends sooner after its restart is not restarted again
+_HEALTHY_SECONDS = 10.0
 _WILL_NOT_START = (2, 3)  # exit codes of a broker: wrong settings, unusable folder or ports
 
 
@@ -67,6 +71,7 @@ def up(
                 )
             out.print(f"starting a nameserver and {len(plan.nodes)} brokers, data in {escape(str(data))} ...")
             cluster.start(rejoin=rejoin, on_ready=lambda name: out.print(f"  {name} is ready"))
+            run(_until_healthy(plan.nameserver))
             _print_cluster(cluster, plan)
             _watch(cluster)
         except KeyboardInterrupt:
@@ -91,6 +96,16 @@ def broker(context: typer.Context) -> None:
 def nameserver(context: typer.Context) -> None:
     """Run one nameserver. All its flags: ledgermq nameserver --help."""
     _become("ledgermq.nameserver", context.args)
+
+
+async def _until_healthy(nameserver: str) -> None:
+    """Wait a moment until the leader hears all and the nameserver knows all, so that what comes next just works."""
+    end = time.monotonic() + _HEALTHY_SECONDS
+    while time.monotonic() < end:
+        reports, _ = await collect(nameserver, [])
+        if exit_code(reports) == 0:
+            return
+        await asyncio.sleep(0.05)
 
 
 def _become(module: str, arguments: list[str]) -> None:

@@ -253,10 +253,12 @@ def _judge(
             f"no leader: {needed} of {voters} voters must reach each other. {start}. See: docs/runbook.md"
         )
         return Verdict.NO_QUORUM, tuple(notes)
-    if missing:
+    if in_contact < voters and not missing:
         notes.append(
-            f"{', '.join(missing)} not reached. Start what is down; the group tolerates no further loss soon"
+            f"the leader hears {in_contact} of {voters} voters; it lasts a moment after a start or an election"
         )
+    if missing:
+        notes.append(f"{', '.join(missing)} not reached. Start what is down. See: docs/runbook.md")
     if view.produce_refused:
         notes.append(f"produce is refused: {view.produce_refused_reason or 'see the metrics'}")
     well = all(row.is_well for row in rows) and in_contact == voters and not view.produce_refused

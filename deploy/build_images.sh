@@ -97,21 +97,31 @@ collect() { # folder, extra: download once per state of the pinned versions
 collect "$work/wheels" server
 [ "$with_spark" = 1 ] && collect "$work/wheels-spark" spark
 say "building the wheel of LedgerMQ"
-rm -rf "$work"/wheels/ledgermq-*.whl build/lib build/bdist.*
-pip wheel -q --no-deps -w "$work/wheels" .
+rm -rf "$work/code" build/lib build/bdist.*
+SOURCE_DATE_EPOCH=1600000000 pip wheel -q --no-deps -w "$work/code" .  # the same code gives the same bytes: a cached layer
 
 # --- the images ------------------------------------------------------------------------------------------------
 
-build_image() { # name, Dockerfile, base
-  say "building $1 on $3"
-  DOCKER_BUILDKIT=${DOCKER_BUILDKIT:-0} docker build -q -t "$1" -f "$2" --build-arg BASE_IMAGE="$3" "$work" >"$work/build.log" 2>&1 \
-    || { tail -30 "$work/build.log" >&2; die "the build of $1 failed; the whole log: $work/build.log"; }
+quiet_build() { # name, Dockerfile, base, more flags
+  DOCKER_BUILDKIT=${DOCKER_BUILDKIT:-0} docker build -q -t "$1" -f "$work/$2" --build-arg BASE_IMAGE="$3" "${@:4}" "$work" \
+    >"$work/build.log" 2>&1 || { tail -30 "$work/build.log" >&2; die "the build of $1 failed; the whole log: $work/build.log"; }
+}
+
+build_image() { # repository, Dockerfile, base: the dependencies keep a tag, so that they stay in the cache
+  local old
+  say "building $1:dev on $3"
+  old=$(docker image inspect -f '{{.Id}}' "$1:dev" 2>/dev/null || true)
+  quiet_build "$1:dependencies" "$2" "$3" --target dependencies
+  quiet_build "$1:dev" "$2" "$3"
+  if [ -n "$old" ] && [ "$old" != "$(docker image inspect -f '{{.Id}}' "$1:dev")" ]; then
+    docker image rm "$old" >/dev/null 2>&1 || true  # in use by a container: it goes with the next build
+  fi
 }
 cp deploy/Dockerfile deploy/Dockerfile.spark "$work"/
-printf '.stamp-*\n*.log\n*.txt\nwheels-spark\n' >"$work/.dockerignore"
-build_image ledgermq:dev "$work/Dockerfile" "$base"
+printf '**/.stamp-*\n*.log\n*.txt\nwheels-spark\n' >"$work/.dockerignore"
+build_image ledgermq Dockerfile "$base"
 if [ "$with_spark" = 1 ]; then
-  printf '.stamp-*\n*.log\n*.txt\n' >"$work/.dockerignore"
-  build_image ledgermq-spark:dev "$work/Dockerfile.spark" "$spark_base"
+  printf '**/.stamp-*\n*.log\n*.txt\nwheels\n' >"$work/.dockerignore"
+  build_image ledgermq-spark Dockerfile.spark "$spark_base"
 fi
 say "done: $(docker images --format '{{.Repository}}:{{.Tag}} ({{.Size}})' | grep -E '^ledgermq(-spark)?:dev' | paste -sd ' ')"

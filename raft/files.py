@@ -28,7 +28,7 @@ class LockedError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """Bytes of a file system: all of it, and what an unprivileged process may still take."""
+    """Bytes of a file system: what is used or may be used, and what an unprivileged process may still take."""
 
     total: int
     available: int
@@ -224,7 +224,9 @@ class RealFileSystem:
 
     def disk_use(self, path: Path) -> DiskUse:
         found = os.statvfs(path)
-        return DiskUse(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+        # What is kept back for root, or by a quota, is neither used nor ours: it does not count, as in `df`.
+        total = found.f_blocks - found.f_bfree + found.f_bavail
+        return DiskUse(total * found.f_frsize, found.f_bavail * found.f_frsize)
 
     def lock(self, path: Path) -> RealLock:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
