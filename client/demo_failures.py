@@ -66,7 +66,8 @@ class Striker:
         what = await asyncio.to_thread(self._cluster.kill, victim)
         self._on_event(f"kill -9 {victim}, the leader ({what}), {waiting:,} messages in flight")
         leader, view = await find_leader(self._cluster, other_than=victim)
-        await self._wait_acknowledged(len(self._book.acknowledged) + 1)
+        # More than what was in flight: so at least one was sent to the new leader, and the gap is over.
+        await self._wait_acknowledged(len(self._book.acknowledged) + waiting + 1)
         gap = self._book.longest_gap(struck_at)
         self.strikes.write_gaps.append(gap)
         refused = len(self._book.failed) - failed
