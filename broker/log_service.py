@@ -52,6 +52,8 @@ class LogService:
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
+        self._messages_in = context.metrics.messages_in.labels("log")
+        self._duplicates = context.metrics.duplicates.labels("log")
 
     def handlers(self, listener: str) -> grpc.GenericRpcHandler[Any, Any]:
         """Return what a log port of that listener serves."""
@@ -134,13 +136,10 @@ class LogService:
             self._count(outcomes, work.size)
 
     def _count(self, outcomes: list[SectionOutcome], size: int) -> None:
-        metrics = self._context.metrics
-        metrics.messages_in.labels("log").inc(
-            sum(each.count for each in outcomes if each.verdict is Verdict.ACCEPTED)
-        )
-        metrics.bytes_in.inc(size)
+        self._messages_in.inc(sum(each.count for each in outcomes if each.verdict is Verdict.ACCEPTED))
+        self._context.metrics.bytes_in.inc(size)
         if duplicates := sum(each.count for each in outcomes if each.verdict in _DUPLICATES):
-            metrics.duplicates.labels("log").inc(duplicates)
+            self._duplicates.inc(duplicates)
 
     def _result(self, outcome: SectionOutcome) -> log_pb2.SectionResult:
         if outcome.verdict in _VERDICTS:
