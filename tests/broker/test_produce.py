@@ -108,7 +108,8 @@ def test_sections_messages_and_commands_of_one_moment_share_an_entry() -> None:
     async def body(raft: FakeRaft) -> None:
         await raft.topic()
         work, sent = sections(), [message(raft.state, name) for name in (b"1", b"2")]
-        for each in (work, *sent):
+        raft.pipeline.submit(work)
+        for each in sent:
             raft.pipeline.submit(each)
         created = raft.pipeline.run(CreateTopic("b", 1))
         await settle()

@@ -11,7 +11,9 @@ from ledgermq.proto.record import hash_text
 
 
 def test_tags_are_split_and_hashed() -> None:
-    assert tags_of(v2.FilterExpression(type=v2.TAG, expression="a || b")) == {hash_text("a"), hash_text("b")}
+    assert tags_of(v2.FilterExpression(type=v2.TAG, expression="a || b")) == frozenset(
+        (hash_text("a"), hash_text("b"))
+    )
     for everything in ("", "*", " * ", "a||*"):
         assert tags_of(v2.FilterExpression(type=v2.TAG, expression=everything)) is None
 

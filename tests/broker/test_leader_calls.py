@@ -1,0 +1,109 @@
+"""Calls that need the leader: served, forwarded, repeated after a lost leader, refused after one hop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from ledgermq.broker.forwarding import ForwardError
+from ledgermq.broker.leader_calls import Call, LeaderCalls, LeaderUnavailableError
+from ledgermq.broker.leadership import Leadership
+from ledgermq.raft.errors import NotLeaderError, ProposalLostError
+
+
+class FakeForwarder:
+    """Answers with the name of the node that was asked; nodes in `down` fail."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        self.down: dict[str, ForwardError] = {}
+        self.after_failure: Callable[[], None] = lambda: None
+        self.asked: list[str] = []
+        self._leadership = leadership
+
+    def metadata(self, received: Any, listener: str) -> Any:
+        return ()
+
+    async def unary(self, node_id: str, method: str, request: bytes, metadata: Any, timeout: float) -> bytes:
+        self.asked.append(node_id)
+        if node_id in self.down:
+            self.after_failure()
+            raise self.down[node_id]
+        return node_id.encode()
+
+
+def call(via: str = "", seconds: float = 60.0) -> Call:
+    return Call("c", "", "default", via, time.monotonic() + seconds, ())
+
+
+def run(test: Callable[[Leadership, FakeForwarder, LeaderCalls], Coroutine[Any, Any, None]]) -> None:
+    leadership = Leadership("n1")
+    forwarder = FakeForwarder(leadership)
+    calls = LeaderCalls(leadership, forwarder, lambda result: None)  # type: ignore[arg-type]
+    asyncio.run(test(leadership, forwarder, calls))
+
+
+async def local() -> bytes:
+    return b"here"
+
+
+def test_the_leader_serves_the_call_itself_and_a_follower_forwards_it() -> None:
+    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
+        leadership.on_changed("n2", 1)
+        assert await calls.unary("/m", b"", call(), local) == b"n2"
+        leadership.on_ready(2)
+        assert await calls.unary("/m", b"", call(), local) == b"here"
+
+    run(body)
+
+
+def test_a_forwarded_call_goes_no_further() -> None:
+    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
+        leadership.on_changed("n2", 1)
+        with pytest.raises(NotLeaderError):
+            await calls.unary("/m", b"", call(via="n3"), local)
+        assert forwarder.asked == []
+
+    run(body)
+
+
+def test_a_lost_forward_is_repeated_at_the_next_leader() -> None:
+    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
+        leadership.on_changed("n2", 1)
+        forwarder.down["n2"] = ForwardError(False, "gone")
+        forwarder.after_failure = lambda: leadership.on_changed("n3", 2)
+        assert await calls.unary("/m", b"", call(), local) == b"n3"
+        assert forwarder.asked == ["n2", "n3"]
+
+    run(body)
+
+
+def test_a_leader_that_loses_the_proposal_lets_the_next_one_serve() -> None:
+    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
+        leadership.on_ready(1)
+
+        async def lost() -> bytes:
+            leadership.on_lost()
+            leadership.on_changed("n3", 2)
+            raise ProposalLostError("lost")
+
+        assert await calls.unary("/m", b"", call(), lost) == b"n3"
+
+    run(body)
+
+
+def test_without_a_leader_in_time_the_outcome_says_whether_it_is_unknown() -> None:
+    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
+        with pytest.raises(LeaderUnavailableError) as error:
+            await calls.unary("/m", b"", call(seconds=0.25), local)
+        assert not error.value.unknown
+        leadership.on_changed("n2", 1)
+        forwarder.down["n2"] = ForwardError(False, "gone")
+        with pytest.raises(LeaderUnavailableError) as error:
+            await calls.unary("/m", b"", call(seconds=0.25), local)
+        assert error.value.unknown
+
+    run(body)
