@@ -132,7 +132,7 @@ class Demo:
         sender = Sender(self.cluster.nameserver, TOPIC, self.sent)
         bar = asyncio.create_task(self._show_sending(started))
         striking = asyncio.create_task(striker.run())
-        sending = asyncio.create_task(sender.run(go_on))
+        sending = asyncio.create_task(sender.run(go_on, self.plan.messages))
         try:
             done, _ = await asyncio.wait({striking, sending}, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:

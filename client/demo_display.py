@@ -62,7 +62,7 @@ class DemoDisplay:
         self._events = []
         self._bar = doing
         if self.console.is_terminal:
-            self._live = Live(self._picture(), console=self.console, refresh_per_second=10)
+            self._live = Live(self._picture(), console=self.console, refresh_per_second=10, transient=True)
             self._live.start()
 
     def progress(self, done: int, total: int, rate: float, p99_ms: float | None = None) -> None:
@@ -102,9 +102,11 @@ class DemoDisplay:
         self.console.print(Text(text, style=style))
 
     def _close_live(self) -> None:
+        """Replace the moving picture by lines that stay, whole also where the terminal is narrow."""
         if self._live is not None:
             self._live.stop()
             self._live = None
+            self.console.print(self._picture())
 
     def _print_plain(self, text: str) -> None:
         self.console.print(Text(f"{self.step_name:<12} {text}"))

@@ -77,12 +77,12 @@ class Striker:
             f"{again:,} retries recognised, {refused:,} refused"
         )
         await asyncio.sleep(_DOWN_SECONDS)
-        await self._bring_back(victim)
+        await self._bring_back(victim, before.log_bytes)
         self.strikes.done += 1
 
-    async def _bring_back(self, victim: str) -> None:
+    async def _bring_back(self, victim: str, had_bytes: int) -> None:
         _, view = await find_leader(self._cluster)
-        behind = next((node.behind_bytes for node in view.nodes if node.node_id == victim), 0)
+        behind = max(0, view.log_bytes - had_bytes)
         target = next(node.commit_index for node in view.nodes if node.node_id == view.node_id)
         started = time.monotonic()
         await asyncio.to_thread(self._cluster.restart, victim)
