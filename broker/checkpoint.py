@@ -7,7 +7,8 @@ Little-endian. A file is a header, shards, and a manifest that comes last:
     manifest  per shard: u32 kind · u32 crc32c of the payload · u64 position · u64 size
     end       u32 shard count · u32 crc32c of header and manifest · "LMQCEND\\n"
 
-Kinds: 1 numbers · 2 topics · 3 queues · 4 groups · 5 consumption · 6 producer streams · 7 message ids. Everything is sorted by its
+Kinds: 1 numbers · 2 topics · 3 queues · 4 groups · 5 consumption · 6 producer streams · 7 message ids · 8 checksums of
+the blocks of queue units, from the block that holds the queue's begin (queue_sums.py). Everything is sorted by its
 key; message ids keep the order in which they were applied, which is the same everywhere.
 
 A checkpoint at an index says also that the ConsumeQueue files hold everything up to the queue ends in it, durably: who
@@ -29,12 +30,13 @@ from crc32c import crc32c
 from ledgermq.proto.entry import padded
 
 from .commands import MessageType, StartPosition
-from .consume_queue import ConsumeQueue
+from .consume_queue import ConsumeQueue, QueueKey
 from .consumption import ConsumptionKey
 from .dedup import Generation, Stream, StreamKey
 from .errors import CheckpointError, CheckpointVersionError
 from .groups import ConsumerGroup
 from .leases import LEASE_DTYPE, Consumption
+from .queue_sums import BLOCK_UNITS, QueueSums
 from .state import BrokerState
 from .topics import Topic
 
@@ -51,6 +53,7 @@ _CONSUMPTION: Final = struct.Struct("<IIIIq")
 _STREAM: Final = struct.Struct("<QIIqQqI")
 _GENERATION: Final = struct.Struct("<qqI")
 _QUEUE_DTYPE: Final = np.dtype([("topic_id", "<u4"), ("queue_id", "<u4"), ("begin", "<i8"), ("end", "<i8")])
+_SUMS: Final = struct.Struct("<IIQII")
 _ID_SIZE: Final = 20
 
 
@@ -62,6 +65,7 @@ class Shard(IntEnum):
     CONSUMPTION = 5
     STREAMS = 6
     MESSAGE_IDS = 7
+    QUEUE_SUMS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +82,7 @@ class Snapshot:
     consumption: dict[ConsumptionKey, Consumption]
     streams: dict[StreamKey, Stream]
     generations: list[Generation]
+    sums: dict[QueueKey, tuple[int, bytes, int]]  # arguments of QueueSums
 
 
 def take_snapshot(state: BrokerState) -> Snapshot:
@@ -97,6 +102,7 @@ def take_snapshot(state: BrokerState) -> Snapshot:
         state.consumption.copy(),
         state.streams.copy(),
         state.message_ids.copy(),
+        {queue.key: queue.sums.from_block(queue.begin // BLOCK_UNITS) for queue in state.queues},
     )
 
 
@@ -116,7 +122,10 @@ def restore_state(snapshot: Snapshot) -> BrokerState:
     for topic_id, queue_id, begin, end in snapshot.queues:
         owner = state.topics.get(topic_id)
         assert owner is not None, "queues belong to topics"
-        state.queues.add(ConsumeQueue((topic_id, queue_id), owner.folder, begin, end))
+        key = (topic_id, queue_id)
+        sums = QueueSums(*snapshot.sums[key])
+        assert sums.first_block + len(sums.complete) == end // BLOCK_UNITS, "each block has a checksum"
+        state.queues.add(ConsumeQueue(key, owner.folder, begin, end, sums))
     state.consumption.restore(dict(snapshot.consumption))
     state.streams.restore(dict(snapshot.streams))
     state.message_ids.restore(list(snapshot.generations), evicted_early)
@@ -205,6 +214,14 @@ def _encode_message_ids(snapshot: Snapshot) -> bytes:
     return b"".join(out)
 
 
+def _encode_queue_sums(snapshot: Snapshot) -> bytes:
+    out = []
+    for key, (first_block, complete, open_sum) in sorted(snapshot.sums.items()):
+        out.append(_SUMS.pack(*key, first_block, len(complete) // 4, open_sum))
+        out.append(complete)
+    return b"".join(out)
+
+
 _ENCODERS: Final[dict[Shard, Callable[[Snapshot], bytes]]] = {
     Shard.NUMBERS: _encode_numbers,
     Shard.TOPICS: _encode_topics,
@@ -213,6 +230,7 @@ _ENCODERS: Final[dict[Shard, Callable[[Snapshot], bytes]]] = {
     Shard.CONSUMPTION: _encode_consumption,
     Shard.STREAMS: _encode_streams,
     Shard.MESSAGE_IDS: _encode_message_ids,
+    Shard.QUEUE_SUMS: _encode_queue_sums,
 }
 
 
@@ -242,6 +260,7 @@ def decode_snapshot(raw: bytes, path: str) -> Snapshot:
             dict(_decode_consumption(shards[Shard.CONSUMPTION])),
             dict(_decode_streams(shards[Shard.STREAMS])),
             list(_decode_message_ids(shards[Shard.MESSAGE_IDS])),
+            dict(_decode_queue_sums(shards[Shard.QUEUE_SUMS])),
         )  # fmt: skip
     except (KeyError, struct.error, ValueError) as error:
         raise CheckpointError(path, f"its checksums are right but its contents are not: {error}") from None
@@ -308,3 +327,12 @@ def _decode_message_ids(raw: bytes) -> Iterator[Generation]:
         position += 8 * count
         keys = (ids[i : i + _ID_SIZE] for i in range(0, len(ids), _ID_SIZE))
         yield Generation(first, last, dict(zip(keys, places, strict=True)))
+
+
+def _decode_queue_sums(raw: bytes) -> Iterator[tuple[QueueKey, tuple[int, bytes, int]]]:
+    position = 0
+    while position < len(raw):
+        topic_id, queue_id, first_block, count, open_sum = _SUMS.unpack_from(raw, position)
+        position += _SUMS.size
+        yield (topic_id, queue_id), (first_block, raw[position : position + 4 * count], open_sum)
+        position += 4 * count

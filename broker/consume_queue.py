@@ -5,35 +5,39 @@ A unit is 20 bytes, little-endian: i64 physical offset of the record · i32 its 
 Owns: the ends of all queues and the tails that are in memory.   Must not: touch files (consume_queue_files.py does).
 Invariants: begin <= end; tail_start <= written <= end; what is below `written` stands in files and never changes.
 Built only from committed entries, so never truncated. A tail array is never changed in place below `end` and is
-replaced when it grows or is trimmed, so a view of it may be written out by a thread.
+replaced when it grows or is trimmed, so a view of it may be written out by a thread. Units that come back from a file are
+believed only when the checksum of their block is right.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
+from crc32c import crc32c
 
 from ledgermq.proto.entry import Buffer
 from ledgermq.proto.errors import CorruptError
 from ledgermq.proto.record import RECORD_HEADER_SIZE
 
-from .errors import QueueNotFoundError
+from .errors import ConsumeQueueError, QueueNotFoundError
+from .queue_sums import BLOCK_UNITS, QueueSums
 
 UNIT_DTYPE: Final = np.dtype([("physical_offset", "<i8"), ("size", "<i4"), ("tag_hash", "<i8")])
 UNIT_SIZE: Final = UNIT_DTYPE.itemsize
 UNITS_PER_FILE: Final = 300_000
-#: Units that are read and cached together; a file is a whole number of blocks.
-BLOCK_UNITS: Final = 2_000
 #: Units of a queue that stay in memory after they are written.
 TAIL_UNITS: Final = 1_000
 _CACHED_BLOCKS: Final = 256
 _TAG_WORD: Final = 4  # 8-byte word of a record's header that holds the tag hash
 assert UNIT_SIZE == 20
 assert UNITS_PER_FILE % BLOCK_UNITS == 0
+
+_FIRST: Final = np.zeros(1, np.int64)
+_FIRST.flags.writeable = False
 
 QueueKey = tuple[int, int]  # topic id, queue id
 
@@ -45,6 +49,8 @@ def record_starts(body: Buffer, count: int) -> np.ndarray:
     """
     words = np.frombuffer(body, "<u4")
     end = len(words)
+    if count == 1 and end and words[0] == 4 * end:
+        return _FIRST
     size = int(words[0]) // 4 if end else 0
     if size * count == end and count and bool((words[::size] == words[0]).all()):
         return np.arange(count, dtype=np.int64) * (4 * size)  # equal records: no loop
@@ -72,15 +78,18 @@ def units_of(body: Buffer, starts: np.ndarray, physical_offset: int) -> np.ndarr
 class ConsumeQueue:
     """One queue: its range of offsets, and its newest units."""
 
-    __slots__ = ("_tail", "_tail_start", "begin", "end", "folder", "key", "written")
+    __slots__ = ("_tail", "_tail_start", "begin", "end", "folder", "key", "sums", "written")
 
-    def __init__(self, key: QueueKey, folder: str, begin: int = 0, end: int = 0) -> None:
-        """`folder`: name below `consumequeue/` of its topic. Units below `end` stand in files already."""
+    def __init__(
+        self, key: QueueKey, folder: str, begin: int = 0, end: int = 0, sums: QueueSums | None = None
+    ) -> None:
+        """`folder`: name below `consumequeue/` of its topic. Units below `end` stand in files already (`sums`)."""
         self.key = key
         self.folder = folder
         self.begin = begin  # first offset that is still stored
         self.end = end  # one past the last
         self.written = end
+        self.sums = sums or QueueSums.behind_hole(end)
         self._tail_start = end
         self._tail = np.empty(0, UNIT_DTYPE)
 
@@ -98,12 +107,23 @@ class ConsumeQueue:
             grown[:used] = self._tail[:used]
             self._tail = grown
         self._tail[used:need] = units
+        self.sums.append(units.tobytes(), self.end)
         self.end += len(units)
 
     def tail(self, start: int, stop: int) -> np.ndarray:
         """Return the units [start, stop), which must be in memory. Read only."""
         assert self._tail_start <= start <= stop <= self.end
         return self._tail[start - self._tail_start : stop - self._tail_start]
+
+    def is_right(self, block: int, raw: Buffer) -> bool:
+        """Tell whether the first units of a block, up to the tail in memory at least, are those that were appended."""
+        start = block * BLOCK_UNITS
+        stop = start + len(raw) // UNIT_SIZE
+        found = crc32c(raw)
+        block_end = min(start + BLOCK_UNITS, self.end)
+        if stop < block_end:
+            found = crc32c(self.tail(stop, block_end).tobytes(), found)
+        return found == self.sums.of_block(block)
 
     def mark_written(self, stop: int) -> None:
         """Units below `stop` stand in files now: forget the older ones of them."""
@@ -122,6 +142,7 @@ class ColdRead:
     key: QueueKey
     folder: str
     block: int  # number of the block in its queue
+    count: int = 0  # units of it that stand in the file
 
     @property
     def start(self) -> int:
@@ -145,11 +166,17 @@ class UnitReader(Protocol):
     def read_nowait(self, folder: str, queue_id: int, start: int, count: int) -> bytes | None:
         """Bytes of units [start, start + count), inside one file; None when a disk would have to be waited for."""
 
+    def damaged(self, folder: str, queue_id: int, start: int, reason: str) -> ConsumeQueueError:
+        """Return the error for units [start, ...) that are not what was written."""
+
 
 class NoFiles:
     """A reader for queues that live in memory only (tests, fresh nodes)."""
 
     def read_nowait(self, folder: str, queue_id: int, start: int, count: int) -> bytes | None:
+        raise AssertionError("units left memory without files")
+
+    def damaged(self, folder: str, queue_id: int, start: int, reason: str) -> ConsumeQueueError:
         raise AssertionError("units left memory without files")
 
 
@@ -161,6 +188,8 @@ class ConsumeQueues:
         self._reader: UnitReader = reader or NoFiles()
         self._blocks: OrderedDict[tuple[QueueKey, int], np.ndarray] = OrderedDict()
         self._unwritten: set[QueueKey] = set()
+        #: Told before a ConsumeQueueError is raised: what these files say cannot be served.
+        self.on_damage: Callable[[ConsumeQueueError], None] = lambda error: None
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         return iter(self._queues.values())
@@ -198,7 +227,7 @@ class ConsumeQueues:
     def lookup(self, topic_id: int, queue_id: int, offset: int, count: int) -> np.ndarray | ColdRead:
         """Return the units [offset, offset + count), cut to what is stored, or the read that must be done first.
 
-        Raises: QueueNotFoundError.
+        Raises: QueueNotFoundError, ConsumeQueueError.
         """
         queue = self.named(topic_id, queue_id)
         start, stop = max(offset, queue.begin), min(offset + count, queue.end)
@@ -211,7 +240,8 @@ class ConsumeQueues:
         for block in range(start // BLOCK_UNITS, (cold_stop - 1) // BLOCK_UNITS + 1):
             units = self._block(queue, block)
             if units is None:
-                return ColdRead(queue.key, queue.folder, block)
+                written = min(queue.written - block * BLOCK_UNITS, BLOCK_UNITS)
+                return ColdRead(queue.key, queue.folder, block, written)
             base = block * BLOCK_UNITS
             parts.append(units[max(start - base, 0) : cold_stop - base])
         if stop > queue.tail_start:
@@ -229,16 +259,30 @@ class ConsumeQueues:
         raw = self._reader.read_nowait(
             queue.folder, queue.key[1], block * BLOCK_UNITS, stop - block * BLOCK_UNITS
         )
-        return None if raw is None else self._keep(name, raw)
+        return None if raw is None else self._keep(queue, block, raw)
 
     def admit(self, read: ColdRead, raw: bytes) -> None:
-        """Take in what a thread has loaded for a ColdRead (see ConsumeQueueFiles.load)."""
+        """Take in what a thread has loaded for a ColdRead (see ConsumeQueueFiles.load). Raises: ConsumeQueueError."""
         queue = self._queues.get(read.key)
-        if queue is not None:
-            known = max(queue.written - read.start, 0) * UNIT_SIZE
-            self._keep((read.key, read.block), raw[: min(len(raw), known)])
+        if queue is None:
+            return
+        if len(raw) < read.count * UNIT_SIZE:
+            raise self._damaged(queue, read.block, "the file is shorter than what was written")
+        known = min(len(raw) // UNIT_SIZE, queue.written - read.start)
+        # A tail that moved on meanwhile leaves nothing to compare a part of a block with: it is read again.
+        if known == BLOCK_UNITS or read.start + known >= queue.tail_start:
+            self._keep(queue, read.block, raw[: known * UNIT_SIZE])
 
-    def _keep(self, name: tuple[QueueKey, int], raw: bytes) -> np.ndarray:
+    def _damaged(self, queue: ConsumeQueue, block: int, reason: str) -> ConsumeQueueError:
+        error = self._reader.damaged(queue.folder, queue.key[1], block * BLOCK_UNITS, reason)
+        self.on_damage(error)
+        return error
+
+    def _keep(self, queue: ConsumeQueue, block: int, raw: bytes) -> np.ndarray:
+        """Cache a block, or what is written of it. Raises: ConsumeQueueError (it is not what was written)."""
+        if not queue.is_right(block, raw):
+            raise self._damaged(queue, block, "the checksum of these units is wrong")
+        name = (queue.key, block)
         units = np.frombuffer(raw, UNIT_DTYPE)
         self._blocks[name] = units
         self._blocks.move_to_end(name)

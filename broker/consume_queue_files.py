@@ -19,8 +19,9 @@ import numpy as np
 
 from ledgermq.raft.files import File, FileSystem
 
-from .consume_queue import BLOCK_UNITS, UNIT_SIZE, UNITS_PER_FILE, ColdRead, ConsumeQueue, UnwrittenRun
+from .consume_queue import UNIT_SIZE, UNITS_PER_FILE, ColdRead, ConsumeQueue, UnwrittenRun
 from .errors import ConsumeQueueError
+from .queue_sums import BLOCK_UNITS
 
 _OPEN_FILES: Final = 64  # per role: readers and the writer
 FILE_SIZE: Final = UNITS_PER_FILE * UNIT_SIZE
@@ -78,6 +79,13 @@ class ConsumeQueueFiles:
         except FileNotFoundError:
             raise ConsumeQueueError(str(path), "the file is gone") from None
         return file.pread_nowait(count * UNIT_SIZE, start % UNITS_PER_FILE * UNIT_SIZE)
+
+    def damaged(self, folder: str, queue_id: int, start: int, reason: str) -> ConsumeQueueError:
+        """See UnitReader."""
+        position = start % UNITS_PER_FILE * UNIT_SIZE
+        return ConsumeQueueError(
+            str(self.path(folder, queue_id, start)), f"damaged in the block at byte {position}: {reason}"
+        )
 
     # --- any thread -----------------------------------------------------------------------------------------
     def load(self, read: ColdRead) -> bytes:

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Callable
 
 from ledgermq.proto import admin_pb2, route_pb2
 
-from .consume_queue import BLOCK_UNITS, UNIT_SIZE, ColdRead, ConsumeQueue
+from .consume_queue import UNIT_SIZE, ColdRead, ConsumeQueue
 from .context import NodeContext
 from .dump import DumpError, QueueSource, dump_stream, live_point
+from .queue_sums import BLOCK_UNITS
 from .refusals import RefusedError
 
 

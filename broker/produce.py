@@ -32,6 +32,7 @@ from ledgermq.raft.state_machine import Proposal
 
 from .commands import Command
 from .effects import Effects
+from .errors import ConsumeQueueError
 from .leader_view import LeaderView, Turn
 from .produce_records import QueueRotation, RecordCollector
 
@@ -262,7 +263,12 @@ class AppendPipeline:
         flight = Flight()
         flight.turn = view.open_turn(flight)
         flight.records = RecordCollector(view, self._rotation)
-        self._fill(flight)
+        try:
+            self._fill(flight)
+        except ConsumeQueueError as error:  # the node stops: its queue files are damaged
+            flight.turn.abandon()
+            self._finish(flight, NodeStoppedError(str(error)))
+            return
         parts, section_count = flight.turn.close()
         if not section_count:
             flight.turn.abandon()

@@ -22,7 +22,13 @@ from ledgermq.raft.errors import (
     TransferringError,
 )
 
-from .errors import GroupNotFoundError, InvalidNameError, QueueNotFoundError, TopicNotFoundError
+from .errors import (
+    ConsumeQueueError,
+    GroupNotFoundError,
+    InvalidNameError,
+    QueueNotFoundError,
+    TopicNotFoundError,
+)
 from .leader_calls import LeaderUnavailableError
 from .produce import TooManyRequestsError
 
@@ -56,6 +62,7 @@ _TABLE: Final[tuple[tuple[type[Exception], RefusalCode, bool], ...]] = (
     (LogCompactedError, route_pb2.OFFSET_OUT_OF_RANGE, False),
     (TransferFailedError, route_pb2.NO_QUORUM, True),
     (StorageError, route_pb2.INTERNAL, False),
+    (ConsumeQueueError, route_pb2.INTERNAL, True),  # the node stops; the others have the queue
 )
 
 #: Errors that `refusal_of` knows; anything else is a defect and is not hidden.

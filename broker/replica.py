@@ -18,6 +18,7 @@ from .consume_queue import ColdRead
 from .consume_queue_files import ConsumeQueueFiles
 from .deliveries import LAST_LEADER_MS, granted_since
 from .effects import Effects
+from .errors import ConsumeQueueError
 from .leader_view import LeaderView
 from .leadership import Leadership
 from .polls import Polls
@@ -48,6 +49,8 @@ class Replica:
         self.view: LeaderView | None = None
         #: Why producing is refused at this node ("" = it is not): the disk is too full.
         self.produce_refusal = ""
+        #: Told when queue files turn out to be damaged: this node must not serve from them.
+        self.on_damage: Callable[[ConsumeQueueError], None] = lambda error: None
         self._leadership = leadership
         self._polls = polls
         self._pipeline: AppendPipeline
@@ -80,6 +83,7 @@ class Replica:
         """
         if not self._loaded:
             self.state = self._store.load()
+            self.state.queues.on_damage = lambda error: self.on_damage(error)
             self._loaded = True
         return LogIndex(self.state.applied_index)
 

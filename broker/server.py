@@ -109,6 +109,7 @@ class BrokerNode:
         self._replica.attach(
             pipeline, self._raft.next_timestamp, lambda index: self._raft.log.header_nowait(index)
         )
+        self._replica.on_damage = lambda error: self._raft.fail(str(error))
         self._pipeline = pipeline
         self._telemetry = TelemetryStreams(
             self._group_policy, self._sign_of_life, lambda client_id: self._clients.stream_ended(client_id)

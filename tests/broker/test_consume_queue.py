@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from ledgermq.broker.consume_queue import (
-    BLOCK_UNITS,
     TAIL_UNITS,
     UNIT_DTYPE,
     UNITS_PER_FILE,
@@ -21,6 +20,7 @@ from ledgermq.broker.consume_queue import (
 )
 from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.errors import ConsumeQueueError, QueueNotFoundError
+from ledgermq.broker.queue_sums import BLOCK_UNITS, QueueSums
 from ledgermq.proto.errors import CorruptError
 from ledgermq.proto.record import record_positions
 from ledgermq.raft.files import RealFileSystem
@@ -195,3 +195,49 @@ def test_the_first_unit_at_or_behind_a_place_in_the_log_is_found(tmp_path: Path)
             queues.admit(found, files.load(found))
         assert found == expected
     files.close()
+
+
+@pytest.mark.parametrize("count", [10, BLOCK_UNITS, BLOCK_UNITS + 10])
+@pytest.mark.parametrize("cold", [False, True])
+def test_units_that_were_changed_in_their_file_are_never_believed(
+    tmp_path: Path, count: int, cold: bool
+) -> None:
+    queues, files = queues_in(tmp_path)
+    queue = queues.named(*KEY)
+    queues.append(queue, some_units(0, count))
+    write_out(queues, files)
+    sums = QueueSums(*queue.sums.from_block(0))
+    path = files.path("orders@1", 0, 0)
+    raw = bytearray(path.read_bytes())
+    raw[13] ^= 4
+    path.write_bytes(raw)
+    again = ConsumeQueues(files)
+    again.add(ConsumeQueue(KEY, "orders@1", 0, count, sums))
+    noticed: list[ConsumeQueueError] = []
+    again.on_damage = noticed.append
+    with pytest.raises(ConsumeQueueError, match=r"block at byte 0: the checksum.*Move this node's folders"):
+        if cold:
+            again.admit(ColdRead(KEY, "orders@1", 0, min(count, BLOCK_UNITS)), bytes(raw[: BLOCK_UNITS * 20]))
+        again.lookup(*KEY, 0, 5)
+    assert [error.path for error in noticed] == [str(path)]
+
+
+def test_a_file_that_was_cut_short_is_damage_and_not_read_for_ever(tmp_path: Path) -> None:
+    queues, files = queues_in(tmp_path)
+    queues.append(queues.named(*KEY), some_units(0, BLOCK_UNITS))
+    write_out(queues, files)
+    queues.named(*KEY)._tail_start = BLOCK_UNITS
+    path = files.path("orders@1", 0, 0)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ConsumeQueueError, match="shorter than what was written"):
+        look_up(queues, files, 0, 5)
+
+
+def test_a_part_of_a_block_is_checked_together_with_the_tail_in_memory(tmp_path: Path) -> None:
+    queues, files = queues_in(tmp_path)
+    queue = queues.named(*KEY)
+    queues.append(queue, some_units(0, 900))
+    write_out(queues, files)
+    queue._tail, queue._tail_start = queue.tail(900, 900).copy(), 900
+    queues.append(queue, some_units(900, 300))
+    assert look_up(queues, files, 0, 1200).tolist() == some_units(0, 1200).tolist()
