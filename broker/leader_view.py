@@ -179,8 +179,9 @@ class Turn:
         return plan
 
     def close(self) -> tuple[list[Buffer], int]:
-        """Return (parts, section count) for `propose`; ([], 0) when there is nothing to propose."""
+        """Return (parts, section count) for `propose`; ([], 0) when there is nothing to propose. Call it once."""
         parts: list[Buffer] = list(self._sections)
+        self._sections = []  # the log keeps the bytes; duplicates may make this turn live much longer
         if self._commands:
             section = encode_section(SectionKind.COMMANDS, self._commands, len(self._commands))
             seal_section(section, base_queue_offset=-1, entry_distance=HEADER_SIZE + sum(map(len, parts)))

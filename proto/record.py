@@ -63,6 +63,9 @@ MAX_BODY_SIZE: Final = 4 * 1024 * 1024
 #: Largest record: the body, 16 KiB of properties and the rest of the header fields.
 MAX_RECORD_SIZE: Final = MAX_BODY_SIZE + 64 * 1024
 
+#: Up to so many records are looked at one by one.
+_FEW: Final = 4
+
 _SECTION: Final = struct.Struct("<BBHIqIIIIQIIQQ")
 _RECORD: Final = struct.Struct("<IIHHIIIIIqq16s")
 _COMMAND: Final = struct.Struct("<HHI")
@@ -292,6 +295,8 @@ def record_positions(body: Buffer, count: int, *, distance: int = SECTION_HEADER
     Checks that sizes chain exactly through the body, that every run is inside its record, and that each record
     names its section (`distance` = bytes between section header and body). Raises: CorruptError.
     """
+    if count <= _FEW:
+        return _few_positions(body, count, distance)
     equal = _equal_positions(body, count, distance)
     if equal is not None:
         _check_runs(body, equal)
@@ -311,6 +316,30 @@ def record_positions(body: Buffer, count: int, *, distance: int = SECTION_HEADER
         raise CorruptError("records do not fill their section", position)
     _check_runs(body, positions)
     return positions
+
+
+def _few_positions(body: Buffer, count: int, distance: int) -> np.ndarray:
+    """As `record_positions`: for a handful of records a loop is quicker than arrays. Raises: CorruptError."""
+    positions = []
+    position, end = 0, len(body)
+    for _ in range(count):
+        if position + RECORD_HEADER_SIZE > end:
+            raise CorruptError("record cut short", position)
+        (
+            size, section_distance, _flags, key_count, system_size, rest_size, body_offset, body_size, reserved,
+            _tag_hash, _born_timestamp, _message_id,
+        ) = _RECORD.unpack_from(body, position)  # fmt: skip
+        if size < RECORD_HEADER_SIZE or size % 8 or section_distance != position + distance:
+            raise CorruptError("record header does not fit its section", position)
+        rest_start = RECORD_HEADER_SIZE + 8 * key_count + system_size
+        exact = rest_start + rest_size
+        if padded(exact) != size or not rest_start <= body_offset <= exact - body_size or reserved:
+            raise CorruptError("record runs do not fit the record", position)
+        positions.append(position)
+        position += size
+    if position != end:
+        raise CorruptError("records do not fill their section", position)
+    return np.array(positions, np.int64)
 
 
 def _equal_positions(body: Buffer, count: int, distance: int) -> np.ndarray | None:

@@ -99,6 +99,8 @@ class Driver:
         self.proposals = PendingProposals()
         self.closed = False
         self.last_persist_seq = 0
+        self._done_seq = 0  # persist operations up to here are durable
+        self._to_apply = LogIndex(0)
         self._links = transport.links
         self._applier = applier
         self._owner = owner
@@ -192,8 +194,11 @@ class Driver:
         """Everything up to persist operation `seq` is durable."""
         if not self.closed:
             self.settle()
+            self._done_seq = seq
             self.core.storage_done(seq)
             self.pump()
+            if self._to_apply > self._applier.applied_index:
+                self._apply_soon()
 
     def settle(self) -> None:
         """Carry out what proposals have left to do: due before any other input, which all end with `pump`."""
@@ -233,13 +238,24 @@ class Driver:
             self.proposals.committed(output.commit_index)
         after, owner = self._after, self._owner
         if output.committed is not None:
-            after.append(partial(self._applier.advance, output.committed[1]))
+            self._to_apply = output.committed[1]
+            # A follower's flusher thread needs the interpreter now; what is committed is applied while the disk works on
+            # nothing, when the acknowledgement is on its way.
+            if self.core.role is Role.LEADER or self._done_seq >= self.last_persist_seq:
+                self._apply_soon()
         for event in output.events:
             after.append(partial(owner.on_event, event))
         for read in output.reads:
             after.append(partial(owner.on_read, read))
         for context in output.reads_aborted:
             after.append(partial(owner.on_read_aborted, context))
+
+    def _apply_soon(self) -> None:
+        """Apply behind the answers and acknowledgements that this turn has set off: two turns of the loop later."""
+        self._loop.call_soon(self._loop.call_soon, self._apply)
+
+    def _apply(self) -> None:
+        self._applier.advance(self._to_apply)
 
     def _stage_noop(self, event: BecameLeader) -> None:
         """Build the entry that opens the term. `persist.append` of the same output covers it."""
