@@ -67,6 +67,7 @@ class Sender:
             receipt = future.result()
             now = time.monotonic()
             self.book.on_acknowledged(number, receipt.queue_id, receipt.queue_offset, receipt.duplicate, now)
+            self.book.message_ids[number] = receipt.message_id
         self._room.set()
 
 

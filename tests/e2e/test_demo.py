@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,40 @@ def test_five_nodes_survive_two_kills(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     check_success(done.stdout)
     assert done.stdout.count("kill -9 ") == 2
+    assert not left_behind(data)
+
+
+LOSE_ONE = """
+import sys
+from ledgermq.client import cli, demo_ledger
+
+take = demo_ledger.ReceiveBook.on_message
+
+def lose_number_77(book, queue_id, offset, body):
+    if demo_ledger.number_of(body) == 77:
+        book.stored += 1
+    else:
+        take(book, queue_id, offset, body)
+
+demo_ledger.ReceiveBook.on_message = lose_number_77
+cli.main(["demo", "--messages", "5000", "--kills", "0", "--data", sys.argv[1]])
+"""
+
+
+def test_a_lost_message_fails_the_demo_with_step_id_log_and_command(tmp_path: Path) -> None:
+    data = tmp_path / "demo"
+    done = subprocess.run(
+        [sys.executable, "-c", LOSE_ONE, str(data)],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    output = done.stdout + done.stderr
+    assert done.returncode == 1, output
+    assert "FAILED at 5/8 consume" in output
+    assert "1 messages acknowledged but missing: 77" in output
+    assert re.search(r"ids: 01[0-9A-F]{32}", output)
+    assert "last log lines of n1" in output
+    assert "Again: make demo NODES=3 KILLS=0 MESSAGES=5000" in output
+    assert "Traceback" not in output
     assert not left_behind(data)
 
 

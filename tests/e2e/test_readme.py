@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -85,17 +84,6 @@ def test_the_commands_work_as_printed(plan: dict[str, str], tmp_path: Path) -> N
     assert "HEALTHY" in output
     assert "hello" in output
     assert "identical" in output
-
-
-def test_every_link_leads_to_a_file() -> None:
-    for name in (
-        "README.md",
-        "deploy/README.md",
-        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
-    ):
-        page = ROOT / name
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert os.path.exists(page.parent / target), f"{name} links to {target}"  # noqa: PTH110
 
 
 def test_the_verbs_that_are_named_exist() -> None:
