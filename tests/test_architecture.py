@@ -69,6 +69,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "broker": (
         "commands",
         "consume_queue",
+        "checkpoint",
         "consumption",
         "dedup",
         "effects",
@@ -86,6 +87,7 @@ CORE: dict[str, tuple[str, ...]] = {
         "produce_records",
         "receipt_handle",
         "refusals",
+        "selection",
         "sessions",
         "state",
         "topics",
@@ -105,6 +107,7 @@ CORE: dict[str, tuple[str, ...]] = {
         "queue_selection",
         "retry_policy",
         "status_report",
+        "text_table",
         "topic_route",
     ),
     "spark_jobs": (
