@@ -72,6 +72,11 @@ async def create_topic(
         raise RefusedError(
             route_pb2.INVALID_ARGUMENT, f"{count} queues; a topic has at most {MAX_QUEUES} per group"
         )
+    if request.message_type not in (0, *MessageType):
+        raise RefusedError(
+            route_pb2.INVALID_ARGUMENT,
+            f"there is no message type {request.message_type}; the highest is {max(MessageType)}",
+        )
     kind = MessageType(request.message_type) if request.message_type else MessageType.NORMAL
     applied = await context.pipeline.run(CreateTopic(request.topic, count, kind))
     topic: Topic = applied.result.topic

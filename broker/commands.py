@@ -33,6 +33,7 @@ CHANGE_DTYPE: Final = np.dtype(
 )
 _EARLIEST: Final = -2
 _LATEST: Final = -1
+_TIME_DIGITS_MAX: Final = 18  # of a time in ms; it must fit 64 bits
 
 
 class CommandType(IntEnum):
@@ -76,7 +77,7 @@ class StartPosition:
             return EARLIEST
         if word == "latest":
             return LATEST
-        if not word.isdigit():
+        if not word.isdecimal() or len(word) > _TIME_DIGITS_MAX:
             raise ValueError(
                 f'"{text}" is not a start position; use earliest, latest or a time in ms since 1970'
             )

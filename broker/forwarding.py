@@ -29,16 +29,26 @@ _CHANNEL_OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 500),
 )
 _PASSED_ON: Final = "x-mq-"
+#: What gRPC answers when the handler itself failed, or takes no such request.
+_FAILED_THERE: Final = (
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+)
 
 Metadata = Sequence[tuple[str, str]]
 
 
 class ForwardError(Exception):
-    """A forwarded call did not get through. `definite`: the other node refused it, nothing happened there."""
+    """A forwarded call did not get through. `definite`: the other node refused it, nothing happened there.
 
-    def __init__(self, definite: bool, reason: str) -> None:
+    `repeatable` is False when the other node is there and failed over this very call: it would fail again.
+    """
+
+    def __init__(self, definite: bool, reason: str, repeatable: bool = True) -> None:
         super().__init__(reason)
         self.definite = definite
+        self.repeatable = repeatable
 
 
 class Forwarder:
@@ -97,7 +107,9 @@ class Forwarder:
 def _translated(error: grpc.aio.AioRpcError) -> ForwardError:
     trailing: Any = error.trailing_metadata() or ()
     definite = any(key == NOT_LEADER for key, _ in trailing)
-    return ForwardError(definite, f"{error.code().name}: {error.details()}")
+    return ForwardError(
+        definite, f"{error.code().name}: {error.details()}", error.code() not in _FAILED_THERE
+    )
 
 
 async def refuse_not_leader(context: Any, node_id: str, leader_id: str | None) -> None:

@@ -113,6 +113,8 @@ class LeaderCalls:
                 except ForwardError as error:
                     unknown = unknown or not error.definite
                     self._count("failed")
+                    if not error.repeatable:
+                        raise LeaderUnavailableError(unknown) from None
                 else:
                     self._count("ok")
                     return answer
@@ -147,6 +149,8 @@ class LeaderCalls:
             except (*_LOST, ForwardError) as error:
                 if begun or call.forwarded:
                     raise
+                if isinstance(error, ForwardError) and not error.repeatable:
+                    raise LeaderUnavailableError(True) from None
                 definite = (
                     error.definite
                     if isinstance(error, ForwardError)

@@ -158,12 +158,12 @@ class Turn:
             self._view._ids[key] = KnownMessage(header.queue_id, base + i, self)
             self._ids.append(key)
 
-    def add_command(self, command: Command) -> int:
-        """Add a command; return its place in `effects.results`."""
+    def add_command(self, command: Command, raw: bytes | None = None) -> int:
+        """Add a command, `raw` when it is encoded already; return its place in `effects.results`."""
         if isinstance(command, DeleteTopic):
             self._view._deleting.add(command.topic_id)
             self._deleting.append(command.topic_id)
-        raw = encode(command)
+        raw = encode(command) if raw is None else raw
         self.size += len(raw) + (0 if self._commands else SECTION_HEADER_SIZE)
         self._commands.append(raw)
         return len(self._commands) - 1

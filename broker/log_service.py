@@ -25,6 +25,7 @@ from .fetch import fetch
 from .leader_handlers import leader_handler, refusal
 from .leader_view import Verdict
 from .log_wire import BadProduceRequestError, checked_sections, split_produce_request
+from .messaging_validation import group_problem
 from .produce_works import ProduceWork, SectionOutcome
 from .refusals import REFUSABLE, RefusedError
 from .topic_admin import ensure_group
@@ -205,8 +206,8 @@ async def commit_offsets(
 ) -> log_pb2.CommitOffsetsResponse:
     """Store the offsets of a consumer group, on the leader. Raises: RefusedError, and what the pipeline raises."""
     state = context.replica.state
-    if not request.group:
-        raise RefusedError(route_pb2.INVALID_ARGUMENT, "the consumer group has no name")
+    if problem := group_problem(request.group):
+        raise RefusedError(route_pb2.INVALID_ARGUMENT, problem)
     rows = []
     for each in request.offsets:
         topic = state.topics.named(each.topic)

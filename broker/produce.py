@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from ledgermq.proto.entry import HEADER_SIZE, Buffer
+from ledgermq.proto.record import SECTION_HEADER_SIZE
 from ledgermq.raft.errors import (
     BusyError,
     DiskFullError,
@@ -30,7 +31,7 @@ from ledgermq.raft.errors import (
 )
 from ledgermq.raft.state_machine import Proposal
 
-from .commands import Command
+from .commands import Command, encode
 from .effects import Effects
 from .errors import ConsumeQueueError
 from .leader_view import LeaderView, Turn
@@ -63,6 +64,15 @@ class TooManyRequestsError(Exception):
     def __init__(self, waiting: int, limit: int) -> None:
         super().__init__(
             f"{waiting} bytes wait for commit; the limit is {limit}. Repeat after a moment, or send less at once"
+        )
+
+
+class TurnFailedError(BusyError):
+    """A defect broke the turn that this work stood in. Nothing was appended: others may repeat theirs."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(
+            f"internal error of the leader, nothing was stored: {type(reason).__name__}: {reason}. Its log has the details"
         )
 
 
@@ -132,19 +142,23 @@ class Applied:
 
 
 class CommandWork:
-    """One state command; its future ends with `Applied` when it is applied."""
+    """One state command; its future ends with `Applied` when it is applied.
 
-    __slots__ = ("_command", "_slot", "future", "section_bound", "size")
+    It is encoded here, where only its own caller fails when it cannot be, and its size is exact.
+    """
 
-    def __init__(self, command: Command, future: asyncio.Future[Applied], size: int = 256) -> None:
+    __slots__ = ("_command", "_raw", "_slot", "future", "section_bound", "size")
+
+    def __init__(self, command: Command, future: asyncio.Future[Applied]) -> None:
         self._command = command
+        self._raw = encode(command)
         self._slot = 0
-        self.size = size
+        self.size = len(self._raw) + SECTION_HEADER_SIZE
         self.section_bound = 0
         self.future = future
 
     def place(self, flight: Flight, now: int) -> None:
-        self._slot = flight.turn.add_command(self._command)
+        self._slot = flight.turn.add_command(self._command, self._raw)
 
     def on_committed(self, flight: Flight) -> None:
         """Nobody may act on a command before it is applied."""
@@ -269,6 +283,11 @@ class AppendPipeline:
             flight.turn.abandon()
             self._finish(flight, NodeStoppedError(str(error)))
             return
+        except Exception as error:  # a defect: yet no offset may stay reserved, and nobody may wait for ever
+            flight.turn.abandon()
+            self._finish(flight, TurnFailedError(error))
+            self._schedule()
+            raise
         parts, section_count = flight.turn.close()
         if not section_count:
             flight.turn.abandon()

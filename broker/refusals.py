@@ -30,7 +30,7 @@ from .errors import (
     TopicNotFoundError,
 )
 from .leader_calls import LeaderUnavailableError
-from .produce import TooManyRequestsError
+from .produce import TooManyRequestsError, TurnFailedError
 
 RETRY_AFTER_MS: Final = 50
 
@@ -51,6 +51,7 @@ _TABLE: Final[tuple[tuple[type[Exception], RefusalCode, bool], ...]] = (
     (TransferringError, route_pb2.NOT_LEADER, True),
     (NodeStoppedError, route_pb2.SHUTTING_DOWN, True),
     (ProposalLostError, route_pb2.OUTCOME_UNKNOWN, True),
+    (TurnFailedError, route_pb2.INTERNAL, True),
     (BusyError, route_pb2.TOO_MANY_REQUESTS, True),
     (TooManyRequestsError, route_pb2.TOO_MANY_REQUESTS, True),
     (DiskFullError, route_pb2.DISK_FULL, True),

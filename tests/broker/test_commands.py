@@ -62,3 +62,5 @@ def test_a_start_position_is_read_from_words_and_times() -> None:
         assert str(c.StartPosition.parse(text)) == expected
     with pytest.raises(ValueError, match="use earliest, latest or a time"):
         c.StartPosition.parse("soon")
+    with pytest.raises(ValueError, match="use earliest, latest or a time"):
+        c.StartPosition.parse("9" * 40)  # it would not fit the command

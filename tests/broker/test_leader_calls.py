@@ -81,6 +81,17 @@ def test_a_lost_forward_is_repeated_at_the_next_leader() -> None:
     run(body)
 
 
+def test_a_call_that_failed_at_the_leader_is_not_repeated_until_its_deadline() -> None:
+    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
+        leadership.on_changed("n2", 1)
+        forwarder.down["n2"] = ForwardError(False, "UNKNOWN: a defect", repeatable=False)
+        with pytest.raises(LeaderUnavailableError):
+            await calls.unary("/m", b"", call(), local)
+        assert forwarder.asked == ["n2"]
+
+    run(body)
+
+
 def test_a_leader_that_loses_the_proposal_lets_the_next_one_serve() -> None:
     async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
         leadership.on_ready(1)

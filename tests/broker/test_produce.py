@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -14,7 +15,7 @@ from ledgermq.broker.effects import Effects
 from ledgermq.broker.leader_view import LeaderView, Verdict
 from ledgermq.broker.log_wire import checked_sections
 from ledgermq.broker.messaging_wire import OutgoingRecord
-from ledgermq.broker.produce import AppendPipeline, TooManyRequestsError
+from ledgermq.broker.produce import AppendPipeline, Flight, TooManyRequestsError, TurnFailedError
 from ledgermq.broker.produce_works import ProduceWork, SendWork
 from ledgermq.broker.state import BrokerState
 from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind, entry_size
@@ -220,5 +221,43 @@ def test_at_step_down_what_was_not_proposed_is_refused() -> None:
         assert not out.future.done()
         with pytest.raises(NotLeaderError):
             raft.pipeline.submit(sections(1))
+
+    run(body)
+
+
+def test_a_command_that_cannot_be_encoded_fails_its_caller_only() -> None:
+    async def body(raft: FakeRaft) -> None:
+        work = sections()
+        await raft.topic()
+        raft.pipeline.submit(work)
+        with pytest.raises(struct.error):
+            raft.pipeline.run(CreateTopic("b", 2**32))
+        await settle()
+        await raft.decide(1)
+        assert work.future.result()[0].base_offset == 0
+
+    run(body)
+
+
+def test_a_defect_while_a_turn_is_filled_leaves_no_gap_and_nobody_waiting() -> None:
+    class Broken(ProduceWork):
+        def place(self, flight: Flight, now: int) -> None:
+            raise ArithmeticError("a defect")
+
+    async def body(raft: FakeRaft) -> None:
+        await raft.topic()
+        seen: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, found: seen.append(found["exception"]))
+        innocent, broken, later = sections(), Broken([]), sections()
+        raft.pipeline.submit(innocent)
+        raft.pipeline.submit(broken)
+        await settle()
+        assert [type(each) for each in seen] == [ArithmeticError], "it is not hidden"
+        assert isinstance(innocent.future.exception(), TurnFailedError)
+        assert isinstance(broken.future.exception(), TurnFailedError)
+        raft.pipeline.submit(later)
+        await settle()
+        await raft.decide(1)
+        assert later.future.result()[0].base_offset == 0, "no offset stayed reserved"
 
     run(body)
