@@ -9,6 +9,7 @@
 Owns: which broker group is asked next, natural batching of acknowledgements (those made while one is out go together).
 Talks `apache.rocketmq.v2.MessagingService`, where every node answers and forwards to its leader. What is not
 acknowledged within the invisible time is delivered again.
+Invariant: every call has one deadline for all nodes that are tried; nothing waits for a node that stays silent.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ logger = logging.getLogger(__name__)
 
 INVISIBLE_MS: Final = 30_000
 RECEIVE_BATCH: Final = 32
-_CALL_TIMEOUT_S: Final = 5.0
+#: Everything one acknowledgement needs, with failover; and what one node of the group may take of that.
+_CALL_TIMEOUT_S: Final = 10.0
+_ATTEMPT_TIMEOUT_S: Final = 3.0
 _POLL_MS: Final = 10_000
 _POLL_GRACE_S: Final = 3.0
 _PAUSE_S: Final = 0.1
@@ -94,14 +97,20 @@ class SimpleConsumer:
         await self.close()
 
     async def close(self) -> None:
-        """Wait for the acknowledgements that are out, then close every connection."""
+        """Wait for the acknowledgements that are out (until their deadline), then close every connection.
+
+        A `receive` that waits ends with ClosedError.
+        """
         self._closed = True
         await asyncio.gather(*self._ack_tasks.values(), return_exceptions=True)
         await self._routes.close()
         await self._channels.close()
 
     async def subscribe(self, topic: str, expression: str = "*") -> None:
-        """Receive from a topic; `expression` selects tags: "*", or "a || b". Raises: TopicNotFoundError."""
+        """Receive from a topic; `expression` selects tags: "*", or "a || b".
+
+        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, InvalidNameError.
+        """
         check_name("topic", topic)
         await self._routes.get(topic)
         self._filters[topic] = v2.FilterExpression(type=v2.TAG, expression=expression)
@@ -117,20 +126,16 @@ class SimpleConsumer:
     ) -> list[LeasedMessage]:
         """Return up to `max_messages`; waits up to `timeout_ms` (None: without end) for the first one.
 
-        Raises: UsageError (no subscription), GroupNotFoundError, RefusedError, NameserversDownError.
+        While no node of a group answers, it goes on asking. Raises: UsageError (no subscription, no queue that can be
+        read), ClosedError (also when it is closed meanwhile), GroupNotFoundError, TopicNotFoundError, RefusedError.
         """
-        if self._closed:
-            raise ClosedError("consumer")
         if not self._filters:
             raise UsageError("this consumer has no subscription", "", "Call subscribe() first")
         end = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         while True:
-            sources = [
-                (topic, part.group.name)
-                for topic in self._filters
-                for part in (await self._routes.get(topic)).parts
-                if part.readable
-            ]
+            if self._closed:
+                raise ClosedError("consumer")
+            sources = await self._sources()
             rest_ms = _POLL_MS if end is None else max(int((end - time.monotonic()) * 1000), 0)
             # With several sources a long poll would hold up the others: it is cut into slices.
             poll_ms = min(rest_ms, _POLL_MS if len(sources) == 1 else 500)
@@ -142,9 +147,27 @@ class SimpleConsumer:
             if messages or (end is not None and time.monotonic() >= end):
                 return messages
 
+    async def _sources(self) -> list[tuple[str, str]]:
+        """Return the (topic, broker group) pairs that can be read now. Raises: UsageError (there is none)."""
+        sources = [
+            (topic, part.group.name)
+            for topic in self._filters
+            for part in (await self._routes.get(topic)).parts
+            if part.readable
+        ]
+        if not sources:
+            names = ", ".join(self._filters)
+            raise UsageError(
+                f"{names} has no queue that can be read",
+                "Reading is switched off for it",
+                f"See: ledgermq topic describe {next(iter(self._filters))}",
+            )
+        return sources
+
     async def _receive_from(
         self, topic: str, broker_group: str, max_messages: int, invisible_ms: int, poll_ms: int
     ) -> list[LeasedMessage]:
+        """Ask the nodes of a group, the leader first, until one answers or the poll's time is over."""
         request = v2.ReceiveMessageRequest(
             group=v2.Resource(name=self.group),
             message_queue=v2.MessageQueue(
@@ -155,13 +178,15 @@ class SimpleConsumer:
             auto_renew=False,
         )
         request.invisible_duration.FromMilliseconds(invisible_ms)
-        request.long_polling_timeout.FromMilliseconds(poll_ms)
-        group = self._group(topic, broker_group)
-        for address in _addresses(group):
+        # One deadline for all nodes: the grace is for an answer that is on its way when the long poll ends.
+        end = time.monotonic() + poll_ms / 1000 + _POLL_GRACE_S
+        for address in _addresses(self._group(topic, broker_group)):
+            rest_s = end - time.monotonic()
+            if rest_s <= 0:
+                break
+            request.long_polling_timeout.FromMilliseconds(max(int((rest_s - _POLL_GRACE_S) * 1000), 0))
             try:
-                return await self._receive_once(
-                    address, request, broker_group, poll_ms / 1000 + _POLL_GRACE_S
-                )
+                return await self._receive_once(address, request, broker_group, rest_s)
             except grpc.RpcError as error:
                 logger.info("receive failed address=%s reason=%s", address, unreachable(address, error))
             except TooManyRequestsError as error:
@@ -173,18 +198,32 @@ class SimpleConsumer:
     async def _receive_once(
         self, address: str, request: v2.ReceiveMessageRequest, broker_group: str, timeout_s: float
     ) -> list[LeasedMessage]:
-        messages = []
+        """Make one call. What has come is kept when the stream breaks behind it: it is leased to us."""
+        messages: list[LeasedMessage] = []
         call = self._stub(address).ReceiveMessage(request, timeout=timeout_s, metadata=self._metadata())
-        async for frame in call:
-            if frame.HasField("message"):
-                messages.append(LeasedMessage(frame.message, broker_group))
-            elif frame.HasField("status") and frame.status.code not in (v2.OK, v2.MESSAGE_NOT_FOUND):
-                self._raise(frame.status, request.message_queue.topic.name)
+        try:
+            async for frame in call:
+                if frame.HasField("message"):
+                    messages.append(LeasedMessage(frame.message, broker_group))
+                elif frame.HasField("status") and frame.status.code != v2.MESSAGE_NOT_FOUND and not messages:
+                    self._raise(frame.status, request.message_queue.topic.name)
+        except grpc.RpcError:
+            if not messages:
+                raise
+        except asyncio.CancelledError:
+            if self._closed and not _is_cancelled():
+                raise ClosedError("consumer") from None  # close() ended the call, nobody cancelled ours
+            raise
         return messages
 
     async def __aiter__(self) -> AsyncIterator[LeasedMessage]:
+        """Yield messages until close()."""
         while not self._closed:
-            for message in await self.receive():
+            try:
+                messages = await self.receive()
+            except ClosedError:
+                return
+            for message in messages:
                 yield message
 
     # --- acknowledging ----------------------------------------------------------------------------------------
@@ -192,45 +231,66 @@ class SimpleConsumer:
     async def ack(self, message: LeasedMessage) -> None:
         """The message is done: it is not delivered again. Returns when the group's majority knows.
 
-        Raises: InvalidHandleError (the lease was over before: it is or was delivered again), RefusedError.
+        Raises: InvalidHandleError (the lease was over before: it is or was delivered again), RefusedError,
+        BrokerUnreachableError (no node answered in time), ClosedError.
         """
+        if self._closed:
+            raise ClosedError("consumer")
         key = (message.queue.broker_group, message.topic)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._acks[key].append((message, future))
         if key not in self._ack_tasks:
-            task = self._ack_tasks[key] = asyncio.create_task(self._send_acks(key))
-            task.add_done_callback(lambda _: self._ack_tasks.pop(key, None))
+            self._ack_tasks[key] = asyncio.create_task(self._send_acks(key))
         await future
 
     async def _send_acks(self, key: tuple[str, str]) -> None:
-        """Send what has gathered, until nothing is left."""
-        while waiting := self._acks[key][:_MAX_ACKS]:
-            del self._acks[key][: len(waiting)]
-            broker_group, topic = key
-            request = v2.AckMessageRequest(group=v2.Resource(name=self.group), topic=v2.Resource(name=topic))
-            for message, _ in waiting:
-                request.entries.add(message_id=message.message_id, receipt_handle=message.receipt_handle)
-            try:
-                answer = await self._ack_once(request, topic, broker_group)
-            except LedgerMQError as error:
-                _end(waiting, [error] * len(waiting))
-                continue
-            statuses = [entry.status for entry in answer.entries] or [answer.status] * len(waiting)
-            _end(waiting, [self._error(status, topic) for status in statuses])
+        """Send what has gathered, until nothing is left.
+
+        The task leaves `_ack_tasks` in the step that finds nothing left: an acknowledgement that comes later, even
+        before the loop has told anybody of the task's end, starts the next task.
+        """
+        waiting: list[tuple[LeasedMessage, asyncio.Future[None]]] = []
+        try:
+            while waiting := self._acks[key][:_MAX_ACKS]:
+                del self._acks[key][: len(waiting)]
+                _end(waiting, await self._outcomes(key, waiting))
+        finally:
+            del self._ack_tasks[key]
+            for _, future in (*waiting, *self._acks.pop(key, ())):
+                future.cancel()  # only after a defect or a cancellation; nobody may wait for ever
+
+    async def _outcomes(
+        self, key: tuple[str, str], waiting: list[tuple[LeasedMessage, asyncio.Future[None]]]
+    ) -> list[LedgerMQError | None]:
+        """Send one request; return what became of each acknowledgement, None: done."""
+        broker_group, topic = key
+        request = v2.AckMessageRequest(group=v2.Resource(name=self.group), topic=v2.Resource(name=topic))
+        for message, _ in waiting:
+            request.entries.add(message_id=message.message_id, receipt_handle=message.receipt_handle)
+        try:
+            answer = await self._ack_once(request, topic, broker_group)
+        except LedgerMQError as error:
+            return [error] * len(waiting)
+        statuses = [entry.status for entry in answer.entries]
+        # A refusal of the whole request comes without entries.
+        statuses += [answer.status] * (len(waiting) - len(statuses))
+        return [self._error(status, topic) for status in statuses[: len(waiting)]]
 
     async def _ack_once(
         self, request: v2.AckMessageRequest, topic: str, broker_group: str
     ) -> v2.AckMessageResponse:
         answer: v2.AckMessageResponse = await self._call(
-            topic, broker_group, lambda stub: self._unary(stub.AckMessage, request)
+            topic, broker_group, lambda stub, timeout_s: self._unary(stub.AckMessage, request, timeout_s)
         )
         return answer
 
     async def change_invisible(self, message: LeasedMessage, invisible_ms: int) -> None:
         """Move the end of the lease to `invisible_ms` from now; 0 gives the message back at once.
 
-        Raises: InvalidHandleError, RefusedError.
+        Raises: InvalidHandleError, RefusedError, BrokerUnreachableError, ClosedError.
         """
+        if self._closed:
+            raise ClosedError("consumer")
         request = v2.ChangeInvisibleDurationRequest(
             group=v2.Resource(name=self.group),
             topic=v2.Resource(name=message.topic),
@@ -241,7 +301,7 @@ class SimpleConsumer:
         answer: v2.ChangeInvisibleDurationResponse = await self._call(
             message.topic,
             message.queue.broker_group,
-            lambda stub: self._unary(stub.ChangeInvisibleDuration, request),
+            lambda stub, timeout_s: self._unary(stub.ChangeInvisibleDuration, request, timeout_s),
         )
         self._raise(answer.status, message.topic)
         message.receipt_handle = answer.receipt_handle or message.receipt_handle
@@ -259,23 +319,31 @@ class SimpleConsumer:
             ("x-mq-protocol", "v2"),
         )
 
-    def _unary(self, method: Any, request: Any) -> Any:
-        return method(request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata())
+    def _unary(self, method: Any, request: Any, timeout_s: float) -> Any:
+        return method(request, timeout=timeout_s, metadata=self._metadata())
 
-    async def _call(self, topic: str, broker_group: str, call: Callable[[Stub], Any]) -> Any:
-        """Make a call that is safe to repeat on the nodes of a group until one answers, twice round at most."""
+    async def _call(self, topic: str, broker_group: str, call: Callable[[Stub, float], Any]) -> Any:
+        """Make a call that is safe to repeat on the nodes of a group, round and round, until one answers in time.
+
+        `call(stub, timeout_s)`. Raises: BrokerUnreachableError, RefusedError (the group has no node).
+        """
+        end = time.monotonic() + _CALL_TIMEOUT_S
         last: LedgerMQError | None = None
-        for _ in range(2):
+        while True:
             for address in _addresses(self._group(topic, broker_group)):
+                rest_s = end - time.monotonic()
+                if rest_s <= 0:
+                    break
                 try:
-                    return await call(self._stub(address))
+                    return await call(self._stub(address), min(rest_s, _ATTEMPT_TIMEOUT_S))
                 except grpc.RpcError as error:
                     last = unreachable(address, error)
+            if time.monotonic() + _PAUSE_S >= end:
+                raise last or RefusedError(
+                    "NO_QUORUM", f'broker group "{broker_group}" has no node. See: ledgermq cluster status'
+                )
             await asyncio.sleep(_PAUSE_S)
             await self._refresh(topic)
-        raise last or RefusedError(
-            "NO_QUORUM", f'broker group "{broker_group}" has no node. See: ledgermq cluster status'
-        )
 
     def _group(self, topic: str, broker_group: str) -> BrokerGroup:
         route: TopicRoute | None = self._routes.cached(topic)
@@ -323,11 +391,17 @@ def _addresses(group: BrokerGroup) -> list[str]:
     return [node.messaging_address for node in group.by_preference if node.messaging_address]
 
 
+def _is_cancelled() -> bool:
+    """Somebody wants the running task to end (and not only the call it waits for)."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def _end(
     waiting: list[tuple[LeasedMessage, asyncio.Future[None]]], errors: Sequence[LedgerMQError | None]
 ) -> None:
     """Resolve the futures of acknowledgements."""
-    for (_, future), error in zip(waiting, errors, strict=False):
+    for (_, future), error in zip(waiting, errors, strict=True):
         if future.done():
             continue
         if error is None:

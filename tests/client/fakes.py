@@ -40,6 +40,7 @@ class FakeGroup:
         self.groups: dict[str, admin_pb2.ConsumerGroupInfo] = {}
         self.term = 1
         self.leader = "n1"
+        self.permission = pb.READ_WRITE  # of every topic
         self.grown = asyncio.Event()
         self._next_topic_id = 1
         for topic, queues in (topics or {}).items():
@@ -89,6 +90,7 @@ class FakeNode(log_pb2_grpc.LogServiceServicer, admin_pb2_grpc.AdminServiceServi
         self.node_id = node_id
         self.group = group
         self.address = ""
+        self.messaging_address = ""  # "": the same as `address`
         self.peers: dict[str, FakeNode] = {node_id: self}
         self.refusals: deque[pb.Refusal] = deque()  # answers to the next requests instead of storing them
         self.drop_answers = 0  # store, then break the stream instead of answering
@@ -240,7 +242,11 @@ class FakeNode(log_pb2_grpc.LogServiceServicer, admin_pb2_grpc.AdminServiceServi
     def _info(self, name: str) -> pb.TopicInfo:
         topic_id, queues = self.group.topics[name]
         return pb.TopicInfo(
-            name=name, topic_id=topic_id, queue_count=queues, permission=pb.READ_WRITE, message_type=pb.NORMAL
+            name=name,
+            topic_id=topic_id,
+            queue_count=queues,
+            permission=self.group.permission,
+            message_type=pb.NORMAL,
         )
 
     def route(self) -> pb.GroupRoute:
@@ -251,7 +257,9 @@ class FakeNode(log_pb2_grpc.LogServiceServicer, admin_pb2_grpc.AdminServiceServi
         )  # fmt: skip
         for node in self.peers.values():
             listener = pb.ListenerAddresses(
-                name="default", log_address=node.address, messaging_address=node.address
+                name="default",
+                log_address=node.address,
+                messaging_address=node.messaging_address or node.address,
             )
             route.nodes.add(node_id=node.node_id, listeners=[listener], alive=True, voter=True)
         route.topics.extend(self._info(name) for name in self.group.topics)
