@@ -9,10 +9,11 @@ import asyncio
 import functools
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import grpc
 
@@ -22,6 +23,7 @@ from ledgermq.proto import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc, rec
 from ledgermq.proto.route_pb2 import TopicInfo
 
 Place = tuple[int, int]  # queue id, queue offset
+T = TypeVar("T")
 
 
 @dataclass
@@ -49,6 +51,16 @@ def _background_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="load", daemon=True).start()
     return loop
+
+
+def run_client(coroutine: Coroutine[Any, Any, T], timeout: float = 120.0) -> T:
+    """Run a test's asyncio clients on the loop that all clients of the process share; return what they return."""
+    future = asyncio.run_coroutine_threadsafe(coroutine, _background_loop())
+    try:
+        return future.result(timeout)
+    except BaseException:
+        future.cancel()
+        raise
 
 
 class Load:
