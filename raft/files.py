@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ Buffer = bytes | bytearray | memoryview
 
 #: The kernel takes at most this many buffers in one pwritev.
 MAX_BUFFERS: Final = 1024
-_ZERO_CHUNK: Final = bytes(1 << 20)
+_ZERO_CHUNK: Final = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+_DIRECT_UNIT: Final = mmap.PAGESIZE
 
 
 class LockedError(OSError):
@@ -52,8 +54,8 @@ class File(Protocol):
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """Write all `buffers` one behind the other. Complete, or OSError."""
 
-    def allocate(self, size: int) -> None:
-        """Reserve space up to `size` bytes. Raises: OSError ENOSPC."""
+    def write_zeros(self, start: int, end: int) -> None:
+        """Fill [start, end) with zeros, past the page cache where the file system can. Complete, or OSError."""
 
     def fdatasync(self) -> None:
         """Put the data (and a changed length) on stable storage. After an OSError the file must not be used."""
@@ -98,7 +100,7 @@ class FileSystem(Protocol):
 
 
 def write_zeros(file: File, start: int, end: int) -> None:
-    """Fill [start, end) with zeros."""
+    """Fill [start, end) with zeros, in the page cache."""
     position = start
     while position < end:
         count = min(end - position, len(_ZERO_CHUNK))
@@ -166,8 +168,20 @@ class RealFile:
                 count += written
         return offset + size
 
-    def allocate(self, size: int) -> None:
-        os.posix_fallocate(self._fd, 0, size)
+    def write_zeros(self, start: int, end: int) -> None:
+        """Direct I/O spares a page of memory and a copy for each page of a file that nobody reads yet."""
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+        if start % _DIRECT_UNIT == 0 and end % _DIRECT_UNIT == 0:
+            try:
+                fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_DIRECT)
+                write_zeros(self, start, end)
+                return
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # a file system without direct I/O
+                    raise
+            finally:
+                fcntl.fcntl(self._fd, fcntl.F_SETFL, flags)
+        write_zeros(self, start, end)
 
     def fdatasync(self) -> None:
         os.fdatasync(self._fd)

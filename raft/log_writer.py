@@ -11,14 +11,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from ledgermq.proto.entry import Buffer
 
 from .files import File, write_zeros
 from .hard_state import DurableState, HardStateFile
-from .segment import FlushMark, encode_mark, mark_position, segment_start
+from .segment import MARK_BLOCK, FlushMark, encode_mark, mark_position, segment_start
 from .types import HardState, LogIndex, Term
+
+_PAGE: Final = 4096
+_ZEROS: Final = memoryview(bytes(_PAGE))
 
 
 @dataclass(slots=True)
@@ -171,13 +174,19 @@ class LogWriter:
         return after.offset == before.offset + before.size and after.offset % self._segment_size != 0
 
     def _write(self, run: list[Append]) -> None:
-        """Write appends that lie one behind the other."""
+        """Write appends that lie one behind the other, and zeros up to the end of the page.
+
+        The zeros stand there already; but a segment that was made past the page cache would have to be read to change
+        a part of a page.
+        """
         if not run:
             return
         first, last = run[0], run[-1]
         file = self._file_for(first.offset)
         buffers = first.buffers if len(run) == 1 else [part for action in run for part in action.buffers]
-        file.pwritev(buffers, first.offset - self._start)
+        end = last.offset + last.size - self._start
+        room = min(-end % _PAGE, self._segment_size - end)
+        file.pwritev([*buffers, _ZEROS[:room]], first.offset - self._start)
         self.written = Position(last.end, last.last_index, last.last_term)
 
     def _file_for(self, offset: int) -> File:
@@ -202,7 +211,8 @@ class LogWriter:
             self._hard.state = replace(self._hard.state, cut_turn=0, cut_offset=0)
 
     def _mark(self, file: File, mark: FlushMark) -> None:
-        file.pwritev([encode_mark(mark)], mark_position(mark.turn, self._segment_size))
+        block = encode_mark(mark).ljust(MARK_BLOCK, b"\0")
+        file.pwritev([block], mark_position(mark.turn, self._segment_size))
 
     def _truncate(self, cut: Truncate) -> None:
         """Cut durably. The hard state names the cut first, so that a crash half way is finished by recovery."""

@@ -34,7 +34,7 @@ from crc32c import crc32c
 from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, fits_segment
 from ledgermq.proto.errors import NewerFormatError
 
-from .files import File, FileSystem, write_zeros
+from .files import File, FileSystem
 from .types import LogIndex, Term
 
 MARK_BLOCK: Final = 4096
@@ -185,7 +185,7 @@ def create_segment(
     try:
         size = segment_size + TRAILER_SIZE
         for position in range(0, size, _PIECE):
-            write_zeros(file, position, min(position + _PIECE, size))
+            file.write_zeros(position, min(position + _PIECE, size))
             file.fdatasync()  # piece by piece, so that the log's own fsyncs never queue behind a whole segment
             if pace:
                 pace(_PIECE)

@@ -35,8 +35,8 @@ class SlowFile:
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         self._file.pwritev(buffers, offset)
 
-    def allocate(self, size: int) -> None:
-        self._file.allocate(size)
+    def write_zeros(self, start: int, end: int) -> None:
+        self._file.write_zeros(start, end)
 
     def fdatasync(self) -> None:
         time.sleep(self._seconds)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ledgermq.raft.files import Buffer, DiskUse, RealFile, RealFileSystem, RealLock
+from ledgermq.raft.files import Buffer, DiskUse, RealFile, RealFileSystem, RealLock, write_zeros
 
 _HIDDEN = ".volatile-"
 
@@ -150,10 +150,8 @@ class VolatileFile:
             self._contents.pending.append((offset, data))
             self._contents.length = max(self._contents.length, offset + len(data))
 
-    def allocate(self, size: int) -> None:
-        length = self.size()
-        if size > length:
-            self.pwritev([bytes(size - length)], length)
+    def write_zeros(self, start: int, end: int) -> None:
+        write_zeros(self, start, end)
 
     def fdatasync(self) -> None:
         if self._ignore_fdatasync:

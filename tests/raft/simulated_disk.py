@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from ledgermq.raft.files import Buffer, DiskUse, LockedError
+from ledgermq.raft.files import Buffer, DiskUse, LockedError, write_zeros
 
 SECTOR = 512
 
@@ -242,9 +242,8 @@ class SimulatedFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         self._inode.write(offset, data)
 
-    def allocate(self, size: int) -> None:
-        if size > len(self._inode.current):
-            self.pwritev([bytes(size - len(self._inode.current))], len(self._inode.current))
+    def write_zeros(self, start: int, end: int) -> None:
+        write_zeros(self, start, end)
 
     def fdatasync(self) -> None:
         try:
