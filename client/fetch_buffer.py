@@ -2,7 +2,7 @@
 
 Owns: per queue the next offset to ask for and the next to hand out; the bound on buffered bytes.
 Must not: do I/O, read clocks.
-Invariant: position <= next offset to ask for; every record between them stands in the buffer.
+Invariants: position <= next offset to ask for; every record between them stands in the buffer; nothing else does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class _Piece:
     """The records of one section that were not handed out yet."""
 
     assigned: AssignedQueue
-    generation: int
     body: memoryview
     positions: list[int]
     first_offset: int
@@ -75,7 +74,7 @@ class FetchBuffer:
     def remove(self, assigned: AssignedQueue) -> None:
         """Stop reading a queue; what is buffered of it is dropped."""
         self._queues.pop((assigned.topic_id, assigned.queue.queue_id), None)
-        assigned.generation += 1
+        self._drop(assigned)
 
     @property
     def queues(self) -> list[AssignedQueue]:
@@ -92,8 +91,14 @@ class FetchBuffer:
 
     def seek(self, assigned: AssignedQueue, offset: int) -> None:
         """Continue at `offset`; what was fetched of the queue before is dropped."""
-        assigned.generation += 1
+        self._drop(assigned)
         assigned.position = assigned.fetch_offset = offset
+
+    def _drop(self, assigned: AssignedQueue) -> None:
+        """Forget what is buffered of a queue, at once: it must not keep room from the others."""
+        assigned.generation += 1
+        self._pieces = deque(piece for piece in self._pieces if piece.assigned is not assigned)
+        self._bytes = sum(len(piece.body) for piece in self._pieces)
 
     def next_request(self, max_wait_ms: int) -> tuple[log_pb2.FetchRequest, dict[tuple[int, int], int]]:
         """Return the next request and the generation of each queue in it (for `on_response`).
@@ -146,9 +151,7 @@ class FetchBuffer:
         if skip >= header.count:
             return  # we have all of it already
         first = header.base_queue_offset + max(skip, 0)
-        piece = _Piece(
-            assigned, assigned.generation, body, positions[max(skip, 0) :], first, fetched.store_timestamp
-        )
+        piece = _Piece(assigned, body, positions[max(skip, 0) :], first, fetched.store_timestamp)
         assigned.fetch_offset = header.base_queue_offset + header.count
         self._pieces.append(piece)
         self._bytes += len(body)
@@ -158,12 +161,10 @@ class FetchBuffer:
         out: list[MessageView] = []
         while self._pieces and len(out) < max_messages:
             piece = self._pieces[0]
-            assigned = piece.assigned
-            if piece.generation == assigned.generation:
-                out.extend(_views(piece, max_messages - len(out)))
-                assigned.position = piece.first_offset + piece.at
-                if piece.at < len(piece.positions):
-                    return out
+            out.extend(_views(piece, max_messages - len(out)))
+            piece.assigned.position = piece.first_offset + piece.at
+            if piece.at < len(piece.positions):
+                return out
             self._pieces.popleft()
             self._bytes -= len(piece.body)
         return out

@@ -94,6 +94,11 @@ class _GroupFetcher:
         except TimeoutError:
             logger.info("fetch stream silent address=%s", address)
             self._search.failed(address)
+        except asyncio.InvalidStateError:
+            # The stream ended while we were waiting for room in the buffer; gRPC says so at the next write.
+            if not call.cancelled():  # by us, because the assignment changed
+                logger.info("fetch stream ended address=%s", address)
+                self._search.failed(address)
         except asyncio.CancelledError:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise
@@ -223,9 +228,11 @@ class PullConsumer:
     def unassign(self, queues: Iterable[MessageQueue]) -> None:
         """Stop reading these queues."""
         for queue in queues:
-            assigned = self._assigned.pop(queue, None)
+            assigned = self._assigned.pop(MessageQueue(*queue), None)
             if assigned is not None:
-                self._fetchers[queue.broker_group].buffer.remove(assigned)
+                fetcher = self._fetchers[queue.broker_group]
+                fetcher.buffer.remove(assigned)
+                fetcher.changed.set()  # there may be room again
 
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:

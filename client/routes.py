@@ -1,7 +1,7 @@
 """Asks nameservers for routes, keeps them, and hears of changes.
 
 Owns: which nameserver is asked (the last one that answered; the next one when it fails), the cache (30 s, refreshed on
-error, pushed by a watch). Must not: talk to brokers, except to let a broker create a topic that nobody knows yet.
+error, pushed by one watch for all topics). Must not: talk to brokers, except to let a broker create a topic that nobody knows yet.
 Invariant: while no nameserver answers, cached routes stay in use.
 """
 
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 
@@ -20,7 +20,7 @@ from ledgermq.proto import nameserver_pb2_grpc, rocketmq_v2_pb2, rocketmq_v2_pb2
 from ledgermq.proto import route_pb2 as pb
 
 from .channels import Channels
-from .errors import NameserversDownError, NoBrokersError, TopicNotFoundError, error_of
+from .errors import ClosedError, NameserversDownError, NoBrokersError, TopicNotFoundError, error_of
 from .topic_route import BrokerGroup, TopicRoute, group_of, route_of
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,8 @@ class Routes:
         self._fetching: dict[str, asyncio.Task[TopicRoute]] = {}
         self._listeners: list[RouteListener] = []
         self._watch: asyncio.Task[None] | None = None
-        self._watch_call: asyncio.Event = asyncio.Event()
+        self._topics_changed = asyncio.Event()
+        self._closed = False
 
     def on_change(self, listener: RouteListener) -> None:
         """Call `listener` with every route that differs from the one before. Starts the watch."""
@@ -71,7 +72,7 @@ class Routes:
     async def get(self, topic: str, *, refresh: bool = False, create: bool = False) -> TopicRoute:
         """Return the route of a topic. `create`: a broker may create the topic if it is set up to do so.
 
-        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, RefusedError.
+        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, RefusedError, ClosedError.
         """
         cached = self._cache.get(topic)
         if cached is not None and not refresh and time.monotonic() - cached[0] < CACHE_S:
@@ -83,6 +84,12 @@ class Routes:
             task.add_done_callback(lambda _: self._fetching.pop(topic, None))
         try:
             return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self._closed and task.cancelled():
+                raise ClosedError(
+                    "client"
+                ) from None  # close() ended the question, nobody cancelled the caller
+            raise
         except NameserversDownError:
             if cached is None:
                 raise
@@ -109,10 +116,12 @@ class Routes:
         return self.nameservers[self._at]
 
     async def close(self) -> None:
-        """Stop watching."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        """Stop watching and asking."""
+        self._closed = True
+        tasks: list[asyncio.Task[Any]] = [*self._fetching.values(), *([self._watch] if self._watch else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- asking -----------------------------------------------------------------------------------------------
 
@@ -140,9 +149,9 @@ class Routes:
                 raise
             route = await self._wait_for_route(topic)
         self._keep(route)
-        if self._listeners and self._watch is None:
+        if self._listeners and self._watch is None and not self._closed:
             self._watch = asyncio.create_task(self._watch_routes(), name="ledgermq-route-watch")
-        self._watch_call.set()
+        self._topics_changed.set()
         return route
 
     async def _get_route(self, topic: str) -> TopicRoute:
@@ -204,7 +213,7 @@ class Routes:
     async def _watch_routes(self) -> None:
         """Keep a watch open on one nameserver; move to the next one when it breaks."""
         while True:
-            self._watch_call.clear()
+            self._topics_changed.clear()
             topics = sorted(self._cache)
             changed = asyncio.create_task(self._until_topics_differ(topics))
             try:
@@ -218,8 +227,8 @@ class Routes:
 
     async def _until_topics_differ(self, topics: list[str]) -> None:
         while sorted(self._cache) == topics:
-            await self._watch_call.wait()
-            self._watch_call.clear()
+            await self._topics_changed.wait()
+            self._topics_changed.clear()
 
     async def _watch_once(self, topics: list[str], changed: asyncio.Task[None]) -> None:
         call = self._stub(self._at).WatchRoutes(ns.WatchRoutesRequest(cluster=self.cluster, topics=topics))
@@ -230,7 +239,8 @@ class Routes:
                     if (route := route_of(topic, self.cluster, list(answer.groups))) is not None:
                         self._keep(route)
         except asyncio.CancelledError:
-            if not changed.done():
-                raise  # we are being closed, not only asked to watch other topics
+            # Both may have happened in one turn of the loop: other topics to watch, and close().
+            if not changed.done() or self._closed:
+                raise
         finally:
             call.cancel()

@@ -167,6 +167,60 @@ def test_a_small_buffer_reads_everything_too() -> None:
     run(scenario())
 
 
+async def until_full(consumer: PullConsumer) -> None:
+    """Wait until the first group's buffer takes no more."""
+    (fetcher,) = consumer._fetchers.values()
+    while fetcher.buffer.has_room:
+        consumer._arrived.clear()
+        await consumer._arrived.wait()
+
+
+def test_a_node_that_dies_while_the_buffer_is_full_costs_no_message() -> None:
+    """The stream ends while nobody reads from it: it is noticed at the next question."""
+
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group, nodes=3) as cluster:
+            await fill(cluster, [bytes(2000)] * 10)
+            async with PullConsumer(cluster.address, max_buffer_bytes=4000) as consumer:
+                await consumer.subscribe("orders")
+                await until_full(consumer)
+                await cluster.node("n1").stop()
+                group.leader, group.term = "n2", 2
+                cluster.register(group)
+                assert len(await read(consumer, 10)) == 10
+
+    run(scenario())
+
+
+def test_seeking_with_a_full_buffer_makes_room() -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
+            await fill(cluster, [b"%d" % i + bytes(2000) for i in range(9)])
+            async with PullConsumer(cluster.address, max_buffer_bytes=4000) as consumer:
+                await consumer.subscribe("orders")
+                await until_full(consumer)
+                consumer.seek(consumer.assignment[0], 8)
+                assert [body[:1] for body in await read(consumer, 1)] == [b"8"]
+
+    run(scenario())
+
+
+def test_a_queue_that_is_given_up_makes_room_for_the_others() -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"full": 1, "orders": 1})) as cluster:
+            await fill(cluster, [bytes(2000)] * 3, "full")
+            async with PullConsumer(cluster.address, max_buffer_bytes=4000) as consumer:
+                await consumer.subscribe("full")
+                await until_full(consumer)
+                await consumer.subscribe("orders")
+                await fill(cluster, [b"one"])
+                consumer.unassign([MessageQueue("full", "g0", 0)])
+                assert await read(consumer, 1) == [b"one"]
+
+    run(scenario())
+
+
 def test_wrong_use_is_an_error_that_says_what_to_do() -> None:
     async def scenario() -> None:
         async with (

@@ -1,0 +1,212 @@
+"""Routes against a real nameserver in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from ledgermq.client.channels import Channels
+from ledgermq.client.errors import ClosedError, NameserversDownError, NoBrokersError, TopicNotFoundError
+from ledgermq.client.routes import Routes, parse_addresses
+from ledgermq.client.topic_route import TopicRoute
+from ledgermq.nameserver.service import NameServer
+
+from .fake_messaging import MessagingCluster
+from .fakes import FakeCluster, FakeGroup
+
+NOBODY = "127.0.0.1:1"
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+class Client:
+    """Routes with the channels they use, closed in the right order."""
+
+    def __init__(self, nameservers: str | list[str]) -> None:
+        self.channels = Channels()
+        self.routes = Routes(nameservers, self.channels)
+
+    async def __aenter__(self) -> Routes:
+        return self.routes
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.routes.close()
+        await self.channels.close()
+
+
+class Heard:
+    """A listener that can be waited for."""
+
+    def __init__(self) -> None:
+        self.routes: asyncio.Queue[TopicRoute] = asyncio.Queue()
+
+    def __call__(self, route: TopicRoute) -> None:
+        self.routes.put_nowait(route)
+
+
+def test_addresses_are_read_from_text_and_from_lists() -> None:
+    assert parse_addresses("a:1, b:2,") == ("a:1", "b:2")
+    assert parse_addresses(["a:1", "[::1]:2"]) == ("a:1", "[::1]:2")
+
+
+@pytest.mark.parametrize("text", ["", ",", "nowhere", "host:", ":9876", "host:port"])
+def test_an_address_of_another_form_is_an_error_that_shows_the_form(text: str) -> None:
+    with pytest.raises(ValueError, match=r"host:port, for example 127.0.0.1:9876"):
+        parse_addresses(text)
+
+
+def test_a_route_is_fetched_once_and_then_kept() -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"orders": 3})) as cluster, Client(cluster.address) as routes:
+            first, second = await asyncio.gather(routes.get("orders"), routes.get("orders"))
+            assert first is second
+            assert len(first.queues) == 3
+            assert routes.cached("orders") is first
+            assert routes.cached("other") is None
+
+    run(scenario())
+
+
+def test_the_next_nameserver_is_asked_when_one_does_not_answer() -> None:
+    async def scenario() -> None:
+        async with (
+            FakeCluster(FakeGroup(topics={"orders": 1})) as cluster,
+            Client([NOBODY, cluster.address]) as routes,
+        ):
+            assert (await routes.get("orders")).cluster == "local"
+            assert routes.asked == cluster.address
+
+    run(scenario())
+
+
+def test_a_kept_route_stays_in_use_while_no_nameserver_answers() -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster, Client(cluster.address) as routes:
+            before = await routes.get("orders")
+            await cluster.nameserver.stop(0)
+            assert await routes.get("orders", refresh=True) is before
+            with pytest.raises(NameserversDownError, match="ledgermq up"):
+                await routes.get("other")
+
+    run(scenario())
+
+
+def test_an_unknown_topic_is_an_error_with_suggestion_and_command() -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster, Client(cluster.address) as routes:
+            with pytest.raises(TopicNotFoundError) as raised:
+                await routes.get("order")
+            assert raised.value.similar == ("orders",)
+            assert raised.value.asked == cluster.address
+            assert "ledgermq topic create order" in str(raised.value)
+
+    run(scenario())
+
+
+def test_a_nameserver_without_brokers_is_an_error_that_says_so() -> None:
+    async def scenario() -> None:
+        async with FakeCluster() as cluster, Client(cluster.address) as routes:
+            for call in (routes.get("orders"), routes.groups()):
+                with pytest.raises(NoBrokersError, match="ledgermq cluster status"):
+                    await call
+
+    run(scenario())
+
+
+def test_a_broker_may_create_the_topic_when_it_is_sent_to() -> None:
+    async def scenario() -> None:
+        async with MessagingCluster(FakeGroup()) as cluster, Client(cluster.address) as routes:
+            cluster.messaging[0].creates_topics = cluster
+            assert len((await routes.get("fresh", create=True)).queues) == 2
+            cluster.messaging[0].creates_topics = None
+            with pytest.raises(TopicNotFoundError):
+                await routes.get("another", create=True)
+
+    run(scenario())
+
+
+def test_a_new_leader_is_heard_of_at_once() -> None:
+    async def scenario() -> None:
+        group, heard = FakeGroup(topics={"orders": 1}), Heard()
+        async with FakeCluster(group, nodes=3) as cluster, Client(cluster.address) as routes:
+            routes.on_change(heard)
+            await routes.get("orders")
+            assert (await heard.routes.get()).parts[0].group.leader_id == "n1"
+            group.leader, group.term = "n2", 2
+            cluster.register(group)
+            changed = await heard.routes.get()
+            assert changed.parts[0].group.leader_id == "n2"
+            assert routes.cached("orders") == changed
+
+    run(scenario())
+
+
+def test_a_topic_that_is_asked_for_later_is_watched_too() -> None:
+    async def scenario() -> None:
+        group, heard = FakeGroup(topics={"orders": 1, "payments": 1}), Heard()
+        async with FakeCluster(group) as cluster, Client(cluster.address) as routes:
+            routes.on_change(heard)
+            await routes.get("orders")
+            await routes.get("payments")
+            group.term = 2
+            cluster.register(group)
+            terms = {"orders": 0, "payments": 0}
+            while set(terms.values()) != {2}:
+                route = await heard.routes.get()
+                terms[route.topic] = route.parts[0].group.term
+
+    run(scenario())
+
+
+def test_the_watch_moves_to_the_next_nameserver_when_one_stops() -> None:
+    async def scenario() -> None:
+        group, heard = FakeGroup(topics={"orders": 1}), Heard()
+        other = NameServer({"default": "127.0.0.1:0"}, 60_000)
+        await other.start()
+        async with (
+            FakeCluster(group) as cluster,
+            Client([cluster.address, other.addresses["default"]]) as routes,
+        ):
+            routes.on_change(heard)
+            await routes.get("orders")
+            await heard.routes.get()
+            await cluster.nameserver.stop(0)
+            group.term = 2
+            cluster.nameserver = other  # `register` tells this one now
+            cluster.register(group)
+            assert (await heard.routes.get()).parts[0].group.term == 2
+
+    run(scenario())
+
+
+def test_closing_in_the_turn_in_which_the_watched_topics_change_ends_the_watch() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1, "payments": 1})
+        async with FakeCluster(group) as cluster, Client(cluster.address) as routes:
+            heard = Heard()
+            routes.on_change(heard)
+            await routes.get("orders")
+            await heard.routes.get()
+            await routes.get("payments")  # the watch is about to start again
+            await routes.close()
+            assert routes._watch is not None
+            assert routes._watch.done()
+
+    run(scenario())
+
+
+def test_closing_ends_questions_that_are_out() -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
+            async with Client(cluster.address) as routes:
+                waiting = asyncio.create_task(routes.get("orders"))
+                await asyncio.sleep(0)
+            with pytest.raises(ClosedError):
+                await waiting
+
+    run(scenario())
