@@ -63,15 +63,18 @@ async def _gather(context: NodeContext, request: log_pb2.FetchRequest) -> list[l
     room = min(request.max_bytes or DEFAULT_MAX_BYTES, MAX_BYTES)
     frames: list[list[Buffer]] = []
     for position in request.positions:
-        frame = QueueFrame(position.topic_id, position.queue_id)
+        frame: QueueFrame | None = None
         begin = end = 0
         try:
             if _is_ahead(context, position):
                 continue
             begin, end = _range(context, position)
-            if position.offset < end:
-                room -= await _take(context, frame, position, end, room, first=not frames)
+            if position.offset >= end:
+                continue
+            frame = QueueFrame(position.topic_id, position.queue_id)
+            room -= await _take(context, frame, position, end, room, first=not frames)
         except RefusedError as error:
+            frame = frame or QueueFrame(position.topic_id, position.queue_id)
             frame.refuse(error.refusal.SerializeToString())
             frames.append(frame.close(begin, end))
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import grpc
@@ -164,9 +164,9 @@ class LogService:
             )
             return bytes(response.SerializeToString())
 
-    async def _fetch_stream(self, requests: AsyncIterator[log_pb2.FetchRequest], context: Any) -> None:
+    async def _fetch_stream(self, _requests: Any, context: Any) -> None:
         """One answer per request; the client writes the next when it has taken in the last."""
-        async for request in requests:
+        while (request := await context.read()) is not _EOF:
             await context.write(await self._fetch(request, context))
 
     # --- offsets --------------------------------------------------------------------------------------------

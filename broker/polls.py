@@ -28,18 +28,26 @@ class Waiter:
     def __init__(self, polls: Polls, keys: tuple[Hashable, ...]) -> None:
         self._polls = polls
         self._keys = keys
-        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def wake(self) -> None:
         """Let the request look again."""
         if not self._future.done():
-            self._future.set_result(None)
+            self._future.set_result(True)
 
     async def wait(self, timeout: float) -> bool:
-        """Wait to be woken; return whether it was."""
+        """Wait to be woken; return whether it was. `timeout` in seconds."""
         if not self._future.done():
-            await asyncio.wait((self._future,), timeout=max(timeout, 0))
-        return self._future.done()
+            timer = asyncio.get_running_loop().call_later(max(timeout, 0), self._give_up)
+            try:
+                return await self._future
+            finally:
+                timer.cancel()
+        return self._future.result()
+
+    def _give_up(self) -> None:
+        if not self._future.done():
+            self._future.set_result(False)
 
     def close(self) -> None:
         """Wait no longer."""
