@@ -7,15 +7,11 @@ Must not: contain a command. Commands live in `cli_<area>.py`; each has `registe
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from typing import Any, Final
 
 import typer
-
-# gRPC's own lines on stderr would stand beside our error messages; what it reports reaches us as exceptions.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from .cli_output import print_error
 from .errors import LedgerMQError, did_you_mean, similar_names
@@ -51,8 +47,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_root)
     for name in COMMAND_MODULES:
-        if importlib.util.find_spec(f"{__package__}.{name}") is not None:
-            importlib.import_module(f"{__package__}.{name}").register(app)
+        importlib.import_module(f"{__package__}.{name}").register(app)
     return app
 
 
