@@ -7,19 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from ledgermq.proto.entry import Buffer
 from ledgermq.proto.errors import CorruptError, LayoutError
 from ledgermq.proto.record import (
+    MAX_BODY_SIZE,
     SECTION_HEADER_SIZE,
     SectionHeader,
     SectionKind,
+    record_headers,
     record_positions,
     verify_section,
     walk_sections,
 )
 
 from .messaging_wire import varint
+
+#: Sections in one ProduceRequest: checking more would hold the event loop for too long.
+MAX_SECTIONS: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,12 @@ def checked_sections(request_id: int, raw: memoryview, count: int) -> list[Produ
     found: list[ProducedSection] = []
     if not count:
         raise BadProduceRequestError("the request holds no section", request_id, False)
+    if count > MAX_SECTIONS:
+        raise BadProduceRequestError(
+            f"{count} sections in one request; at most {MAX_SECTIONS}. Send several requests",
+            request_id,
+            False,
+        )
     try:
         for position, header in walk_sections(raw, count):
             if header.kind is not SectionKind.RECORDS or not header.count:
@@ -89,7 +101,14 @@ def checked_sections(request_id: int, raw: memoryview, count: int) -> list[Produ
             verify_section(raw, position, header)
             start = position + SECTION_HEADER_SIZE
             body = raw[start : start + header.size]
-            record_positions(body, header.count)
+            positions = record_positions(body, header.count)
+            if (
+                header.size > MAX_BODY_SIZE
+                and record_headers(body, positions)["body_size"].max() > MAX_BODY_SIZE
+            ):
+                raise BadProduceRequestError(
+                    f"a message body has more than {MAX_BODY_SIZE} bytes; split it", request_id, False
+                )
             found.append(ProducedSection(header, bytearray(raw[position:start]), body))
     except CorruptError as error:
         raise BadProduceRequestError(f"section is damaged: {error}", request_id, True) from None

@@ -40,6 +40,7 @@ VERSION: Final = 1
 MAGIC_WORD: Final = int.from_bytes(MAGIC + bytes([VERSION]), "little")
 HEADER_SIZE: Final = 64
 ALIGNMENT: Final = 8
+MAX_SECTION_COUNT: Final = 0xFFFF  # the header counts them in 16 bits
 
 _HEADER: Final = struct.Struct("<IIIBBHQQQQIIQ")
 assert _HEADER.size == HEADER_SIZE

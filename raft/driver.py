@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
-from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryKind, entry_size
+from ledgermq.proto.entry import HEADER_SIZE, MAX_SECTION_COUNT, Buffer, EntryKind, entry_size
 from ledgermq.proto.errors import CorruptError
 
 from .applier import Applier
@@ -125,6 +125,8 @@ class Driver:
         size = entry_size(sum(map(len, parts)))
         if size > self.log.max_entry_size:
             raise EntryTooLargeError(size, self.log.max_entry_size)
+        if section_count > MAX_SECTION_COUNT:  # checked before the core counts an entry that could not be built
+            raise EntryTooLargeError(section_count, MAX_SECTION_COUNT, "sections")
         self.log.check_room(size)
         answer = self.core.propose([size])
         if type(answer) is not Accepted:

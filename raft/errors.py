@@ -83,8 +83,8 @@ class TransferringError(RaftError):
 class EntryTooLargeError(RaftError):
     """An entry above the limit of a quarter of a segment. Nothing was appended."""
 
-    def __init__(self, size: int, limit: int) -> None:
-        super().__init__(f"an entry of {size} bytes is above the limit of {limit} bytes")
+    def __init__(self, size: int, limit: int, unit: str = "bytes") -> None:
+        super().__init__(f"an entry of {size} {unit} is above the limit of {limit} {unit}")
         self.size = size
         self.limit = limit
 

@@ -6,7 +6,7 @@ import pytest
 
 from ledgermq.broker import log_wire
 from ledgermq.proto import log_pb2
-from ledgermq.proto.record import SectionKind, encode_record, encode_section
+from ledgermq.proto.record import MAX_BODY_SIZE, SectionKind, encode_record, encode_section
 
 
 def section(records: int = 2) -> bytearray:
@@ -74,3 +74,26 @@ def test_a_fetch_response_is_what_the_generated_code_reads() -> None:
     assert (first.sections[0].section, first.sections[0].physical_offset) == (b"section", 4096)
     assert len(first.sections) == 2
     assert (second.refusal.code, second.begin_offset) == (15, -1)
+
+
+def test_more_sections_than_one_entry_can_hold_are_refused() -> None:
+    raw = bytes(section(1)) * 3
+    with pytest.raises(log_wire.BadProduceRequestError, match="70000 sections in one request") as error:
+        log_wire.checked_sections(7, memoryview(raw), 70_000)
+    assert not error.value.corrupt
+
+
+def test_a_body_above_the_limit_is_refused_by_the_broker_too() -> None:
+    body = bytes(MAX_BODY_SIZE + 1)
+    record = encode_record(
+        b"",
+        body,
+        section_distance=64,
+        body_offset_in_rest=0,
+        body_size=len(body),
+        message_id=bytes(16),
+        born_timestamp=1,
+    )
+    raw = encode_section(SectionKind.RECORDS, [record], 1, topic_id=3)
+    with pytest.raises(log_wire.BadProduceRequestError, match="more than 4194304 bytes"):
+        log_wire.checked_sections(7, memoryview(raw), 1)

@@ -94,7 +94,10 @@ def test_an_entry_above_the_limit_is_refused_and_nothing_is_appended(tmp_path: P
         last = node.last_index
         with pytest.raises(EntryTooLargeError):
             node.propose([bytes(SEGMENT)], 1)
+        with pytest.raises(EntryTooLargeError, match="70000 sections"):
+            node.propose([bytes(64)], 70_000)
         assert node.last_index == last
+        await node.propose([bytes(64)], 1).committed  # what was refused left nothing behind
 
     run(Cluster(tmp_path, ["n1"]), scenario)
 
