@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ledgermq.raft.files import FileSystem
+from ledgermq.raft.files import FileSystem, is_full, write_zeros
 
 from .checkpoint import Snapshot, decode_snapshot, encode_snapshot, restore_state, take_snapshot
 from .consume_queue import UnwrittenRun
@@ -27,6 +27,9 @@ from .state import BrokerState
 _log = logging.getLogger(__name__)
 _KEPT: Final = 2
 _PARTIAL: Final = ".part"
+#: Given back when the disk is full: retention must be able to run, and it needs a new checkpoint first.
+_RESERVE: Final = "reserve"
+_RESERVE_SIZE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,13 +77,50 @@ class CheckpointStore:
 
     # --- writing --------------------------------------------------------------------------------------------
     def run(self, job: CheckpointJob) -> int:
-        """Make queues and state durable; return the bytes of the checkpoint. Raises: OSError (nothing is lost)."""
+        """Make queues and state durable; return the bytes of the checkpoint. Raises: OSError (nothing is lost).
+
+        On a full disk the reserve and all checkpoints but the newest make room.
+        """
+        try:
+            size = self._run(job)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._make_room()
+            size = self._run(job)
+        self._keep_reserve()
+        return size
+
+    def _run(self, job: CheckpointJob) -> int:
         self._files.write(job.runs)
         self._files.sync()
         size = self._write(job.snapshot)
         for index in self._indexes()[:-_KEPT]:
             self._filesystem.unlink(self._path(index))
         return size
+
+    def _make_room(self) -> None:
+        _log.warning("disk full, older checkpoints make room path=%s", self._folder)
+        dispensable = {f"{index:020d}" for index in self._indexes()[:-1]}
+        for name in self._filesystem.list_directory(self._folder):
+            if name in dispensable or name == _RESERVE or name.endswith(_PARTIAL):
+                self._filesystem.unlink(self._folder / name)
+
+    def _keep_reserve(self) -> None:
+        """Take the reserve space unless it is taken. Without room there is none: that is no error."""
+        path = self._folder / _RESERVE
+        if self._filesystem.exists(path):
+            return
+        self._filesystem.make_directory(self._folder)
+        file = self._filesystem.open(path, create=True)
+        try:
+            write_zeros(file, 0, _RESERVE_SIZE)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._filesystem.unlink(path)
+        finally:
+            file.close()
 
     def _write(self, snapshot: Snapshot) -> int:
         """Write one file: under another name, synced, then renamed."""
@@ -117,6 +157,7 @@ class CheckpointStore:
         for queue in state.queues:
             self._files.check(queue)
         self._files.remove_orphans({topic.folder for topic in state.topics})
+        self._keep_reserve()
         state.queues.attach(self._files)
         return state
 

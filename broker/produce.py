@@ -31,7 +31,7 @@ from ledgermq.raft.errors import (
 )
 from ledgermq.raft.state_machine import Proposal
 
-from .commands import Command, encode
+from .commands import Command, LogStart, encode
 from .effects import Effects
 from .errors import ConsumeQueueError
 from .leader_view import LeaderView, Turn
@@ -79,7 +79,7 @@ class TurnFailedError(BusyError):
 class Proposer(Protocol):
     """The part of RaftNode that the pipeline uses."""
 
-    def propose(self, parts: list[Buffer], section_count: int) -> Proposal: ...
+    def propose(self, parts: list[Buffer], section_count: int, *, urgent: bool = False) -> Proposal: ...
 
     def next_timestamp(self) -> int: ...
 
@@ -87,12 +87,23 @@ class Proposer(Protocol):
 class Flight:
     """One turn on its way: the token of its leader-view turn, so that duplicates can wait for the first copy."""
 
-    __slots__ = ("_decided", "_dependents", "_error", "records", "started", "timestamp", "turn", "works")
+    __slots__ = (
+        "_decided",
+        "_dependents",
+        "_error",
+        "records",
+        "started",
+        "timestamp",
+        "turn",
+        "urgent",
+        "works",
+    )
 
     def __init__(self) -> None:
         self.turn: Turn
         self.timestamp = 0  # log time of the entry, ms
         self.works: list[Work] = []
+        self.urgent = False  # it makes room on a full disk, and goes alone
         self.records: RecordCollector
         self.started = 0.0
         self._dependents: list[Callable[[Exception | None], None]] = []
@@ -147,12 +158,13 @@ class CommandWork:
     It is encoded here, where only its own caller fails when it cannot be, and its size is exact.
     """
 
-    __slots__ = ("_command", "_raw", "_slot", "future", "section_bound", "size")
+    __slots__ = ("_command", "_raw", "_slot", "future", "section_bound", "size", "urgent")
 
     def __init__(self, command: Command, future: asyncio.Future[Applied]) -> None:
         self._command = command
         self._raw = encode(command)
         self._slot = 0
+        self.urgent = isinstance(command, LogStart)
         self.size = len(self._raw) + SECTION_HEADER_SIZE
         self.section_bound = 0
         self.future = future
@@ -263,8 +275,10 @@ class AppendPipeline:
         while self._waiting and len(flight.works) < MAX_WORKS_PER_TURN:
             work = self._waiting[0]
             full = size + work.size > self._max_payload or sections + work.section_bound > 0xFFF0
-            if flight.works and (full or size >= self._max_turn):
+            urgent = isinstance(work, CommandWork) and work.urgent
+            if flight.works and (full or urgent or flight.urgent or size >= self._max_turn):
                 break
+            flight.urgent = urgent
             self._waiting.popleft()
             self._waiting_bytes -= work.size
             size += work.size
@@ -294,7 +308,7 @@ class AppendPipeline:
             self._finish(flight, None)
             return
         try:
-            proposal = self._proposer.propose(parts, section_count)
+            proposal = self._proposer.propose(parts, section_count, urgent=flight.urgent)
         except DEFINITE_ERRORS as error:
             flight.turn.abandon()
             self._finish(flight, error)

@@ -157,7 +157,16 @@ class Retention:
         keep_ms = request.older_than_ms or int(context.config.retention_hours * _HOUR_MS)
         if request.even_unexpired:
             keep_ms = 0
-        reached = context.raft.applied_index if request.dry_run else await self._checkpoint_now()
+        applied = context.raft.applied_index
+        reached = applied if request.dry_run else await self._checkpoint_now()
+        if reached < applied:
+            raise RefusedError(
+                route_pb2.DISK_FULL,
+                f"{context.config.node_id} deleted nothing: the checkpoint that must come first could not be written to "
+                f"{context.config.data_dir / 'checkpoint'} (its log says why). Free some of that disk by other means, "
+                "then repeat: ledgermq admin clean",
+                retryable=True,
+            )
         first_kept = expired_before(segments, context.raft.next_timestamp(), keep_ms, reached + 1)
         if first_kept is None:
             return admin_pb2.CleanResponse(log_start_index=context.replica.state.log_start_index)

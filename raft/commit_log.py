@@ -39,6 +39,10 @@ from .wire_batch import WireBatch, check_wire
 
 #: The next segment is prepared when this part of the open one is used.
 _PREPARE_AT = 4
+#: Of the last segment on a full disk: kept for what a group needs to become well again, the first entry of a term and
+#: the deletion of old segments.
+_RESERVED_PART = 16
+_MAX_RESERVED = 1 << 20
 
 
 class _Submitted(NamedTuple):
@@ -137,6 +141,15 @@ class CommitLog:
     def next_offset(self, payload_size: int) -> int:
         """Where the entry of that payload size would start if it were staged now (a filler may come first)."""
         return place_entry(self._log.end_offset, entry_size(payload_size), self._log.segment_size)
+
+    def check_proposal(self, size: int, *, urgent: bool) -> None:
+        """Like `check_room`, for an entry of this leader. What is not `urgent` leaves a reserve in the last segment.
+
+        Raises: DiskFullError.
+        """
+        self.check_room(
+            size if urgent else size + min(self._log.segment_size // _RESERVED_PART, _MAX_RESERVED)
+        )
 
     def check_room(self, size: int) -> None:
         """Tell before the core accepts them that `size` more log bytes cannot be staged.

@@ -120,14 +120,14 @@ class Driver:
         self._proposed = metrics.counter("ledgermq_raft_proposals_total")
 
     # --- inputs --------------------------------------------------------------------------------------------
-    def propose(self, parts: list[Buffer], section_count: int) -> Proposal:
+    def propose(self, parts: list[Buffer], section_count: int, *, urgent: bool = False) -> Proposal:
         """Append one RECORDS entry. See RaftNode.propose."""
         size = entry_size(sum(map(len, parts)))
         if size > self.log.max_entry_size:
             raise EntryTooLargeError(size, self.log.max_entry_size)
         if section_count > MAX_SECTION_COUNT:  # checked before the core counts an entry that could not be built
             raise EntryTooLargeError(section_count, MAX_SECTION_COUNT, "sections")
-        self.log.check_room(size)
+        self.log.check_proposal(size, urgent=urgent)
         answer = self.core.propose([size])
         if type(answer) is not Accepted:
             raise _refusal(answer)

@@ -23,7 +23,14 @@ from .commit_log import CommitLog
 from .config import Member, RaftConfig
 from .core import RaftCore
 from .driver import Driver, RaftTransport, make_append_frame, make_control_frame
-from .errors import NodeStoppedError, NotLeaderError, StorageError, TransferFailedError, TransferringError
+from .errors import (
+    DamagedFolderError,
+    NodeStoppedError,
+    NotLeaderError,
+    StorageError,
+    TransferFailedError,
+    TransferringError,
+)
 from .files import FileSystem, RealFileSystem
 from .hello import Hello, Refusal, RefusalKind
 from .leadership import Leadership
@@ -139,6 +146,7 @@ class RaftNode:
         """Build everything that stands on the opened storage."""
         config, storage, log = self.config, self._storage, self._storage.log
         applied = self._state_machine.last_applied_index
+        check_state_fits(config, applied, log)
         view = LogView(
             first_index=log.first_index,
             base_term=log.prev_term,
@@ -241,8 +249,8 @@ class RaftNode:
             self._on_fatal(reason)
 
     # --- what the broker calls -----------------------------------------------------------------------------
-    def propose(self, parts: list[Buffer], section_count: int) -> Proposal:
-        """Append one RECORDS entry. Sync, never waits.
+    def propose(self, parts: list[Buffer], section_count: int, *, urgent: bool = False) -> Proposal:
+        """Append one RECORDS entry. Sync, never waits. `urgent`: it helps a full disk and may use the log's reserve.
 
         Raises: NotLeaderError, BusyError, TransferringError, EntryTooLargeError, DiskFullError, NodeStoppedError:
         nothing was appended.
@@ -251,7 +259,7 @@ class RaftNode:
             if self._stopping and self.leader_id not in (None, self.config.node_id):
                 raise TransferringError(str(self.leader_id))
             raise NodeStoppedError(self.fault or "this node is stopping")
-        return self._driver.propose(parts, section_count)
+        return self._driver.propose(parts, section_count, urgent=urgent)
 
     def next_timestamp(self) -> int:
         """Log time (ms). On the leader exactly what a proposal gets that is made in the same turn of the loop."""
@@ -473,3 +481,18 @@ class RaftNode:
         self._announce()
         self._view.refresh_metrics(self.is_leader)
         self._report = asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self._send_report)
+
+
+def check_state_fits(config: RaftConfig, applied: LogIndex, log: CommitLog) -> None:
+    """Check that the log continues the state that was loaded. Raises: DamagedFolderError."""
+    if applied > log.last_index:
+        problem = f"its state is that of entry {applied}, but its log ends at entry {log.last_index}"
+    elif applied < log.first_index - 1:
+        problem = f"its state is that of entry {applied}, but its log begins at entry {log.first_index}"
+    else:
+        return
+    raise DamagedFolderError(
+        f"{config.node_id} will not start: {problem}, so {config.data_dir} lost something (a mixed backup, a deleted"
+        f" folder, a disk that loses what it was told to keep). Fetch a clean copy from the other nodes:"
+        f" ledgermq broker --rejoin; nothing was changed."
+    )

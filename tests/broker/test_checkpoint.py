@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from pathlib import Path
 
@@ -91,7 +92,11 @@ def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     for _ in range(4):
         node.topic(name=f"t{node.state.applied_index}")
         write(store, node.state)
-    assert sorted(path.name for path in (tmp_path / "checkpoint").iterdir()) == [f"{3:020d}", f"{4:020d}"]
+    assert sorted(path.name for path in (tmp_path / "checkpoint").iterdir()) == [
+        f"{3:020d}",
+        f"{4:020d}",
+        "reserve",
+    ]
     assert store.kept_index == 3
     assert store.load().applied_index == 4
 
@@ -138,7 +143,7 @@ def test_half_written_files_are_removed_and_never_loaded(tmp_path: Path) -> None
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / f"{9:020d}.part").write_bytes(b"half")
     assert store.load().applied_index == 0
-    assert list((tmp_path / "checkpoint").iterdir()) == []
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["reserve"]
 
 
 def test_a_snapshot_does_not_change_while_the_state_goes_on() -> None:
@@ -150,3 +155,30 @@ def test_a_snapshot_does_not_change_while_the_state_goes_on() -> None:
     node.topic(name="later")
     assert b"".join(encode_snapshot(snapshot)) == before
     assert bytes_of(node.state) != before
+
+
+def test_on_a_full_disk_the_reserve_and_the_older_checkpoint_make_room_for_a_new_one(tmp_path: Path) -> None:
+    """Retention needs a checkpoint before it may delete anything: without this a full disk would stay full."""
+
+    class FullDisk(RealFileSystem):
+        refusals = 0
+
+        def rename(self, old: Path, new: Path) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise OSError(errno.ENOSPC, "no space left", str(old))
+            super().rename(old, new)
+
+    disk, node = FullDisk(), Node()
+    store = store_on(disk, tmp_path)
+    for number in range(3):
+        node.topic(name=f"t{number}")
+        disk.refusals = int(number == 2)
+        write(store, node.state)
+    names = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
+    assert names == [f"{2:020d}", f"{3:020d}", "reserve"]
+    disk.refusals = 2
+    node.topic(name="t3")
+    with pytest.raises(OSError, match="no space left"):
+        write(store, node.state)
+    assert store_on(disk, tmp_path).load().applied_index == 3

@@ -57,7 +57,9 @@ def test_a_clean_stop_leaves_a_checkpoint_of_everything_applied(tmp_path: Path) 
         rig = Rig(tmp_path)
         rig.node.fill(rig.node.topic(), 0, 5)
         await rig.work.stop()
-        assert files_in(tmp_path) == [f"checkpoint/{2:020d}", f"consumequeue/orders@1/0/{0:020d}"]
+        assert files_in(tmp_path) == [
+            f"checkpoint/{2:020d}", "checkpoint/reserve", f"consumequeue/orders@1/0/{0:020d}",
+        ]  # fmt: skip
         assert store_in(tmp_path).load().applied_index == 2
 
     asyncio.run(run())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ledgermq.broker import produce
-from ledgermq.broker.commands import CreateTopic, MessageType
+from ledgermq.broker.commands import CreateTopic, LogStart, MessageType, position_rows
 from ledgermq.broker.effects import Effects
 from ledgermq.broker.leader_view import LeaderView, Verdict
 from ledgermq.broker.log_wire import checked_sections
@@ -34,13 +34,15 @@ class FakeRaft:
         self.pipeline.on_leader(self.view)
         self.proposals: list[Proposal] = []
         self.payloads: list[bytes] = []
+        self.urgent: list[bool] = []
         self.error: Exception | None = None
         self.end = 0
 
     def next_timestamp(self) -> int:
         return 1000
 
-    def propose(self, parts: list[Buffer], section_count: int) -> Proposal:
+    def propose(self, parts: list[Buffer], section_count: int, *, urgent: bool = False) -> Proposal:
+        self.urgent.append(urgent)
         if self.error is not None:
             raise self.error
         payload = b"".join(bytes(part) for part in parts)
@@ -259,5 +261,19 @@ def test_a_defect_while_a_turn_is_filled_leaves_no_gap_and_nobody_waiting() -> N
         await settle()
         await raft.decide(1)
         assert later.future.result()[0].base_offset == 0, "no offset stayed reserved"
+
+    run(body)
+
+
+def test_the_command_that_makes_room_on_a_full_disk_goes_alone_and_urgently() -> None:
+    async def body(raft: FakeRaft) -> None:
+        await raft.topic()
+        for command in (CreateTopic("b", 1, MessageType.NORMAL), LogStart(1, 0, position_rows([])),
+                        CreateTopic("c", 1, MessageType.NORMAL)):  # fmt: skip
+            raft.pipeline.run(command)
+        await settle()
+        await raft.decide(1)
+        await raft.decide(2)
+        assert raft.urgent == [False, False, True, False]
 
     run(body)

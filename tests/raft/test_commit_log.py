@@ -7,9 +7,10 @@ import random
 
 import pytest
 
-from ledgermq.proto.entry import HEADER_SIZE, EntryKind, decode_header, walk_wire
+from ledgermq.proto.entry import HEADER_SIZE, EntryKind, decode_header, entry_size, walk_wire
 from ledgermq.raft.errors import (
     DamagedLogError,
+    DiskFullError,
     EntryTooLargeError,
     InvalidWireError,
     LogCompactedError,
@@ -299,3 +300,25 @@ def test_segment_that_vanishes_while_the_node_runs_is_named(rig: LogRig) -> None
     del fresh.disk.names[DATA / "commitlog" / f"{0:020d}"]
     with pytest.raises(DamagedLogError, match="commitlog/00000000000000000000"):
         asyncio.run(fresh.log.entries(LogIndex(1), LogIndex(2), 100))
+
+
+def test_on_a_full_disk_a_reserve_is_left_for_the_first_entry_of_a_term() -> None:
+    """Without it, the node that wins an election on a full disk could not store its no-op, and would stop."""
+    rig = LogRig(SimulatedDisk())
+    log, keeper = rig.storage.log, rig.storage._keeper
+    keeper.full = True
+    entry = entry_size(40)
+    with pytest.raises(DiskFullError, match="ledgermq admin clean"):
+        for _ in range(SEGMENT // entry):
+            log.check_proposal(entry, urgent=False)
+            rig.append(bytes(40))
+    room = SEGMENT - log.end_offset
+    assert SEGMENT // 16 <= room < SEGMENT // 8 + 2 * entry
+    log.check_proposal(entry, urgent=True)
+    for term in (8, 9):
+        header = log.stage_entry(
+            EntryKind.NOOP, [], section_count=0, index=LogIndex(log.last_index + 1), term=Term(term),
+            timestamp=log.last_timestamp,
+        )  # fmt: skip
+        assert header.end <= SEGMENT
+    rig.close()

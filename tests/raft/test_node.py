@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ledgermq.raft.errors import EntryTooLargeError, NotLeaderError
+from ledgermq.raft.errors import DamagedFolderError, EntryTooLargeError, NotLeaderError
+from ledgermq.raft.node import check_state_fits
+from ledgermq.raft.types import LogIndex
 
 from .node_cluster import SEGMENT, Cluster, run
 
@@ -226,3 +228,22 @@ def test_the_status_shows_every_member_its_progress_and_its_disk(tmp_path: Path)
         assert all(0 < (peer.disk_used_ratio or 0) < 1 for peer in status.peers)
 
     run(Cluster(tmp_path), scenario)
+
+
+def test_a_node_whose_state_is_ahead_of_its_log_or_behind_its_beginning_does_not_start(
+    tmp_path: Path,
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"one")
+        node = cluster.nodes["n1"]
+        last = node.log.last_index
+        check_state_fits(node.config, last, node.log)
+        with pytest.raises(
+            DamagedFolderError, match=r"its log ends at entry .*--rejoin; nothing was changed"
+        ):
+            check_state_fits(node.config, LogIndex(last + 1), node.log)
+        with pytest.raises(DamagedFolderError, match=r"its log begins at entry 1,"):
+            check_state_fits(node.config, LogIndex(-1), node.log)
+
+    run(Cluster(tmp_path, ["n1"]), scenario)
