@@ -58,6 +58,7 @@ class Section:
     in_flight: bool = False
     may_be_stored: bool = False
     given_up: bool = False
+    refused: str = ""  # what the group said when it last refused it
 
     @property
     def count(self) -> int:
@@ -335,6 +336,7 @@ class SendWindow:
         first = bool(lane.unacked) and lane.unacked[0] is section
         decision = decide(refusal, section.attempts, first_of_queue=first, fifo=section.fifo)
         section.may_be_stored = not decision.definite
+        section.refused = refusal.message
         if decision.action is Action.FAIL:
             self._give_up(section)
             outcome.failed.append(Failed(section, refusal, sent=False))

@@ -359,7 +359,7 @@ class Producer:
             if failed.refusal is not None:
                 future.set_exception(error_of(failed.refusal))
             else:
-                reason = connection.last_error or "No leader acknowledged it"
+                reason = section.refused or connection.last_error or "No leader acknowledged it"
                 topic = section.lane.queue.topic
                 future.set_exception(
                     SendTimeoutError(topic, self.timeout_ms, sent=failed.sent, reason=reason)
