@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
+from ledgermq.proto.record import MAX_BODY_SIZE
+
 from .admin import Admin
 from .cli_group import position
 from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, print_json, run
-from .errors import GroupNotFoundError
+from .errors import GroupNotFoundError, MessageTooLargeError, UsageError
 from .message import LeasedMessage, SendReceipt
 from .producer import Producer
 from .simple_consumer import RECEIVE_BATCH, SimpleConsumer
+
+_DAY = 86_400.0  # seconds; the longest --timeout
 
 
 def register(app: typer.Typer) -> None:
@@ -43,10 +48,13 @@ class _Plan:
 def send(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where to send to.")],
     body: Annotated[
-        str, typer.Argument(metavar="[BODY|-]", help="The message; - reads one message per line of stdin.")
-    ] = "",
+        str | None,
+        typer.Argument(metavar="[BODY|-]", help="The message; - reads one message per line of stdin."),
+    ] = None,
     count: Annotated[int, typer.Option("--count", "-c", min=1, help="Send it this many times.")] = 1,
-    size: Annotated[int, typer.Option("--size", min=0, help="Send a body of so many bytes instead.")] = 0,
+    size: Annotated[
+        int, typer.Option("--size", min=0, max=2**31 - 1, help="Send a body of so many bytes instead.")
+    ] = 0,
     tag: Annotated[str, typer.Option("--tag", help="Tag for filters.")] = "",
     key: Annotated[list[str] | None, typer.Option("--key", help="Key for look-ups; may be repeated.")] = None,
     message_group: Annotated[
@@ -54,7 +62,8 @@ def send(
     ] = "",
     rate: Annotated[int, typer.Option("--rate", min=0, help="At most so many messages per second.")] = 0,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, help="Seconds for each message, with all retries.")
+        float,
+        typer.Option("--timeout", min=0.1, max=_DAY, help="Seconds for each message, with all retries."),
     ] = 10.0,
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
@@ -78,14 +87,32 @@ def send(
         )
 
 
-def _bodies(body: str, size: int) -> tuple[bytes, ...]:
+def _bodies(body: str | None, size: int) -> tuple[bytes, ...]:
+    """Return what to send. Raises: typer.BadParameter, MessageTooLargeError; then nothing was sent."""
+    if size and body is not None:
+        raise typer.BadParameter("give BODY or --size, not both")
+    if max(size, len(body or "")) > MAX_BODY_SIZE:
+        raise MessageTooLargeError(size or len(body or ""), MAX_BODY_SIZE)
     if size:
         return (b"x" * size,)
     if body == "-":
-        return tuple(line.rstrip(b"\n") for line in sys.stdin.buffer if line.rstrip(b"\n"))
+        return _lines(sys.stdin.buffer)
     if not body:
         raise typer.BadParameter("nothing to send: give BODY, - for stdin, or --size BYTES")
-    return (body.encode(),)
+    return (os.fsencode(body),)
+
+
+def _lines(source: Iterable[bytes]) -> tuple[bytes, ...]:
+    """Return the lines that are not empty; all are checked before the first is sent."""
+    lines = [line.rstrip(b"\n") for line in source]
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_BODY_SIZE:
+            raise UsageError(
+                f"line {number} of stdin has {len(line):,} bytes; the limit is {MAX_BODY_SIZE:,} (4 MiB)",
+                "Nothing was sent",
+                "Split it, or store it elsewhere and send its address",
+            )
+    return tuple(line for line in lines if line)
 
 
 async def _send(plan: _Plan, nameserver: str, timeout_ms: int) -> list[SendReceipt]:
@@ -129,7 +156,9 @@ def consume(
     ] = 0,
     timeout: Annotated[
         float,
-        typer.Option("--timeout", min=0, help="Stop after so many seconds without a message; 0: never."),
+        typer.Option(
+            "--timeout", min=0, max=_DAY, help="Stop after so many seconds without a message; 0: never."
+        ),
     ] = 0,
     start: Annotated[
         str, typer.Option("--from", help="Where a new group starts: earliest, latest, or a time.")
@@ -159,18 +188,30 @@ def consume(
 
 
 def _show(message: LeasedMessage, as_json: bool) -> None:
-    text = message.body.decode(errors="replace")
     if as_json:
         print_json(
             {
                 "message_id": message.message_id, "topic": message.topic, "queue_id": message.queue_id,
                 "queue_offset": message.queue_offset, "tag": message.tag, "keys": list(message.keys),
-                "properties": message.properties, "attempt": message.delivery_attempt, "body": text,
+                "properties": message.properties, "attempt": message.delivery_attempt,
+                "body": message.body.decode(errors="replace"),
             }
         )  # fmt: skip
-    else:
-        sys.stdout.write(text + "\n")
+    elif sys.stdout.isatty():
+        sys.stdout.write(printable(message.body) + "\n")
+    else:  # into a file or a pipe: the very bytes
         sys.stdout.flush()
+        sys.stdout.buffer.write(message.body + b"\n")
+    sys.stdout.flush()
+
+
+def printable(body: bytes) -> str:
+    """Return the body as text that cannot move the cursor or change a terminal: control characters are escaped."""
+    text = body.decode(errors="backslashreplace")
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+        for char in text
+    )
 
 
 async def _consume(
@@ -185,6 +226,9 @@ async def _consume(
 ) -> None:
     async with SimpleConsumer(nameserver, group=group) as consumer:
         await consumer.subscribe(topic, tag)
+        if start != "earliest":  # the first receive would create the group with the default start
+            async with Admin(nameserver) as admin:
+                await admin.create_group(group, start=start, if_not_exists=True)
         received = 0
         while not count or received < count:
             wanted = min(RECEIVE_BATCH, count - received) if count else RECEIVE_BATCH

@@ -15,7 +15,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+
+from .text_table import text_table
 
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
 
@@ -53,13 +54,8 @@ def print_json(value: object) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows for people. A column whose name ends in `>` is aligned to the right."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        right = column.endswith(">")
-        table.add_column(column.rstrip(">"), justify="right" if right else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(escape(_cell(value)) for value in row))
-    out.print(table)
+    for line in text_table(columns, [[_cell(value) for value in row] for row in rows]):
+        out.print(escape(line))
 
 
 def _cell(value: object) -> str:

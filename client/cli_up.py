@@ -61,6 +61,12 @@ def up(
             "",
             "Start one: ledgermq up",
         )
+    if data == Path():  # `--data "$UNSET"` would strew the current folder with data
+        raise UsageError(
+            "--data is empty or names the current folder",
+            "It takes a folder for nothing but the data",
+            "Name one: ledgermq up --data DIR",
+        )
     cluster = LocalCluster(data.resolve())
     with signals_as_interrupt():
         try:

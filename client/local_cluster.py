@@ -113,7 +113,9 @@ class LocalCluster:
         else:
             self.plan = _with_free_ports(known)
         if self.plan != known:
-            path.write_text(self.plan.to_json())
+            fresh = path.with_suffix(".new")  # renamed: a plan is there whole or not at all
+            fresh.write_text(self.plan.to_json())
+            fresh.replace(path)
         self._make_processes(self.plan)
         return self.plan
 

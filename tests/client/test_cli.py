@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from ledgermq.client import cli_messages
 from ledgermq.client.cli import run_cli
+from ledgermq.client.cli_output import print_table
+from ledgermq.client.errors import UsageError
+from ledgermq.proto.record import MAX_BODY_SIZE
 
 NOBODY = ["--nameserver", "127.0.0.1:1"]
 
@@ -17,6 +21,11 @@ NOBODY = ["--nameserver", "127.0.0.1:1"]
         (["topic", "create", "orders", "--queus", "4"], 2, "--queues"),
         (["topic", "create"], 2, "ledgermq topic create --help"),
         (["send", "orders"], 2, "give BODY"),
+        (["send", "orders", "x", "--size", "5"], 2, "not both"),
+        (["send", "orders", "--size", "99999999"], 1, "the limit is 4,194,304"),
+        (["send", "orders", "x", "--timeout", "inf"], 2, "--timeout"),
+        (["consume", "orders", "-g", "g", "--timeout", "inf"], 2, "--timeout"),
+        (["up", "--data", ""], 1, "Name one: ledgermq up --data DIR"),
         (["topic", "list", "--nameserver", "nowhere"], 2, "host:port"),
         (["group", "reset", "g", "--topic", "t", "--to", "soon"], 2, "earliest"),
         (["topic", "create", "a b", *NOBODY], 1, "is not a valid topic name"),
@@ -39,3 +48,19 @@ def test_a_failure_is_one_line_with_its_exit_code(
 def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli([]) == 0
     assert "topic" in capsys.readouterr().out
+
+
+def test_all_lines_are_checked_before_the_first_is_sent() -> None:
+    lines = [b"one\n", b"\n", b"\xff\n"]
+    assert cli_messages._lines(lines) == (b"one", b"\xff")
+    with pytest.raises(UsageError, match=r"line 4 of stdin .* Nothing was sent"):
+        cli_messages._lines([*lines, bytes(MAX_BODY_SIZE + 1)])
+
+
+def test_a_body_cannot_change_the_terminal() -> None:
+    assert cli_messages.printable("ü\t\x1b[2J\x07\u202e".encode() + b"\xff") == "ü\t\\x1b[2J\\x07\\u202e\\xff"
+
+
+def test_a_table_is_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("TOPIC", "QUEUES>"), [("t" * 127, 4)])
+    assert "t" * 127 + "       4" in capsys.readouterr().out
