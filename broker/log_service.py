@@ -91,11 +91,14 @@ class LogService:
     def _produce_handler(self, listener: str) -> Callable[[Any, Any], Awaitable[None]]:
         async def serve(requests: Any, context: Any) -> None:
             under_way: asyncio.Queue[_Pending | None] = asyncio.Queue(MAX_STREAM_REQUESTS)
-            async with asyncio.TaskGroup() as tasks:  # what breaks one half ends the other
-                tasks.create_task(self._answer(under_way, context, listener))
-                while (raw := await context.read()) is not _EOF:
-                    await under_way.put(self._submit(raw, listener))
-                await under_way.put(None)
+            try:
+                async with asyncio.TaskGroup() as tasks:  # what breaks one half ends the other
+                    tasks.create_task(self._answer(under_way, context, listener))
+                    while (raw := await context.read()) is not _EOF:
+                        await under_way.put(self._submit(raw, listener))
+                    await under_way.put(None)
+            except* grpc.aio.InternalError:
+                raise asyncio.CancelledError from None  # the client is gone: nobody to answer, nothing to log
 
         return serve
 
