@@ -8,13 +8,16 @@
         message.ack()
 
 Safe to use from several threads. Owns: the loop and its thread, one per object; closed by close(), `with`, or at exit.
+Invariant: a call that waits in another thread ends when the object is closed, with ClosedError.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import importlib
+import logging
 import threading
 import weakref
 from collections import deque
@@ -29,6 +32,8 @@ from .errors import ClosedError, GroupNotFoundError, LedgerMQError
 from .message import LeasedMessage, Message, SendReceipt
 from .producer import Producer as AsyncProducer
 from .simple_consumer import INVISIBLE_MS, RECEIVE_BATCH, SimpleConsumer
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -47,30 +52,51 @@ class _LoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop = _new_loop()
+        self._lock = threading.Lock()
+        self._stopped = False  # under the lock: what is submitted before stop() gets its turn on the loop
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        self.loop.run_until_complete(_end_tasks())
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        """Start a coroutine on the loop. Raises: ClosedError (after stop)."""
+        with self._lock:
+            if self._stopped:
+                coroutine.close()
+                raise ClosedError("client")
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait for it. Ctrl-C cancels it."""
+        """Run a coroutine on the loop and wait for it. Ctrl-C cancels it. Raises: ClosedError (stopped meanwhile)."""
         future = self.submit(coroutine)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise ClosedError("client") from None  # nobody else knows the future
         except BaseException:
             future.cancel()
             raise
 
     def stop(self) -> None:
+        """End what still runs, then the thread."""
+        with self._lock:
+            self._stopped = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
+
+
+async def _end_tasks() -> None:
+    """Cancel all other tasks of the loop: a thread that waits for one hears of it."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _make(build: Callable[[], T]) -> T:
@@ -128,6 +154,7 @@ class Producer(_Closing):
             self._producer = self._thread.call(_make(lambda: AsyncProducer(nameservers, **options)))
         except BaseException:
             self._closed = True
+            _open.discard(self)
             self._thread.stop()
             raise
 
@@ -182,8 +209,11 @@ class ReceivedMessage:
         return self._message.body
 
     def ack(self) -> None:
-        """The message is done. Sent in the background, together with others; a failure is raised by the next step
-        of the loop, and close() (or the end of the program) waits for what is still out."""
+        """The message is done. Sent in the background, together with others.
+
+        A failure is raised by a later step of the loop, its last one at the latest. close() (or the end of the program)
+        waits for what is still out and logs a failure: the message comes again, here or at another consumer.
+        """
         self._consumer._ack(self._message)
 
     def nack(self, delay_ms: int = 0) -> None:
@@ -224,36 +254,59 @@ class Consumer(_Closing):
             self._consumer = self._thread.call(
                 _make(lambda: SimpleConsumer(nameservers, group=group, invisible_ms=invisible_ms))
             )
-            self._thread.call(self._consumer.subscribe(topic, expression))
         except BaseException:
             self._closed = True
             _open.discard(self)
             self._thread.stop()
             raise
+        try:
+            self._thread.call(self._consumer.subscribe(topic, expression))
+        except BaseException:
+            self.close()
+            raise
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         while not self._closed:
-            messages = self._next_batch()
+            self._raise_failure()
+            message = self._next_ready()
+            if message is not None:
+                yield ReceivedMessage(message, self)
+                continue
+            try:
+                messages = self._thread.call(self._receive(RECEIVE_BATCH, self._timeout_ms))
+            except ClosedError:
+                return  # closed by another thread
             if not messages:
+                concurrent.futures.wait(list(self._acks))
+                self._raise_failure()
                 return
             self._ready.extend(messages)
-            while self._ready:
-                self._raise_failure()
-                yield ReceivedMessage(self._ready.popleft(), self)
+
+    def _next_ready(self) -> LeasedMessage | None:
+        """Take the next message that has come and was not handed out; another thread may be faster."""
+        try:
+            return self._ready.popleft()
+        except IndexError:
+            return None
 
     def receive(
         self, max_messages: int = RECEIVE_BATCH, timeout_ms: int | None = None
     ) -> list[ReceivedMessage]:
-        """Return up to `max_messages`; empty when none came within `timeout_ms`."""
+        """Return up to `max_messages`; empty when none came within `timeout_ms` (None: waits without end).
+
+        Messages that a loop over the consumer fetched and left come first. Raises: as SimpleConsumer.receive, and a
+        failure of an earlier ack().
+        """
         if self._closed:
             raise ClosedError("consumer")
         self._raise_failure()
+        ready: list[ReceivedMessage] = []
+        while len(ready) < max_messages and (message := self._next_ready()) is not None:
+            ready.append(ReceivedMessage(message, self))
+        if ready:
+            return ready
         found = self._thread.call(self._receive(max_messages, timeout_ms))
         return [ReceivedMessage(message, self) for message in found]
-
-    def _next_batch(self) -> list[LeasedMessage]:
-        self._raise_failure()
-        return self._thread.call(self._receive(RECEIVE_BATCH, self._timeout_ms))
 
     async def _receive(self, max_messages: int, timeout_ms: int | None) -> list[LeasedMessage]:
         try:
@@ -269,23 +322,24 @@ class Consumer(_Closing):
             raise failure
 
     def _ack(self, message: LeasedMessage) -> None:
-        self._in_background(self._consumer.ack(message))
+        self._in_background(lambda: self._consumer.ack(message))
 
     def _give_back(self, message: LeasedMessage, delay_ms: int) -> None:
-        self._in_background(self._consumer.change_invisible(message, delay_ms))
+        self._in_background(lambda: self._consumer.change_invisible(message, delay_ms))
 
-    def _in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def work() -> None:
+            try:
+                await call()
+            except Exception as error:  # a defect, too, must reach the caller
+                self._failure = error
+                raise
+
         if self._closed:
-            coroutine.close()
             raise ClosedError("consumer")
-        future = self._thread.submit(coroutine)
+        future = self._thread.submit(work())
         self._acks.add(future)
-        future.add_done_callback(self._on_done)
-
-    def _on_done(self, future: Future[None]) -> None:
-        self._acks.discard(future)
-        if not future.cancelled() and isinstance(error := future.exception(), LedgerMQError):
-            self._failure = error
+        future.add_done_callback(self._acks.discard)
 
     async def _finish(self) -> None:
         await asyncio.gather(
@@ -298,3 +352,5 @@ class Consumer(_Closing):
                 break  # the lease ends by itself
         self._ready.clear()
         await self._consumer.close()
+        if self._failure is not None:
+            logger.warning("an acknowledgement failed, its message comes again: %s", self._failure)

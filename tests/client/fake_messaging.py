@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -31,7 +31,7 @@ class FakeMessages:
     waiting: deque[bytes] = field(default_factory=deque)
     leased: dict[str, bytes] = field(default_factory=dict)  # receipt handle → body
     acked: list[bytes] = field(default_factory=list)
-    groups: set[str] | None = None  # the consumer groups that exist; None: all
+    groups: Container[str] | None = None  # the consumer groups that exist; None: all
     grown: asyncio.Event = field(default_factory=asyncio.Event)
     next_offset: int = 0
 
