@@ -2,24 +2,36 @@
 
 Owns: the way from a record to its section and its entry. Must not: wait for a disk on the loop (a cold read goes to the
 log's read pool), or look at anything that was not applied: offsets come from ConsumeQueues only.
+Invariant: nothing is handed out of an entry whose checksum was not found right since this process started.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from ledgermq.proto.entry import HEADER_SIZE, decode_header
+from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, decode_header, verify_entry
+from ledgermq.proto.errors import CorruptError, NewerFormatError
 from ledgermq.proto.record import SECTION_HEADER_SIZE, RecordView, decode_record
+from ledgermq.raft.errors import DamagedLogError
 
 _DISTANCE: Final = struct.Struct("<I")
 #: Base queue offset, count, size, checksum, entry distance: bytes 8 to 32 of a section header (proto/record.py).
 _SECTION_FIELDS: Final = struct.Struct("<qIIII")
+#: Entries whose checksum need not be looked at again.
+_CHECKED_ENTRIES: Final = 8192
 
 
 class LogReads(Protocol):
     """The part of CommitLog that is read here."""
+
+    @property
+    def segment_size(self) -> int: ...
+
+    def damage_at(self, offset: int, reason: str) -> DamagedLogError: ...
 
     def read_at_nowait(self, offset: int, size: int) -> memoryview | None: ...
 
@@ -48,8 +60,13 @@ class StoredSection:
 class LogReader:
     """Reads through a CommitLog. Errors of the log (compacted, damaged) pass through."""
 
-    def __init__(self, log: LogReads) -> None:
+    def __init__(
+        self, log: LogReads, on_damage: Callable[[DamagedLogError], None] = lambda error: None
+    ) -> None:
+        """`on_damage` is told before a DamagedLogError is raised: this node must not go on serving."""
         self._log = log
+        self._on_damage = on_damage
+        self._checked: OrderedDict[int, EntryHeader] = OrderedDict()  # by physical offset
 
     async def read(self, offset: int, size: int) -> memoryview:
         """Return log bytes, at once when memory or the page cache has them."""
@@ -57,13 +74,43 @@ class LogReader:
         return data if data is not None else await self._log.read_at(offset, size)
 
     async def section_of(self, record_offset: int) -> StoredSection:
-        """Return the section of the record at `record_offset`."""
+        """Return the section of the record at `record_offset`. Raises: DamagedLogError, LogCompactedError."""
         (distance,) = _DISTANCE.unpack(await self.read(record_offset + 4, 4))
         position = record_offset - distance
+        self._check_inside(position, record_offset)
         head = await self.read(position, SECTION_HEADER_SIZE)
         base, count, size, _, entry_distance = _SECTION_FIELDS.unpack_from(head, 8)
-        entry = decode_header(await self.read(position - entry_distance, HEADER_SIZE))
+        entry = await self._entry_at(position - entry_distance, record_offset)
         return StoredSection(position, base, count, SECTION_HEADER_SIZE + size, entry.timestamp)
+
+    async def _entry_at(self, offset: int, record_offset: int) -> EntryHeader:
+        """Return the header of the entry that holds a record, its checksum verified once."""
+        found = self._checked.get(offset)
+        if found is None or record_offset >= found.end:
+            self._check_inside(offset, record_offset)
+            try:
+                found = decode_header(await self.read(offset, HEADER_SIZE))
+                if found.physical_offset != offset or not offset < record_offset < found.end:
+                    raise self._damaged(record_offset, "the record does not lead to its entry")
+                verify_entry(await self.read(offset, found.size), 0, found)
+            except CorruptError as error:
+                raise self._damaged(offset, error.reason) from None
+            except NewerFormatError as error:
+                raise self._damaged(offset, str(error)) from None
+            self._checked[offset] = found
+            if len(self._checked) > _CHECKED_ENTRIES:
+                self._checked.popitem(last=False)
+        return found
+
+    def _check_inside(self, offset: int, record_offset: int) -> None:
+        """What a record leads to stands before it, in its own segment."""
+        if not record_offset - record_offset % self._log.segment_size <= offset < record_offset:
+            raise self._damaged(record_offset, "the record does not lead to its entry")
+
+    def _damaged(self, offset: int, reason: str) -> DamagedLogError:
+        error = self._log.damage_at(offset, reason)
+        self._on_damage(error)
+        return error
 
     async def section_bytes(self, section: StoredSection) -> memoryview:
         """Return header and body."""

@@ -165,7 +165,7 @@ class BrokerNode:
                 lambda result: self._metrics.forwards.labels(result).inc(),
             ),
             polls=self._polls,
-            reader=LogReader(self._raft.log),
+            reader=LogReader(self._raft.log, lambda error: self._raft.fail(str(error))),
             telemetry=self._telemetry,
             clients=self._clients,
             metrics=self._metrics,

@@ -25,7 +25,7 @@ from ledgermq.proto.entry import (
     entry_size,
 )
 
-from .errors import EntryTooLargeError, InvalidWireError
+from .errors import DamagedLogError, EntryTooLargeError, InvalidWireError
 from .identity import Manifest
 from .log_contents import LogContents
 from .log_files import LogFiles
@@ -310,6 +310,10 @@ class CommitLog:
     async def read_at(self, offset: int, size: int) -> memoryview:
         """Like `read_at_nowait`, waiting for a thread of the read pool when it must."""
         return await self._reads.read_at(offset, size)
+
+    def damage_at(self, offset: int, reason: str) -> DamagedLogError:
+        """Return the error for a reader that found the bytes at a physical offset wrong."""
+        return self._reads.damage_at(offset, reason)
 
     # --- retention ---------------------------------------------------------------------------------------------
     def segments(self) -> Sequence[SegmentInfo]:

@@ -263,6 +263,11 @@ class LogReads:
             raise self._damaged(segment, position, f"another entry than {index} stands there")
         return header
 
+    def damage_at(self, offset: int, reason: str) -> DamagedLogError:
+        """Return the error for wrong bytes at a physical offset."""
+        segment = self._log.segment_at(offset)
+        return self._damaged(segment, offset - segment.start, reason)
+
     def _damaged_entry(self, index: LogIndex, reason: str) -> DamagedLogError:
         segment = self._log.segment_of(index)
         return self._damaged(segment, self.offsets_now(segment)[index - segment.first_index], reason)
