@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -39,8 +40,10 @@ class Ticker:
 
     def _arm(self) -> None:
         if self._schedule is not None:
-            delay = self._schedule.delay_ms(_now_ms()) / 1000
-            self._timer = asyncio.get_running_loop().call_later(delay, self._fire)
+            # Whole milliseconds, upwards: the loop's timers have no finer ones, and one that fires early fires again
+            # at once, a dozen times per tick.
+            delay_ms = math.ceil(self._schedule.delay_ms(_now_ms()))
+            self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._fire)
 
     def _fire(self) -> None:
         schedule = self._schedule

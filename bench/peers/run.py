@@ -25,6 +25,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# Before gRPC is loaded, as the command line and the brokers do.
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+
 import uvloop
 
 from .measure import Meter, clock, closed_loop, open_loop, percentile, write_gap
