@@ -15,6 +15,7 @@ from .core import RaftCore
 from .driver import Driver
 from .errors import NotLeaderError, TransferFailedError
 from .metrics import RaftMetrics
+from .outputs import FollowerBehind, FollowerLostEntries
 from .state_machine import StateMachine
 from .types import LogIndex, NodeId, Term
 
@@ -99,6 +100,21 @@ class Leadership:
         """A hand-over that is under way will not happen."""
         if self._transfer is not None and not self._transfer.done():
             self._transfer.set_exception(TransferFailedError(reason))
+
+    def follower_in_trouble(self, event: FollowerBehind | FollowerLostEntries, first_index: LogIndex) -> None:
+        """Tell what a person must do about a follower; the log of this node starts at `first_index`."""
+        if isinstance(event, FollowerBehind):
+            logger.error(
+                "%s needs entry %d, which retention deleted here (the log starts at %d): it cannot catch up. "
+                "Stop it and start it again with: ledgermq broker --rejoin",
+                event.node_id, event.next_index, first_index,
+            )  # fmt: skip
+        else:
+            logger.error(
+                "%s acknowledged entry %d and has only %d: its disk lost what it had flushed. It is sent again. "
+                "Check that disk and its write cache; replace it and start the node with: ledgermq broker --rejoin",
+                event.node_id, event.acknowledged_index, event.last_index,
+            )  # fmt: skip
 
     def _guarded(self, call: Callable[[], None]) -> None:
         try:

@@ -45,6 +45,7 @@ from .outputs import (
     Event,
     Faulted,
     FollowerBehind,
+    FollowerLostEntries,
     LeaderChanged,
     ReadReady,
     Role,
@@ -416,11 +417,8 @@ class RaftNode:
                 self._rights.advance()
             case TransferAborted(to=to):
                 self._leadership.transfer_failed(f"{to} did not take over in time")
-            case FollowerBehind(node_id=node, next_index=index):
-                logger.error(
-                    "%s needs entry %d, which retention deleted here (the log starts at %d): it cannot catch up. "
-                    "Stop it and start it again with: ledgermq broker --rejoin", node, index, self.first_index,
-                )  # fmt: skip
+            case FollowerBehind() | FollowerLostEntries():
+                self._leadership.follower_in_trouble(event, self.first_index)
             case CaughtUp():
                 self._rights.advance()
             case Faulted(reason=reason):

@@ -83,13 +83,31 @@ class FollowerBehind:
 
 
 @dataclass(frozen=True, slots=True)
+class FollowerLostEntries:
+    """A voter does not have what it acknowledged: its disk lost bytes after it said that they were on it."""
+
+    node_id: NodeId
+    acknowledged_index: LogIndex
+    last_index: LogIndex  # newest entry of it that may agree with the leader's log
+
+
+@dataclass(frozen=True, slots=True)
 class Faulted:
     """The core is silent for ever; the process must stop with `reason`."""
 
     reason: str
 
 
-Event = BecameLeader | SteppedDown | LeaderChanged | TransferAborted | CaughtUp | FollowerBehind | Faulted
+Event = (
+    BecameLeader
+    | SteppedDown
+    | LeaderChanged
+    | TransferAborted
+    | CaughtUp
+    | FollowerBehind
+    | FollowerLostEntries
+    | Faulted
+)
 
 
 @dataclass(frozen=True, slots=True)

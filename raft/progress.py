@@ -97,6 +97,14 @@ class Progress:
         self.probe_sent = False
         return True
 
+    def denies_match(self, reply: AppendEntriesReply) -> bool:
+        """Tell whether a refusal is of the very entry that was acknowledged before: it is lost there."""
+        return (
+            self.state is ProgressState.PROBE
+            and self.match_index > NO_INDEX
+            and reply.reject_index == self.match_index == self.next_index - 1
+        )
+
     def become_probe(self) -> None:
         """What is under way may be lost: find out again where the log agrees."""
         self.state = ProgressState.PROBE
@@ -108,10 +116,11 @@ class Progress:
         self.state = ProgressState.RESET
         self._clear_window()
 
-    def forget(self) -> None:
-        """It came back without its log: what it acknowledged before no longer holds."""
+    def forget(self, last_index: LogIndex = NO_INDEX) -> None:
+        """What it acknowledged before no longer holds: it came back without all of its log. It may have `last_index`."""
         self.match_index = LogIndex(0)
         self.become_probe()
+        self.next_index = LogIndex(last_index + 1)
 
     def _become_replicate(self) -> None:
         self.state = ProgressState.REPLICATE

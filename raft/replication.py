@@ -10,7 +10,7 @@ from __future__ import annotations
 from .core_state import CoreState
 from .leader_state import LeaderState
 from .messages import AppendEntries, AppendEntriesReply, HeartbeatReply
-from .outputs import FollowerBehind
+from .outputs import FollowerBehind, FollowerLostEntries
 from .progress import Progress, ProgressState
 from .types import LogIndex
 
@@ -46,7 +46,12 @@ def on_append_reply(state: CoreState, leading: LeaderState, message: AppendEntri
         return False  # it speaks of entries that we never had
     if not message.success:
         hint = state.log.last_at_most(message.hint_index, message.hint_term)
-        follower.on_refusal(message, hint)
+        if follower.denies_match(message):
+            # Its disk broke its word. What it lost is sent again; a commit index that counted it does not go back.
+            state.emit(FollowerLostEntries(follower.node_id, follower.match_index, hint))
+            follower.forget(hint)
+        else:
+            follower.on_refusal(message, hint)
         return False
     if follower.state is ProgressState.RESET and message.match_index < state.log.base_index:
         return False

@@ -14,7 +14,7 @@ from ledgermq.raft.messages import (
     RequestVoteReply,
     TimeoutNow,
 )
-from ledgermq.raft.outputs import FollowerBehind, Role
+from ledgermq.raft.outputs import FollowerBehind, FollowerLostEntries, Role
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
 from ..sim.mutants import CommitsOldTermsByCounting, NumbersReadsFromZero
@@ -303,6 +303,22 @@ def test_a_follower_below_the_first_entry_is_reported_once_and_shown_the_base() 
     behind = [e for e in cluster.members["n1"].events if isinstance(e, FollowerBehind)]
     assert [e.node_id for e in behind] == ["n3"]
     assert [p.state for p in cluster["n1"].progress()] == ["replicate", "reset"]
+    assert cluster["n1"].role is Role.LEADER
+
+
+def test_a_voter_that_lost_what_it_had_acknowledged_is_reported_and_gets_it_again() -> None:
+    """Found with real processes: the leader ignored its refusals as old ones, and it never caught up."""
+    cluster = Cluster("n1", "n2", "n3")
+    cluster.elect("n1")
+    last = cluster.propose("n1", 5)
+    cluster.crash("n3")
+    del cluster.members["n3"].disk_terms[-2:]
+    cluster["n1"].link_down(N3, refused=False)
+    cluster.restart("n3")
+    cluster.tick(70)
+    lost = [e for e in cluster.members["n1"].events if isinstance(e, FollowerLostEntries)]
+    assert lost == [FollowerLostEntries(N3, last, LogIndex(last - 2))]
+    assert cluster["n3"].stable_index == last
     assert cluster["n1"].role is Role.LEADER
 
 

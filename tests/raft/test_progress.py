@@ -68,6 +68,16 @@ def test_a_probe_goes_to_the_hint_but_never_below_the_match() -> None:
     assert not progress.on_refusal(refusal(9), LogIndex(3)), "answers an older probe"
 
 
+def test_only_a_refusal_of_the_match_itself_tells_that_it_was_lost() -> None:
+    progress = follower(next_index=10, match=6)
+    assert not progress.denies_match(refusal(9)), "only where the logs part is not known"
+    progress.on_refusal(refusal(9), LogIndex(3))
+    assert progress.denies_match(refusal(6))
+    progress.forget(LogIndex(3))
+    assert (progress.match_index, progress.next_index) == (0, 4)
+    assert not progress.denies_match(refusal(3)), "nothing was acknowledged"
+
+
 def test_an_old_acknowledgement_does_not_lower_the_match() -> None:
     progress = follower()
     progress.on_success(LogIndex(9))
