@@ -15,7 +15,7 @@ import grpc
 from ledgermq.proto import route_pb2 as pb
 
 from .channels import Channels, unreachable
-from .errors import LedgerMQError, RefusedError, error_of
+from .errors import LedgerMQError, RefusedError, RouteError, error_of
 from .topic_route import BrokerGroup
 
 CALL_TIMEOUT_S: Final = 5.0
@@ -23,6 +23,14 @@ _ATTEMPT_TIMEOUT_S: Final = 2.5
 _PAUSE_S: Final = 0.05
 
 T = TypeVar("T")
+
+
+def _no_address(group: BrokerGroup) -> LedgerMQError:
+    return RouteError(
+        f'broker group "{group.name}" has no node with an address for this network',
+        "Its nodes have not registered for the nameserver's listener that was asked",
+        "See: ledgermq cluster status",
+    )
 
 
 async def call_group(
@@ -35,7 +43,7 @@ async def call_group(
     """Call nodes of a group until one answers. `call(channel, timeout_s)` makes the call on a channel.
 
     Raises: the refusal as an error when it is not retryable; BrokerUnreachableError or the last refusal when the
-    time is over.
+    time is over; RouteError when the group has no node that could be asked.
     """
     end = time.monotonic() + timeout_s
     last: LedgerMQError | None = None
@@ -62,6 +70,5 @@ async def call_group(
             if hint and hint != address:
                 break
         if time.monotonic() + _PAUSE_S >= end:
-            assert last is not None, "a group has at least one node"
-            raise last
+            raise last or _no_address(group())
         await asyncio.sleep(_PAUSE_S)

@@ -26,6 +26,7 @@ from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 from . import status_report
 from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, out, print_error, print_json, run
 from .errors import BrokerUnreachableError, LedgerMQError, NameserversDownError, UsageError, error_of
+from .routes import parse_addresses
 from .status_report import GroupAnswers, GroupReport, Verdict
 from .text_table import text_table
 
@@ -168,8 +169,11 @@ async def _groups_by_nameserver(nameserver: str) -> list[GroupAnswers]:
 
 
 async def _list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
-    """Ask one nameserver after the other. Raises: NameserversDownError, LedgerMQError (no group is known)."""
-    addresses = [part.strip() for part in nameserver.split(",") if part.strip()]
+    """Ask one nameserver after the other.
+
+    Raises: ValueError (no address), NameserversDownError, LedgerMQError (no group is known).
+    """
+    addresses = parse_addresses(nameserver)
     for address in addresses:
         async with grpc.aio.insecure_channel(address) as channel:
             stub = nameserver_pb2_grpc.NameServerServiceStub(channel)
@@ -268,7 +272,10 @@ async def _transfer(nameserver: str, nodes: list[str], to_node: str) -> pb.Trans
     answer = next(iter(group.answers.values()), None)
     if answer is None:
         raise BrokerUnreachableError(", ".join(group.members.values()), "no node of the group answers")
-    address = next(node.addresses.log_address for node in answer.nodes if node.node_id == answer.node_id)
+    own = [node.addresses.log_address for node in answer.nodes if node.node_id == answer.node_id]
+    address = next(filter(None, [*own, *nodes]), "")
+    if not address:
+        raise BrokerUnreachableError(answer.node_id, "it does not tell its address")
     async with grpc.aio.insecure_channel(address) as channel:
         request = pb.TransferLeadershipRequest(to_node=to_node)
         try:

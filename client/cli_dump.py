@@ -28,10 +28,12 @@ from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 from .cli_cluster import NodeOption, ask, node_addresses
 from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, print_error, run
 from .errors import BrokerUnreachableError, LedgerMQError, MissingExtraError, UsageError, error_of
+from .local_cluster import require_server
 from .status_report import size
 
 MANIFEST = "manifest.json"
 _MAX_CHUNK = 16 * 1024 * 1024
+_CHUNK_SECONDS = 30.0  # a node that sends nothing for so long is given up
 _CHECK_MODULES = ("pyspark", "pyarrow", "pandas")
 
 
@@ -55,10 +57,9 @@ def dump(
         return _dump_offline(data, to)
     missing = run(_dump_all(nameserver, node or [], to))
     if missing:
-        err.print(
-            escape(
-                f"error: no dump of {', '.join(missing)}: not reached. The check will call that incomplete."
-            )
+        print_error(
+            f"there is no dump of {', '.join(missing)}, which does not answer. The check will call the rest "
+            "incomplete. See: ledgermq cluster status"
         )
         return 1
     out.print(escape(f"Next: ledgermq check {to}"))
@@ -102,15 +103,21 @@ def _require_spark() -> None:
 
 
 def _dump_offline(data: Path, to: Path) -> int:
-    if importlib.util.find_spec("uvloop") is None:
-        raise MissingExtraError("dumping a data folder", "server", "uvloop")
+    require_server("dumping a data folder")
     command = [sys.executable, "-m", "ledgermq.broker.dump", "--data", str(data), "--out", str(to)]
     return subprocess.run(command, check=False).returncode
 
 
 async def _dump_all(nameserver: str, nodes: list[str], to: Path) -> list[str]:
-    """Dump all nodes, one after the other; return the names of those that could not be reached."""
+    """Dump all nodes, one after the other; return the names of those that could not be reached.
+
+    Raises: LedgerMQError (no node is known), and what `dump_node` raises.
+    """
     targets = await node_addresses(nameserver, nodes)
+    if not targets:
+        raise LedgerMQError(
+            "no node has an address for this network", "Nothing was dumped", "See: ledgermq cluster status"
+        )
     missing = []
     for name, address in sorted(targets.items()):
         if await ask(address) is None:
@@ -144,8 +151,11 @@ async def dump_node(
 ) -> DumpResult:
     """Write the dump of the node at `address` to `to/name`, replacing an older one.
 
-    Raises: BrokerUnreachableError, RefusedError, UsageError (the folder cannot be written).
+    Raises: BrokerUnreachableError (also when it sends nothing for 30 s), RefusedError, UsageError (the folder cannot
+    be written), LedgerMQError (names that lead elsewhere, a dump without its end).
     """
+    if PurePosixPath(name).name != name or name == "..":
+        raise LedgerMQError(f'"{name}" cannot be the name of a node\'s folder', "Nothing was written for it")
     folder = to / name
     _make_empty(folder)
     result = DumpResult()
@@ -154,6 +164,8 @@ async def dump_node(
     ) as channel:
         try:
             await _receive(AdminServiceStub(channel).Dump(pb.DumpRequest()), folder, result, on_progress)
+        except TimeoutError as error:
+            raise BrokerUnreachableError(address, f"It sent nothing for {_CHUNK_SECONDS:g} s") from error
         except grpc.aio.AioRpcError as error:
             raise BrokerUnreachableError(address, error.details() or error.code().name) from error
     if not (folder / MANIFEST).exists():
@@ -171,10 +183,14 @@ async def _receive(
     result: DumpResult,
     on_progress: Callable[[int, int], None],
 ) -> None:
-    """Write chunks as they come. A file's chunks come in order, one file after the other."""
+    """Write chunks as they come. A file's chunks come in order, one file after the other. Raises: TimeoutError."""
     current, file = "", None
     try:
-        async for chunk in call:
+        while True:
+            async with asyncio.timeout(_CHUNK_SECONDS):
+                chunk = await call.read()
+            if not isinstance(chunk, pb.DumpChunk):
+                return  # the end of the stream
             if chunk.HasField("refusal") and chunk.refusal.code:
                 raise error_of(chunk.refusal)
             if chunk.path != current or file is None:
@@ -215,6 +231,7 @@ def _make_empty(folder: Path) -> None:
                 "Nothing was changed",
                 "Choose another folder",
             )
+        (folder / MANIFEST).unlink(missing_ok=True)  # first: what is left of a dump must not look complete
         shutil.rmtree(folder)
     try:
         folder.mkdir(parents=True)

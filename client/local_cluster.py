@@ -236,11 +236,11 @@ def broker_flags(name: str, ports: NodePorts, plan: LocalPlan, peers: str, data:
     return [part for key, value in flags.items() for part in (f"--{key}", str(value))]
 
 
-def require_server() -> None:
-    """Raises: MissingExtraError, when this installation is a client only."""
+def require_server(what: str = "a broker") -> None:
+    """Check that `what` can run here. Raises: MissingExtraError, when this installation is a client only."""
     for module in ("uvloop", "pydantic_settings", "prometheus_client", "sortedcontainers"):
         if importlib.util.find_spec(module) is None:
-            raise MissingExtraError("a broker", "server", module)
+            raise MissingExtraError(what, "server", module)
 
 
 def _with_free_ports(plan: LocalPlan) -> LocalPlan:

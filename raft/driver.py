@@ -125,7 +125,9 @@ class Driver:
         size = entry_size(sum(map(len, parts)))
         if size > self.log.max_entry_size:
             raise EntryTooLargeError(size, self.log.max_entry_size)
-        if section_count > MAX_SECTION_COUNT:  # checked before the core counts an entry that could not be built
+        if (
+            section_count > MAX_SECTION_COUNT
+        ):  # checked before the core counts an entry that could not be built
             raise EntryTooLargeError(section_count, MAX_SECTION_COUNT, "sections")
         self.log.check_proposal(size, urgent=urgent)
         answer = self.core.propose([size])

@@ -89,6 +89,7 @@ class SegmentKeeper:
         self._on_full: Callable[[bool], None] = lambda full: None
         self._on_failed: Callable[[StorageError], None] = lambda error: None
         self.full = False
+        self._no_room_for: int | None = None  # the segment that is to be made as soon as there is room
 
     # --- life --------------------------------------------------------------------------------------------------
     def start(
@@ -167,23 +168,29 @@ class SegmentKeeper:
             self._wake.notify()
 
     def _work(self) -> None:
-        while True:
-            with self._wake:
-                while not self._jobs and not self._stopping.is_set():
-                    self._wake.wait()
-                if not self._jobs:
-                    return
-                job = self._jobs.popleft()
+        while (job := self._next_job()) is not None:
             try:
                 job()
             except OSError as error:
                 self._on_failed(StorageFailedError(Path(error.filename or self._folders.data), error))
                 return
 
+    def _next_job(self) -> Callable[[], None] | None:
+        """Wait for the next job; None: there will be none. A segment without room waits behind all others."""
+        with self._wake:
+            while True:
+                if self._jobs:
+                    return self._jobs.popleft()
+                if self._stopping.is_set():
+                    return None
+                if not self._wake.wait(None if self._no_room_for is None else RETRY_SECONDS):
+                    start = self._no_room_for
+                    assert start is not None
+                    return lambda: self._prepare(start)
+
     def _prepare(self, start: int) -> None:
-        while not self._ensure(start):
-            if self._thread is None or self._stopping.wait(RETRY_SECONDS):
-                return
+        # Never waits here: the deletion that makes room may be the next job.
+        self._no_room_for = None if self._ensure(start) else start
 
     def _ensure(self, start: int) -> bool:
         """Make the segment unless it is there. Returns False when there is no room. Raises: OSError."""

@@ -20,6 +20,8 @@ from ledgermq.proto import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.record import decode_section, seal_section, verify_section, walk_sections
 
+from .fake_admin import FakeAdmin
+
 
 @dataclass
 class FakeQueue:
@@ -83,7 +85,7 @@ class FakeGroup:
         return sum(queue.end for queue in self.queues.values())
 
 
-class FakeNode(log_pb2_grpc.LogServiceServicer, admin_pb2_grpc.AdminServiceServicer):
+class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
     """One node: a server on a port of its own."""
 
     def __init__(self, node_id: str, group: FakeGroup) -> None:
@@ -233,6 +235,9 @@ class FakeNode(log_pb2_grpc.LogServiceServicer, admin_pb2_grpc.AdminServiceServi
     async def CreateGroup(
         self, request: admin_pb2.CreateGroupRequest, context: Any
     ) -> admin_pb2.CreateGroupResponse:
+        if request.group.name in self.group.groups and not request.if_not_exists:
+            refusal = pb.Refusal(code=pb.ALREADY_EXISTS, message="it exists already")
+            return admin_pb2.CreateGroupResponse(refusal=refusal)
         self.group.groups.setdefault(request.group.name, request.group)
         return admin_pb2.CreateGroupResponse()
 

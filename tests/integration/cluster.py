@@ -33,14 +33,23 @@ _POLL = 0.02
 T = TypeVar("T")
 
 
+_given_ports: set[int] = set()
+
+
 def free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago, all different."""
-    sockets = [socket.socket() for _ in range(count)]
+    """Return ports that were free a moment ago, all different, also from those that were returned before."""
+    sockets: list[socket.socket] = []
+    ports: list[int] = []
     try:
-        for each in sockets:
+        while len(ports) < count:
+            each = socket.socket()
+            sockets.append(each)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+            if (port := each.getsockname()[1]) not in _given_ports:
+                _given_ports.add(port)
+                ports.append(port)
+        return ports
     finally:
         for each in sockets:
             each.close()

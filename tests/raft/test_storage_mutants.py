@@ -44,7 +44,9 @@ def without_zeroing(patch: pytest.MonkeyPatch) -> None:
         """A truncation that only forgets."""
 
     patch.setattr(log_writer, "zero_tail", zero_tail)
-    patch.setattr(log_writer, "_PAGE", 8)  # segments of one page: what pads the next append would hide the bug
+    patch.setattr(
+        log_writer, "_PAGE", 8
+    )  # segments of one page: what pads the next append would hide the bug
 
 
 def without_sync_between_segments(patch: pytest.MonkeyPatch) -> None:
