@@ -1,0 +1,108 @@
+"""The part of a fake node that only `Admin` and the command line call: groups, status, leadership, retention, dumps."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from ledgermq.proto import admin_pb2 as pb
+from ledgermq.proto import admin_pb2_grpc, log_pb2, route_pb2
+
+if TYPE_CHECKING:
+    from .fakes import FakeGroup, FakeNode
+
+DUMP = (
+    ("commitlog/00", b"abc"),
+    ("commitlog/00", b"def"),
+    ("consumequeue/7/0", b"q"),
+    ("manifest.json", b"{}"),
+)
+
+
+class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
+    """Answers from the group's state; `FakeNode` is one."""
+
+    node_id: str
+    address: str
+    group: FakeGroup
+    peers: dict[str, FakeNode]
+    dump: tuple[tuple[str, bytes], ...] = DUMP  # (path, bytes) of each chunk
+    dump_refusal: route_pb2.Refusal | None = None  # comes behind the first chunk
+    cleaned: pb.CleanRequest | None = None
+
+    def _no_group(self, name: str) -> route_pb2.Refusal | None:
+        if name in self.group.groups:
+            return None
+        return route_pb2.Refusal(
+            code=route_pb2.GROUP_NOT_FOUND, message=f'consumer group "{name}" does not exist'
+        )
+
+    async def DeleteGroup(self, request: pb.DeleteGroupRequest, context: Any) -> pb.DeleteGroupResponse:
+        if refusal := self._no_group(request.name):
+            return pb.DeleteGroupResponse(refusal=refusal)
+        del self.group.groups[request.name]
+        return pb.DeleteGroupResponse()
+
+    async def DescribeGroup(self, request: pb.DescribeGroupRequest, context: Any) -> pb.DescribeGroupResponse:
+        if refusal := self._no_group(request.name):
+            return pb.DescribeGroupResponse(refusal=refusal)
+        answer = pb.DescribeGroupResponse(group=self.group.groups[request.name])
+        for (group, topic, queue_id), offset in sorted(self.group.committed.items()):
+            if group == request.name and request.topic in ("", topic):
+                queue = self.group.queues[self.group.topics[topic][0], queue_id]
+                answer.queues.add(
+                    topic=topic, queue_id=queue_id, committed_offset=offset,
+                    begin_offset=queue.begin, end_offset=queue.end,
+                )  # fmt: skip
+        return answer
+
+    async def ResetOffsets(
+        self, request: pb.ResetOffsetsRequest, context: Any
+    ) -> log_pb2.CommitOffsetsResponse:
+        if refusal := self._no_group(request.group):
+            return log_pb2.CommitOffsetsResponse(refusal=refusal)
+        topic_id, queues = self.group.topics[request.topic]
+        for queue_id in range(queues):
+            queue = self.group.queues[topic_id, queue_id]
+            at = queue.end if request.latest else queue.begin
+            self.group.committed[request.group, request.topic, queue_id] = at
+        return log_pb2.CommitOffsetsResponse()
+
+    async def GetStatus(self, request: Any, context: Any) -> pb.GetStatusResponse:
+        leads = self.group.leader == self.node_id
+        answer = pb.GetStatusResponse(
+            cluster="local", group=self.group.name, node_id=self.node_id, role="leader" if leads else "follower",
+            term=self.group.term, leader_id=self.group.leader, voters=len(self.peers),
+            voters_in_contact=len(self.peers) if leads else 0, flush="sync",
+        )  # fmt: skip
+        for node in self.peers.values():
+            addresses = route_pb2.ListenerAddresses(log_address=node.address, messaging_address=node.address)
+            role = "leader" if node.node_id == self.group.leader else "follower"
+            answer.nodes.add(node_id=node.node_id, role=role, addresses=addresses)
+        return answer
+
+    async def TransferLeadership(
+        self, request: pb.TransferLeadershipRequest, context: Any
+    ) -> pb.TransferLeadershipResponse:
+        if request.to_node == self.group.leader:
+            refusal = route_pb2.Refusal(code=route_pb2.INVALID_ARGUMENT, message="it leads already")
+            return pb.TransferLeadershipResponse(refusal=refusal)
+        self.group.leader = request.to_node or "n2"
+        self.group.term += 1
+        return pb.TransferLeadershipResponse(leader_id=self.group.leader)
+
+    async def Clean(self, request: pb.CleanRequest, context: Any) -> pb.CleanResponse:
+        self.cleaned = request
+        return pb.CleanResponse(segments=["00000000000000000000"], bytes=1 << 20)
+
+    async def Dump(self, request: pb.DumpRequest, context: Any) -> AsyncIterator[pb.DumpChunk]:
+        sizes: dict[str, int] = {}
+        for path, data in self.dump:
+            offset = sizes.get(path, 0)
+            sizes[path] = offset + len(data)
+            yield pb.DumpChunk(
+                path=path, offset=offset, data=data, total_bytes=sum(len(d) for _, d in self.dump)
+            )
+            if self.dump_refusal is not None:
+                yield pb.DumpChunk(refusal=self.dump_refusal)
+                return
