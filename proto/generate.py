@@ -1,6 +1,7 @@
 """Generate the Python code of every .proto file beside it: `python -m ledgermq.proto.generate [--check]`.
 
-`--check` writes nothing and fails when the committed code differs from what the .proto files give.
+`--check` writes nothing and fails when the committed code differs from what the .proto files give. Code of a .proto
+file that is gone counts as different, and is removed by generating.
 """
 
 from __future__ import annotations
@@ -14,8 +15,13 @@ HERE = Path(__file__).parent
 
 
 def generate(out: Path) -> list[Path]:
-    """Run protoc into `out`; return the generated files."""
-    from grpc_tools import protoc  # a development dependency: the installed package does not need it
+    """Run protoc into `out`; return the generated files. Raises: SystemExit (with the reason)."""
+    try:
+        from grpc_tools import protoc  # a development dependency: the installed package does not need it
+    except ImportError as error:
+        raise SystemExit(
+            "generating code needs grpcio-tools, which is not installed. Run: make setup"
+        ) from error
 
     sources = sorted(f"ledgermq/proto/{path.name}" for path in HERE.glob("*.proto"))
     include = Path(protoc.__file__).parent / "_proto"
@@ -35,10 +41,13 @@ def main() -> int:
     check = "--check" in sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
         files = generate(Path(folder))
-        stale = [f.name for f in files if not _same(f, HERE / f.name)]
+        left_over = {path.name for path in HERE.glob("*_pb2*.py*")} - {file.name for file in files}
+        stale = [f.name for f in files if not _same(f, HERE / f.name)] + sorted(left_over)
         if not check:
             for file in files:
                 shutil.copyfile(file, HERE / file.name)
+            for name in left_over:
+                (HERE / name).unlink()
     if check and stale:
         sys.stderr.write(f"generated code is stale: {', '.join(stale)}. Run: make proto\n")
         return 1
