@@ -228,7 +228,7 @@ class Flusher:
         while not self._closing and self._failed is None:
             self._sync_wake.wait(self._interval)
             self._sync_wake.clear()
-            self._timed(self._writer.sync)
+            self._timed(lambda: self._writer.sync(others_write=True))
             self._store_floor()
 
     def _timed(self, work: Callable[[], object]) -> None:

@@ -126,14 +126,19 @@ class LogWriter:
         if sync:
             self.sync()
 
-    def sync(self) -> bool:
-        """Make everything written durable; return whether there was anything to do. Raises: OSError."""
+    def sync(self, *, others_write: bool = False) -> bool:
+        """Make everything written durable; return whether there was anything to do. Raises: OSError.
+
+        `others_write`: another thread goes on writing meanwhile. The disk may keep some of that and lose part of this
+        turn, so the mark must not say that nothing stands behind the turn's end: recovery would take that for damage.
+        """
         with self._lock:
             written, flushed, file = self.written, self.flushed, self._file
             if written == flushed or file is None:
                 return False
             turn = self._turn + 1
-            self._mark(file, FlushMark(turn, flushed.offset, written.offset))
+            end = self._start + self._segment_size if others_write else written.offset
+            self._mark(file, FlushMark(turn, flushed.offset, end))
             file.fdatasync()
             self._turn = turn
             self.flushed = written

@@ -22,7 +22,7 @@ from ledgermq.raft.storage import open_storage
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
 from .log_rig import DATA, SEGMENT, LogRig, Stored, reopen, storage_config
-from .simulated_disk import Keep, PowerCut, SimulatedDisk
+from .simulated_disk import Keep, PowerCut, SimulatedDisk, SimulatedFile
 
 FIRST_SEGMENT = DATA / "commitlog" / f"{0:020d}"
 
@@ -416,3 +416,30 @@ def test_folder_without_its_records_is_refused_and_left_alone(name: str, how: st
         open_storage(storage_config(), disk)
     assert f"{DATA}/{name}" in str(caught.value) and "--rejoin" in str(caught.value)
     assert {path: bytes(inode.current) for path, inode in disk.names.items()} == before
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_power_cut_amid_an_asynchronous_sync_is_no_damage(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writing thread goes on while the syncing thread waits for the disk, which may keep the later bytes only."""
+    rng = random.Random(seed)
+    rig = LogRig(SimulatedDisk(), flush="async_timed")
+    writer = rig.storage._writer
+    for _ in range(3):
+        rig.append(bytes(700))
+    rig.flush()
+
+    def write_on_and_lose_power(file: object) -> None:
+        rig.append(bytes(200))
+        rig.flush()
+        raise PowerCut
+
+    monkeypatch.setattr(SimulatedFile, "fdatasync", write_on_and_lose_power)
+    with pytest.raises(PowerCut):
+        writer.sync(others_write=True)
+    monkeypatch.undo()
+    crashed = rig.disk.crash(rng, Keep.ANY)
+    opened = open_storage(rig.config, crashed)
+    assert opened.log.last_index <= 4
+    opened.close()
