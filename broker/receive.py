@@ -104,13 +104,13 @@ def tags_of(expression: v2.FilterExpression) -> frozenset[int] | None:
 
 
 def polling_seconds(request: v2.ReceiveMessageRequest, remaining: float) -> float:
-    """Return how long a fruitless receive may wait; `remaining` seconds are left for the whole call."""
-    wanted = (
-        request.long_polling_timeout.ToMilliseconds() / 1000
-        if request.HasField("long_polling_timeout")
-        else 0.0
-    )
-    if wanted <= 0:
+    """Return how long a fruitless receive may wait; `remaining` seconds are left for the whole call.
+
+    A client that names no time leaves it to the deadline; one that names 0 wants the answer at once.
+    """
+    if request.HasField("long_polling_timeout"):
+        wanted = request.long_polling_timeout.ToMilliseconds() / 1000
+    else:
         wanted = remaining - 1.5
     return max(min(wanted, MAX_POLLING, remaining - POLLING_MARGIN), 0.0)
 

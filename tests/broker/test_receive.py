@@ -35,5 +35,11 @@ def test_a_poll_ends_half_a_second_before_the_deadline_and_after_20_seconds() ->
     assert polling_seconds(request, 0.1) == 0
 
 
+def test_a_client_that_does_not_want_to_wait_is_answered_at_once() -> None:
+    request = v2.ReceiveMessageRequest()
+    request.long_polling_timeout.FromMilliseconds(0)
+    assert polling_seconds(request, 10) == 0
+
+
 def test_a_client_that_names_no_polling_time_gets_it_from_its_deadline() -> None:
     assert polling_seconds(v2.ReceiveMessageRequest(), 13) == 11.5
