@@ -1,0 +1,145 @@
+"""A disk without room: producing is refused with its numbers and the command to run, everything else goes on.
+
+Three nodes on one small tmpfs of their own; needs the right to mount.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from ledgermq.client import Producer
+from ledgermq.client.errors import LedgerMQError
+from ledgermq.client.sync import Consumer
+from ledgermq.client.sync import Producer as SyncProducer
+from ledgermq.proto import admin_pb2, admin_pb2_grpc
+
+from .cluster import Cluster, Process, wait_until
+from .history import read_topic
+
+TOPIC = "full"
+DISK_SIZE = 64 << 20
+
+
+class SmallDisk(Cluster):
+    """All data folders on one file system of DISK_SIZE; the processes' output is elsewhere."""
+
+    def _broker(self, name: str, ports: dict[str, int], peers: str, options: dict[str, str]) -> Process:
+        process = super()._broker(name, ports, peers, options)
+        process.arguments[process.arguments.index("--data") + 1] = str(self.folder / "disk" / name)
+        return process
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[SmallDisk]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE}", "tmpfs", str(disk)]
+    mounted = subprocess.run(mount, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        with SmallDisk(tmp_path, nodes=3, settings={"segment-size": "1MiB"}) as running:
+            yield running
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+async def _send(nameserver: str, rounds: int) -> str:
+    """Send 100 messages of 1 KB per round until the group refuses; return what the caller is told."""
+    async with Producer(nameserver, timeout_ms=3000) as producer:
+        for round_number in range(rounds):
+            bodies = [f"{round_number}-{i}-".encode().ljust(1000, b".") for i in range(100)]
+            answers = await asyncio.gather(
+                *(producer.send(TOPIC, body) for body in bodies), return_exceptions=True
+            )
+            errors = [answer for answer in answers if isinstance(answer, BaseException)]
+            if errors:
+                return str(errors[0])
+    return ""
+
+
+def clean(cluster: Cluster) -> admin_pb2.CleanResponse:
+    with grpc.insecure_channel(cluster.address(cluster.wait_leader())) as channel:
+        request = admin_pb2.CleanRequest(older_than_ms=1)
+        answer: admin_pb2.CleanResponse = admin_pb2_grpc.AdminServiceStub(channel).Clean(request, timeout=20)
+    assert not answer.refusal.code, answer.refusal.message
+    return answer
+
+
+def consume(nameserver: str, count: int) -> int:
+    with Consumer(nameserver, group="g", topic=TOPIC) as consumer:
+        taken = 0
+        while taken < count and (batch := consumer.receive(32, timeout_ms=2000)):
+            for message in batch:
+                message.ack()
+            taken += len(batch)
+    return taken
+
+
+def send_works(nameserver: str) -> bool:
+    try:
+        with SyncProducer(nameserver, timeout_ms=2000) as producer:
+            producer.send(TOPIC, b"after")
+    except LedgerMQError:
+        return False
+    return True
+
+
+def fill_disk(path: Path) -> None:
+    """Let somebody else take all the space that is left."""
+    file = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
+    try:
+        while os.write(file, bytes(1 << 16)):
+            pass
+    except OSError:
+        pass
+    finally:
+        os.close(file)
+
+
+def test_a_log_that_fills_its_disk_refuses_messages_and_takes_them_again_after_a_clean(
+    cluster: SmallDisk,
+) -> None:
+    nameserver = cluster.nameserver_addresses[0]
+    told = asyncio.run(_send(nameserver, 1000))
+    assert re.search(r"refuses messages: its disk is .*of 67,108,864 bytes.*the limit is 90%", told), told
+    assert "ledgermq admin clean" in told
+    stored = read_topic(cluster.address(cluster.wait_leader()), TOPIC)
+    assert consume(nameserver, 64) >= 64, "reads and acknowledgements go on"
+    leader = cluster.wait_leader()
+    cluster.kill(leader)
+    assert cluster.wait_leader(other_than=leader) != leader, "votes are stored"
+    cluster.restart(leader)
+    assert read_topic(cluster.address(cluster.wait_leader()), TOPIC) == stored
+    assert clean(cluster).segments
+    wait_until(lambda: send_works(nameserver), "messages are taken again")
+
+
+def test_a_disk_that_others_filled_to_the_last_byte_can_lose_its_leader_and_be_cleaned(
+    cluster: SmallDisk,
+) -> None:
+    """Elections and retention live on the reserve of the log and of the checkpoints."""
+    nameserver = cluster.nameserver_addresses[0]
+    assert not asyncio.run(_send(nameserver, 25)), "there is room for a few segments"
+    fill_disk(cluster.folder / "disk" / "others")
+    told = asyncio.run(_send(nameserver, 1000))
+    assert "ledgermq admin clean" in told, told
+    with contextlib.suppress(LedgerMQError):  # there may be no room for a grant either
+        consume(nameserver, 128)
+    for _ in range(3):
+        leader = cluster.wait_leader()
+        cluster.kill(leader)
+        cluster.wait_leader(other_than=leader)
+        cluster.restart(leader)
+    assert clean(cluster).segments, "the command that every refusal names makes room"
+    (cluster.folder / "disk" / "others").unlink()
+    wait_until(lambda: send_works(nameserver), "messages are taken again")
