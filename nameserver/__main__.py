@@ -57,7 +57,7 @@ def _read_file(name: str | None) -> dict[str, Any]:
         return tomllib.loads(Path(name).read_text())
     except OSError as error:
         raise ConfigError("config", f"names a file that cannot be read: {error.strerror}", name) from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("config", f"is not valid TOML: {error}", name) from error
 
 
@@ -69,13 +69,19 @@ async def serve(config: NameserverConfig) -> None:
         loop.add_signal_handler(number, stop.set)
     server = NameServer(config.listeners, config.expiry_ms)
     await server.start()
+    try:
+        await _serve_until(stop, server)
+    finally:
+        await server.stop()
+
+
+async def _serve_until(stop: asyncio.Event, server: NameServer) -> None:
     first, *more = server.addresses.items()
     names = [f"nameserver={first[1]}", *(f"{name}={address}" for name, address in more)]
     sys.stdout.write(f"ready {' '.join(names)}\n")
     sys.stdout.flush()
     await stop.wait()
     logging.getLogger(__name__).info("stopping on a signal")
-    await server.stop()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

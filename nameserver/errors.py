@@ -30,10 +30,11 @@ class BindError(NameserverError):
     def __init__(self, listener: str, address: str, reason: str) -> None:
         host, _, port = address.rpartition(":")
         other = f"{host}:{int(port) + 1}" if port.isdigit() else "127.0.0.1:9877"
+        flag = f"--bind {other}" if listener == "default" else f"--listener {listener}={other}"
         super().__init__(
             f"the nameserver will not start: it cannot listen on {address} (listener {listener!r}): {reason}. "
             "Another nameserver or `ledgermq up` may be running there. "
-            f"Choose another address: ledgermq nameserver --bind {other}"
+            f"Choose another address: ledgermq nameserver {flag}"
         )
         self.listener = listener
         self.address = address

@@ -24,7 +24,7 @@ from .route_table import RouteTable, keep_topics
 
 logger = logging.getLogger(__name__)
 
-#: Open watch streams of one nameserver; one more is refused.
+#: Open watch streams of one listener; one more is refused.
 MAX_WATCHERS = 10_000
 _EXPIRY_CHECK_S = 0.5
 _SERVER_OPTIONS = (
@@ -220,7 +220,9 @@ class NameServer:
             try:
                 port = server.add_insecure_port(address)
             except RuntimeError as error:
-                await self.stop()
+                # gRPC gives back the port of a server only when that was started.
+                await asyncio.gather(*(each.start() for each in self._servers))
+                await self.stop(0)
                 raise BindError(name, address, "the address is in use or not one of this machine") from error
             self.addresses[name] = f"{address.rpartition(':')[0]}:{port}"
             self._servers.append(server)
@@ -235,6 +237,7 @@ class NameServer:
             await asyncio.gather(self._expiry, return_exceptions=True)
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
         self._servers.clear()
+        self.addresses.clear()
 
     async def _expire_nodes(self) -> None:
         while True:

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import pytest
 from grpc import aio
 
+from ledgermq.nameserver import service
 from ledgermq.nameserver.errors import BindError
 from ledgermq.nameserver.service import NameServer
 from ledgermq.proto import nameserver_pb2 as pb
@@ -159,5 +161,84 @@ def test_a_busy_port_is_an_error_that_names_it() -> None:
             address = server.addresses["default"]
             with pytest.raises(BindError, match=address):
                 await NameServer({"default": address}, 10_000).start()
+
+    run(scenario())
+
+
+def test_when_one_address_is_busy_none_is_kept() -> None:
+    async def scenario() -> None:
+        async with nameserver() as (busy, _), nameserver() as (other, _):
+            free = other.addresses["default"]
+            await other.stop(0)
+            both = {"default": free, "external": busy.addresses["default"]}
+            with pytest.raises(BindError, match="ledgermq nameserver --listener external="):
+                await NameServer(both, 10_000).start()
+            again = NameServer({"default": free}, 10_000)
+            await again.start()
+            await again.stop(0)
+
+    run(scenario())
+
+
+def test_a_slow_watcher_gets_the_newest_view_and_no_backlog() -> None:
+    """The service keeps nothing for a watcher: what changed while it did not read is one view."""
+
+    async def scenario() -> None:
+        server = NameServer({}, 10_000)
+        calls = service.NameServerService(server.table, server._changes, "default")
+        watch = calls.WatchRoutes(pb.WatchRoutesRequest(), None)  # type: ignore[arg-type]
+        assert not (await anext(watch)).groups
+        for term in range(1, 100):
+            await calls.Register(registration(term=term), None)  # type: ignore[arg-type]
+        assert (await anext(watch)).groups[0].term == 99
+        waiting = asyncio.ensure_future(anext(watch))
+        await calls.Register(registration(term=99), None)  # type: ignore[arg-type]  # nothing new
+        await calls.Register(registration(term=100), None)  # type: ignore[arg-type]
+        assert (await waiting).groups[0].term == 100
+        await watch.aclose()  # type: ignore[attr-defined]
+        assert calls._watchers == 0
+
+    run(scenario())
+
+
+def test_one_watcher_too_many_is_refused_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MAX_WATCHERS", 1)
+
+    async def scenario() -> None:
+        async with nameserver() as (_, stubs):
+            first = stubs["default"].WatchRoutes(pb.WatchRoutesRequest())
+            await first.read()
+            with pytest.raises(aio.AioRpcError, match="Ask another nameserver") as raised:
+                await stubs["default"].WatchRoutes(pb.WatchRoutesRequest()).read()
+            assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            first.cancel()
+
+    run(scenario())
+
+
+def test_a_silent_node_is_dropped_and_watchers_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_EXPIRY_CHECK_S", 0.001)
+
+    async def scenario() -> None:
+        async with nameserver() as (_, stubs):
+            await stubs["default"].Register(registration())
+            watch = stubs["default"].WatchRoutes(pb.WatchRoutesRequest())
+            assert (await watch.read()).groups
+            clock = service.now_ms() + 60_000
+            monkeypatch.setattr(service, "now_ms", lambda: clock)
+            assert not (await watch.read()).groups
+            watch.cancel()
+
+    run(scenario())
+
+
+def test_a_stop_ends_the_watches() -> None:
+    async def scenario() -> None:
+        async with nameserver() as (server, stubs):
+            watch = stubs["default"].WatchRoutes(pb.WatchRoutesRequest())
+            await watch.read()
+            await server.stop(0)
+            with pytest.raises(aio.AioRpcError):
+                await watch.read()
 
     run(scenario())
