@@ -217,7 +217,11 @@ def test_the_status_shows_every_member_its_progress_and_its_disk(tmp_path: Path)
         await cluster.settle()
         node = cluster.nodes[await cluster.leader()]
         await cluster.until(
-            lambda: all(peer.durable_index == node.last_index for peer in node.status().peers), "reported"
+            lambda: all(
+                peer.durable_index == node.last_index and peer.role != "learner"
+                for peer in node.status().peers
+            ),
+            "reported",
         )
         status = node.status()
         assert status.role == "leader"
