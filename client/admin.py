@@ -93,7 +93,8 @@ class Admin:
     ) -> int:
         """Create a topic in every broker group; return its number of queues over all of them.
 
-        `queues` is per group, 0 takes the group's default. Raises: AlreadyExistsError, InvalidNameError, UsageError.
+        Returns when the nameserver has heard of it, so that what comes next finds it. `queues` is per group, 0 takes the
+        group's default. Raises: AlreadyExistsError, InvalidNameError, UsageError.
         """
         check_name("topic", topic)
         if message_type not in MESSAGE_TYPES:
@@ -105,6 +106,7 @@ class Admin:
             if_not_exists=if_not_exists,
         )
         answers = await self._call_all(lambda stub, timeout: stub.CreateTopic(request, timeout=timeout))
+        await self._routes.until_known(topic)
         return sum(answer.topic.queue_count for _, answer in answers)
 
     async def delete_topic(self, topic: str) -> None:

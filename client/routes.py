@@ -20,7 +20,14 @@ from ledgermq.proto import nameserver_pb2_grpc, rocketmq_v2_pb2, rocketmq_v2_pb2
 from ledgermq.proto import route_pb2 as pb
 
 from .channels import Channels
-from .errors import ClosedError, NameserversDownError, NoBrokersError, TopicNotFoundError, error_of
+from .errors import (
+    ClosedError,
+    LedgerMQError,
+    NameserversDownError,
+    NoBrokersError,
+    TopicNotFoundError,
+    error_of,
+)
 from .topic_route import BrokerGroup, TopicRoute, group_of, route_of
 
 logger = logging.getLogger(__name__)
@@ -95,6 +102,15 @@ class Routes:
                 raise
             logger.warning("no nameserver answers, using the cached route topic=%s", topic)
             return cached[1]
+
+    async def until_known(self, topic: str) -> bool:
+        """Wait until the nameserver has heard of a topic that exists; return False when it takes too long (3 s)."""
+        try:
+            await self._wait_for_route(topic)
+        except LedgerMQError as error:
+            logger.warning("route not known yet topic=%s reason=%s", topic, error)
+            return False
+        return True
 
     def cached(self, topic: str) -> TopicRoute | None:
         """Return the newest known route without asking anybody."""

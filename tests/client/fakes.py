@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -95,6 +95,7 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
         self.messaging_address = ""  # "": the same as `address`
         self.peers: dict[str, FakeNode] = {node_id: self}
         self.refusals: deque[pb.Refusal] = deque()  # answers to the next requests instead of storing them
+        self.register: Callable[[FakeGroup], None] = lambda group: None  # tells the nameserver of a new topic
         self.drop_answers = 0  # store, then break the stream instead of answering
         self.requests: list[int] = []  # section counts of produce requests
         self._server: aio.Server | None = None
@@ -212,6 +213,7 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
             return admin_pb2.CreateTopicResponse(refusal=refusal)
         if request.topic not in self.group.topics:
             self.group.create_topic(request.topic, request.queue_count or 4)
+            self.register(self.group)
         return admin_pb2.CreateTopicResponse(topic=self._info(request.topic))
 
     async def DeleteTopic(
@@ -286,6 +288,7 @@ class FakeCluster:
             members = [await FakeNode(f"n{i + 1}", group).start() for i in range(self._count)]
             for node in members:
                 node.peers = {each.node_id: each for each in members}
+                node.register = self.register
                 self.nodes[group.name, node.node_id] = node
             self.register(group)
         return self

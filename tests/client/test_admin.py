@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.client import Admin, MessageQueue
+from ledgermq.client import Admin, MessageQueue, PullConsumer
 from ledgermq.client.errors import (
     AlreadyExistsError,
     BrokerUnreachableError,
@@ -40,6 +40,23 @@ def test_a_topic_is_created_in_every_group_and_its_queues_are_counted_together()
             with pytest.raises(AlreadyExistsError):
                 await admin.create_topic("new", 4)
             assert await admin.create_topic("new", 4, if_not_exists=True) == 8
+
+    run(scenario())
+
+
+def test_a_created_topic_is_known_to_the_nameserver_when_the_call_returns() -> None:
+    async def scenario() -> None:
+        group = FakeGroup()
+        async with FakeCluster(group) as cluster, Admin(cluster.address) as admin:
+            loop = asyncio.get_running_loop()
+
+            def later(each: FakeGroup) -> None:
+                loop.call_later(0.01, cluster.register, each)
+
+            cluster.node().register = later
+            await admin.create_topic("new", 1)
+            async with PullConsumer(cluster.address) as consumer:
+                await consumer.subscribe("new")
 
     run(scenario())
 
