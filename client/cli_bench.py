@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import time
 from typing import Annotated
 
@@ -17,8 +17,9 @@ from .cli_output import (
     out,
     print_json,
     print_table,
+    run,
 )
-from .errors import UsageError
+from .errors import LedgerMQError, UsageError
 from .workloads import Figures, Workloads
 
 _NAMES = ("W1", "W2", "W3", "W4", "W5")
@@ -32,6 +33,7 @@ _TITLES = {
 
 
 def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
     app.command("bench")(bench)
 
 
@@ -54,7 +56,9 @@ def bench(
     for name in names:
         if name not in _NAMES:
             raise UsageError(f'there is no workload "{name}"', "", f"Choose from {', '.join(_NAMES)}")
-    figures = asyncio.run(_run(nameserver, names, size, seconds, in_flight, queues, topic, quiet=json))
+    if not names:
+        raise UsageError("no workload is named", "", f"Choose from {', '.join(_NAMES)}")
+    figures = run(_run(nameserver, names, size, seconds, in_flight, queues, topic, quiet=json))
     if json:
         print_json([each.as_dict() for each in figures])
         return
@@ -104,7 +108,11 @@ async def _run(
                 if not quiet:
                     err.print(f"{name} {_TITLES[name]} …")
                 figures.append(await runner.run(name))
-        finally:
-            if own:
-                await admin.delete_topic(topic)
+        except BaseException:
+            if own:  # the failure is what the user must see, not that the topic could not be deleted either
+                with contextlib.suppress(LedgerMQError):
+                    await admin.delete_topic(topic)
+            raise
+        if own:
+            await admin.delete_topic(topic)
     return figures

@@ -19,6 +19,7 @@ from .pull_consumer import PullConsumer
 
 clock = time.perf_counter
 _STAMP = struct.Struct("<d")
+_PATIENCE_MS = 5_000  # a reader that gets nothing for so long has everything that comes
 
 
 @dataclass(slots=True)
@@ -78,10 +79,11 @@ class Workloads:
         self._size = size
         self._seconds = seconds
         self._in_flight = in_flight
+        self._warm_up_s = min(0.5, seconds)
         self._stored = 0
 
     async def run(self, name: str) -> Figures:
-        """Run one workload by name (W1 … W5)."""
+        """Run one workload by name (W1 … W5). Raises: what the producer and the consumer raise."""
         if name in ("W1", "W2", "W3"):
             return await self._produce(name, {"W1": 1, "W2": 64, "W3": self._in_flight}[name])
         if name == "W4":
@@ -92,7 +94,7 @@ class Workloads:
         body = os.urandom(self._size)
         async with Producer(self._nameserver) as producer:
             await producer.prepare(self._topic)
-            await self._loop(lambda: producer.send(self._topic, body), min(in_flight, 64), 0.5)
+            await self._loop(lambda: producer.send(self._topic, body), min(in_flight, 64), self._warm_up_s)
             begin = clock()
             latencies = await self._loop(lambda: producer.send(self._topic, body), in_flight, self._seconds)
             return summarise(name, latencies, clock() - begin, self._size)
@@ -111,7 +113,12 @@ class Workloads:
                 latencies.append(now - begin)
                 begin = now
 
-        await asyncio.gather(*(worker() for _ in range(in_flight)))
+        workers = [asyncio.create_task(worker()) for _ in range(in_flight)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for each in workers:  # one that failed ends them all
+                each.cancel()
         self._stored += len(latencies)
         return latencies
 
@@ -123,7 +130,7 @@ class Workloads:
             await consumer.subscribe(self._topic)
             got, begin = 0, clock()
             while got < self._stored:
-                messages = await consumer.poll(4096, timeout_ms=5000)
+                messages = await consumer.poll(4096, timeout_ms=_PATIENCE_MS)
                 if not messages:
                     break
                 for message in messages:
@@ -132,30 +139,58 @@ class Workloads:
             return summarise("W4", [], clock() - begin, self._size, got)
 
     async def _end_to_end(self, rate: int = 500) -> Figures:
-        latencies: list[float] = []
-        padding = bytes(max(0, self._size - _STAMP.size))
-
-        async def receive(consumer: PullConsumer) -> None:
-            async for message in consumer:
-                latencies.append(clock() - _STAMP.unpack_from(message.body)[0])
-
+        """Send at a steady rate and take the time until each message is received, by the clock in its body."""
         async with (
             Producer(self._nameserver) as producer,
             PullConsumer(self._nameserver, start="latest") as consumer,
         ):
             await consumer.subscribe(self._topic)
-            receiver = asyncio.create_task(receive(consumer))
-            await producer.send(self._topic, _STAMP.pack(clock()) + padding)
-            begin, sends = clock(), []
-            for number in range(int(rate * self._seconds)):
-                pause = begin + number / rate - clock()
-                if pause > 0:
-                    await asyncio.sleep(pause)
-                sends.append(asyncio.create_task(producer.send(self._topic, _STAMP.pack(clock()) + padding)))
-            await asyncio.gather(*sends)
-            seconds = clock() - begin
-            await asyncio.sleep(0.3)
-            receiver.cancel()
-            await asyncio.gather(receiver, return_exceptions=True)
-        self._stored += len(sends) + 1
-        return summarise("W5", latencies, seconds, self._size)
+            await producer.send(self._topic, self._stamped())  # connects; its latency does not count
+            count = max(int(rate * self._seconds), 1)
+            receiver = asyncio.create_task(self._receive(consumer, count + 1))
+            try:
+                begin = clock()
+                await self._send_steadily(producer, count, rate)
+                seconds = clock() - begin
+                latencies = await receiver
+            finally:
+                receiver.cancel()
+                await asyncio.gather(receiver, return_exceptions=True)
+        self._stored += count + 1
+        return summarise("W5", latencies[1:], seconds, self._size)
+
+    def _stamped(self) -> bytes:
+        return _STAMP.pack(clock()) + bytes(max(0, self._size - _STAMP.size))
+
+    async def _send_steadily(self, producer: Producer, count: int, rate: int) -> None:
+        """Send `count` messages at their times and wait for all. Raises: what the first failed send raised."""
+        begin = clock()
+        open_sends: set[asyncio.Task[object]] = set()
+        failures: list[BaseException] = []
+
+        def done(task: asyncio.Task[object]) -> None:
+            open_sends.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                failures.append(error)
+
+        for number in range(count):
+            pause = begin + number / rate - clock()
+            if pause > 0:
+                await asyncio.sleep(pause)
+            if failures:
+                break
+            task: asyncio.Task[object] = asyncio.create_task(producer.send(self._topic, self._stamped()))
+            open_sends.add(task)
+            task.add_done_callback(done)
+        await asyncio.gather(*open_sends, return_exceptions=True)
+        await asyncio.sleep(0)  # the callbacks of the last ones
+        if failures:
+            raise failures[0]
+
+    async def _receive(self, consumer: PullConsumer, count: int) -> list[float]:
+        """Return the latencies of `count` messages; fewer when none comes for a while."""
+        latencies: list[float] = []
+        while len(latencies) < count and (messages := await consumer.poll(timeout_ms=_PATIENCE_MS)):
+            now = clock()
+            latencies += (now - _STAMP.unpack_from(message.body)[0] for message in messages)
+        return latencies
