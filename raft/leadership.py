@@ -106,7 +106,7 @@ class Leadership:
         if isinstance(event, FollowerBehind):
             logger.error(
                 "%s needs entry %d, which retention deleted here (the log starts at %d): it cannot catch up. "
-                "Stop it and start it again with: ledgermq broker --rejoin",
+                "Copy a healthy node's log to it: docs/runbook.md, needs entry which retention deleted",
                 event.node_id, event.next_index, first_index,
             )  # fmt: skip
         else:
