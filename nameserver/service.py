@@ -149,7 +149,7 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
                 if asked
                 else "several clusters are known here, none was named"
             )
-            message = f"{what}. Known: {', '.join(known)}. Name one of them: --cluster {known[0]}"
+            message = f'{what}. Known: {", ".join(known)}. Name one of them where the client is made: cluster="{known[0]}"'
             return route_pb2.Refusal(code=route_pb2.INVALID_ARGUMENT, message=message)
         similar = [f'"{name}"' for name in self._table.similar_topics(cluster, topic)]
         hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
