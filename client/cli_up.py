@@ -156,7 +156,7 @@ def _watch(cluster: LocalCluster) -> None:
             if code is None or process.name in given_up:
                 continue
             quick = time.monotonic() - restarted.get(process.name, -_QUICK_END_SECONDS) < _QUICK_END_SECONDS
-            if code in _WILL_NOT_START or quick:
+            if code in _WILL_NOT_START or (quick and code >= 0):  # a person may kill it as often as they like
                 out.print(
                     f"{process.name} ended with code {code} and stays down:\n{escape(process.log_tail(5))}"
                 )

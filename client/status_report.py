@@ -204,7 +204,7 @@ def _rows(asked: GroupAnswers, view: pb.GetStatusResponse) -> tuple[NodeRow, ...
 
 
 def _row(node: pb.NodeStatus, known: NodeRow | None) -> NodeRow:
-    unreachable = node.role == "unreachable"
+    unreachable = node.role in ("unreachable", "unknown")  # zeros would look like an empty disk
     return NodeRow(
         node_id=node.node_id,
         role=node.role,

@@ -55,3 +55,10 @@ def test_similar_names_are_suggested() -> None:
     assert errors.similar_names("ordrs", ["orders", "billing"]) == ["orders"]
     assert errors.did_you_mean(["a", "b"]) == 'Did you mean "a" or "b"?'
     assert errors.did_you_mean([]) == ""
+
+
+def test_the_next_command_is_named_once() -> None:
+    error = errors.SendTimeoutError(
+        "orders", 1000, sent=True, reason="no leader. See: ledgermq cluster status"
+    )
+    assert str(error).count("ledgermq cluster status") == 1
