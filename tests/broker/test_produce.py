@@ -86,18 +86,28 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def sections(sequence: int = 0, body: bytes = b"hello", producer: int = 7) -> ProduceWork:
-    record = encode_record(
-        b"",
-        body,
-        section_distance=64,
-        body_offset_in_rest=0,
-        body_size=len(body),
-        message_id=bytes(16),
-        born_timestamp=0,
-    )
+def sections(sequence: int = 0, body: bytes = b"hello", producer: int = 7, count: int = 1) -> ProduceWork:
+    """Return one section of `count` equal records."""
+    records: list[bytes] = []
+    for _ in range(count):
+        record = encode_record(
+            b"",
+            body,
+            section_distance=64 + sum(len(each) for each in records),
+            body_offset_in_rest=0,
+            body_size=len(body),
+            message_id=bytes(16),
+            born_timestamp=0,
+        )
+        records.append(record)
     raw = encode_section(
-        SectionKind.RECORDS, [record], 1, topic_id=1, queue_id=0, producer_id=producer, base_sequence=sequence
+        SectionKind.RECORDS,
+        records,
+        count,
+        topic_id=1,
+        queue_id=0,
+        producer_id=producer,
+        base_sequence=sequence,
     )
     return ProduceWork(checked_sections(1, memoryview(raw), 1))
 
@@ -181,7 +191,7 @@ def test_small_works_wait_for_the_append_that_is_out_and_large_ones_do_not() -> 
 def test_over_a_bound_a_work_is_refused_and_the_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(raft: FakeRaft) -> None:
         with pytest.raises(EntryTooLargeError):
-            raft.pipeline.submit(sections(0, bytes(17 << 20)))
+            raft.pipeline.submit(sections(0, bytes(4 << 20), count=5))
         monkeypatch.setattr(produce, "MAX_WAITING_BYTES", 100)
         with pytest.raises(TooManyRequestsError, match="100"):
             raft.pipeline.submit(sections(0, bytes(200)))
