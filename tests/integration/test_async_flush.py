@@ -26,19 +26,18 @@ def kill_all(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("mode", ["async_timed", "async_notify"])
 def test_killing_all_nodes_loses_nothing_that_was_acknowledged(tmp_path: Path, mode: str) -> None:
-    with Cluster(tmp_path, nodes=3, settings={"flush": mode}) as cluster:
+    with Cluster(tmp_path, nodes=3, settings={"flush": mode, "segment-size": "8MiB"}) as cluster:
         for name in cluster.nodes:
             status = cluster.status(name)
             assert status is not None and status.flush == mode, f"{name} says {status}"
         load = Load(cluster.nameserver_addresses[0], TOPIC)
         with load.running():
-            for _ in range(2):
-                wait_for_more(load, 500)
-                kill_all(cluster)
-                for name in cluster.nodes:
-                    cluster.start(name)
-                for name in cluster.nodes:
-                    cluster.wait_ready(name)
+            wait_for_more(load, 500)
+            kill_all(cluster)
+            for name in cluster.nodes:
+                cluster.start(name)
+            for name in cluster.nodes:
+                cluster.wait_ready(name)
             wait_for_more(load)
             leader = cluster.wait_leader()
             assert cluster.terminate(leader) == 0, cluster.nodes[leader].log()
