@@ -2,7 +2,8 @@
 
 Owns: the one place where the core is fed and polled. Must not: decide anything about Raft. Invariants: after every
 input the core is polled until it has nothing more to say, before the next input; a message's entries are verified
-before the core sees it; callbacks of the state machine run after the core's turn, never inside it.
+before the core sees it; callbacks of the state machine run after the core's turn, never inside it. An exception that
+nobody expects faults the node: the core may have counted what the log does not hold.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import logging
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
-from ledgermq.proto.entry import HEADER_SIZE, MAX_SECTION_COUNT, Buffer, EntryKind, entry_size
+from ledgermq.proto.entry import HEADER_SIZE, MAX_SECTION_COUNT, Buffer, EntryHeader, EntryKind, entry_size
 from ledgermq.proto.errors import CorruptError
 
 from .applier import Applier
@@ -30,9 +32,11 @@ from .errors import (
     InvalidWireError,
     LogCompactedError,
     LogTruncatedError,
+    NodeStoppedError,
     NotLeaderError,
     RaftError,
     TransferringError,
+    defect_text,
 )
 from .hello import Hello
 from .log_time import LogTime
@@ -130,17 +134,16 @@ class Driver:
         ):  # checked before the core counts an entry that could not be built
             raise EntryTooLargeError(section_count, MAX_SECTION_COUNT, "sections")
         self.log.check_proposal(size, urgent=urgent)
-        answer = self.core.propose([size])
+        try:
+            answer = self.core.propose([size])
+            if type(answer) is Accepted:
+                header = self._stage(answer, parts, section_count)
+        except Exception as error:
+            # The core may count an entry that the log does not hold: nobody may hear of it.
+            self._defect("appending an entry", error)
+            raise NodeStoppedError("this node stops; nothing was appended") from error
         if type(answer) is not Accepted:
             raise _refusal(answer)
-        header = self.log.stage_entry(
-            EntryKind.RECORDS,
-            parts,
-            section_count=section_count,
-            index=answer.first_index,
-            term=answer.term,
-            timestamp=self.next_timestamp(),
-        )
         proposal = Proposal(header, self._loop.create_future())
         self.proposals.append(proposal)
         self._proposed.inc()
@@ -148,6 +151,16 @@ class Driver:
             self._pump_scheduled = True
             self._loop.call_soon(self.settle)
         return proposal
+
+    def _stage(self, answer: Accepted, parts: list[Buffer], section_count: int) -> EntryHeader:
+        return self.log.stage_entry(
+            EntryKind.RECORDS,
+            parts,
+            section_count=section_count,
+            index=answer.first_index,
+            term=answer.term,
+            timestamp=self.next_timestamp(),
+        )
 
     def next_timestamp(self) -> int:
         """Log time (ms): on the leader exactly what a proposal gets that is made in the same turn of the loop."""
@@ -187,12 +200,13 @@ class Driver:
 
     def ticks(self, count: int) -> None:
         """Give the core `count` ticks."""
-        self.settle()
-        for _ in range(count):
-            if self.closed:
-                return
-            self.core.tick()
-            self.pump()
+        with self.defects_fault("a tick of the clock"):
+            self.settle()
+            for _ in range(count):
+                if self.closed:
+                    return
+                self.core.tick()
+                self.pump()
 
     def storage_done(self, seq: int) -> None:
         """Everything up to persist operation `seq` is durable."""
@@ -214,11 +228,12 @@ class Driver:
         self._pump_scheduled = False
         self._promised_timestamp = 0
         poll = self.core.poll
-        while not self.closed and (output := poll()) is not None:
-            self._carry_out(output)
-        self._batch = None  # callbacks may propose: what is staged then is not from this message
-        while self._after:
-            self._after.popleft()()
+        with self.defects_fault("carrying out what the core decided"):
+            while not self.closed and (output := poll()) is not None:
+                self._carry_out(output)
+            self._batch = None  # callbacks may propose: what is staged then is not from this message
+            while self._after:
+                self._after.popleft()()
 
     def close(self) -> None:
         """Carry out nothing more."""
@@ -226,6 +241,18 @@ class Driver:
         for task in self._reading.values():
             task.cancel()
         self.proposals.lost("this node stops")
+
+    @contextmanager
+    def defects_fault(self, doing: str) -> Iterator[None]:
+        """Fault the node on whatever comes out: expected refusals never get this far."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 (a bug of ours, of any kind)
+            self._defect(doing, error)
+
+    def _defect(self, doing: str, error: Exception) -> None:
+        logger.error("defect node=%s", self.node_id, exc_info=error)
+        self._owner.on_fault(defect_text(doing, error))
 
     # --- outputs -------------------------------------------------------------------------------------------
     def _carry_out(self, output: Output) -> None:
@@ -349,6 +376,10 @@ class Driver:
         return data
 
     async def _send_cold(self, message: AppendEntries) -> None:
+        with self.defects_fault(f"reading entries for {message.to}"):
+            await self._read_and_ship(message)
+
+    async def _read_and_ship(self, message: AppendEntries) -> None:
         generation = self.log.generation
         try:
             data = await self.log.read_wire(message.lo, message.hi, message.max_bytes)

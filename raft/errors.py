@@ -21,7 +21,8 @@ RaftError                     base; `retryable` tells whether the same call may 
     ├── LogTruncatedError     the range was cut off while it was read; look again
     ├── LogCompactedError     the range is below the first retained index
     ├── DiskFullError         no room for another segment (definite when raised by staging)
-    └── StorageFailedError    a write or fsync failed: terminal for the node (rule P15)
+    ├── StorageFailedError    a write or fsync failed: terminal for the node (rule P15)
+    └── StorageDefectError    a thread of the storage met a bug of ours: terminal for the node
 
 Every message says what happened, why, and what to do next.
 """
@@ -188,3 +189,20 @@ class StorageFailedError(StorageError):
         )
         self.path = path
         self.cause = cause
+
+
+class StorageDefectError(StorageError):
+    """A thread of the storage met a bug of ours. Terminal: work that was accepted is not done."""
+
+    def __init__(self, doing: str, defect: Exception) -> None:
+        super().__init__(defect_text(doing, defect))
+        self.defect = defect
+
+
+def defect_text(doing: str, defect: Exception) -> str:
+    """Return why a node stops that met a bug of ours, and what a person does about it."""
+    return (
+        f"{doing} failed with {type(defect).__name__}: {defect}. This is a defect of LedgerMQ; what this node holds in"
+        f" memory is no longer certain, so it stops; the others go on. Keep its log for a report, then start the node"
+        f" again."
+    )

@@ -7,6 +7,7 @@ fsync nothing is reported as durable ever again (rule P15).
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -16,9 +17,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol
 
-from .errors import StorageError, StorageFailedError
+from .errors import StorageDefectError, StorageError, StorageFailedError
 from .log_writer import LogWriter, PersistOp
 from .types import LogIndex
+
+_log = logging.getLogger(__name__)
 
 #: One turn takes no more than this, so that the first of many waiting operations is not held up by the last.
 MAX_TURN_BYTES: Final = 16 << 20
@@ -181,6 +184,9 @@ class Flusher:
             work()
         except (OSError, StorageError) as error:
             self._fail(error)
+        except Exception as defect:  # noqa: BLE001 (nobody else would notice that this thread is gone)
+            _log.exception("storage thread failed path=%s", self._path)
+            self._fail(StorageDefectError(f"writing the log in {self._path}", defect))
 
     def _fail(self, error: OSError | StorageError) -> None:
         if isinstance(error, OSError):

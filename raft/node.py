@@ -379,10 +379,11 @@ class RaftNode:
 
     def on_frame(self, peer: NodeId, kind: StreamKind, frame: Frame) -> None:
         """Take a frame of a peer."""
-        self._view.heard(peer)
-        news = self._driver.on_frame(peer, frame)
-        if news is not None:
-            self._rights.learn(news)
+        with self._driver.defects_fault(f"handling a message of {peer}"):
+            self._view.heard(peer)
+            news = self._driver.on_frame(peer, frame)
+            if news is not None:
+                self._rights.learn(news)
 
     def on_refused(self, peer: NodeId, refusal: Refusal) -> None:
         """A peer does not know this node's data folder: it must not go on as if it were a member."""
@@ -442,7 +443,9 @@ class RaftNode:
         self._rights.advance()
 
     def _on_durable(self, seq: int) -> None:
-        if not self._driver.closed:
+        if self._driver.closed:
+            return
+        with self._driver.defects_fault("taking note of what is durable"):
             self._driver.storage_done(seq)
             self._rights.note_durable(seq)
 

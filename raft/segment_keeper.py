@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from .entry_index import index_path, write_index
-from .errors import DiskFullError, StorageError, StorageFailedError
+from .errors import DiskFullError, StorageDefectError, StorageError, StorageFailedError
 from .files import File, FileSystem, is_full, write_zeros
 from .identity import Manifest, write_manifest
 from .segment import TRAILER_SIZE, Segment, create_segment, segment_path
@@ -173,6 +173,13 @@ class SegmentKeeper:
                 job()
             except OSError as error:
                 self._on_failed(StorageFailedError(Path(error.filename or self._folders.data), error))
+                return
+            except StorageError as error:
+                self._on_failed(error)
+                return
+            except Exception as defect:  # noqa: BLE001 (nobody else would notice that this thread is gone)
+                _log.exception("segment thread failed path=%s", self._folders.data)
+                self._on_failed(StorageDefectError(f"preparing segments in {self._folders.data}", defect))
                 return
 
     def _next_job(self) -> Callable[[], None] | None:

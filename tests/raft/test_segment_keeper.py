@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from ledgermq.raft.errors import StorageError
 from ledgermq.raft.files import DiskUse, RealFileSystem
 from ledgermq.raft.identity import Manifest
 from ledgermq.raft.segment import create_segment
@@ -40,3 +41,29 @@ def test_the_deletion_that_makes_room_does_not_wait_for_the_segment_that_has_non
     finally:
         keeper.stop()
     assert [path.name for path in folders.segments.iterdir()] == [f"{SEGMENT:020d}"]
+
+
+def test_a_bug_in_the_thread_is_told_and_does_not_leave_a_dead_thread_behind_in_silence(
+    tmp_path: Path,
+) -> None:
+    folders = LogFolders(tmp_path)
+    keeper = SegmentKeeper(BrokenFiles(), folders, SEGMENT, [0])
+    told: list[StorageError] = []
+    failed = threading.Event()
+
+    def on_failed(error: StorageError) -> None:
+        told.append(error)
+        failed.set()
+
+    keeper.start(lambda call: call(), lambda is_full: None, on_failed)
+    keeper.prepare(SEGMENT)
+    assert failed.wait(30)
+    keeper.stop()
+    assert "ZeroDivisionError" in str(told[0])
+
+
+class BrokenFiles(RealFileSystem):
+    """A file system of ours with a bug."""
+
+    def disk_use(self, path: Path) -> DiskUse:
+        return DiskUse(1 // 0, 0)
