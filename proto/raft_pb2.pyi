@@ -25,6 +25,7 @@ class RefusalKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_SEGMENT_SIZE: _ClassVar[RefusalKind]
     REFUSAL_INCARNATION: _ClassVar[RefusalKind]
     REFUSAL_MALFORMED: _ClassVar[RefusalKind]
+    REFUSAL_OTHER_GROUP: _ClassVar[RefusalKind]
 STANDING_UNSPECIFIED: Standing
 STANDING_FRESH: Standing
 STANDING_VOTER: Standing
@@ -38,9 +39,10 @@ REFUSAL_WRONG_ADDRESS: RefusalKind
 REFUSAL_SEGMENT_SIZE: RefusalKind
 REFUSAL_INCARNATION: RefusalKind
 REFUSAL_MALFORMED: RefusalKind
+REFUSAL_OTHER_GROUP: RefusalKind
 
 class Hello(_message.Message):
-    __slots__ = ("format", "feature_level", "cluster_id", "group", "node_id", "to_node_id", "incarnation", "segment_size", "standing", "term", "known_incarnations", "fsync_p99_ms", "disk_used_ratio")
+    __slots__ = ("format", "feature_level", "cluster_id", "group", "node_id", "to_node_id", "incarnation", "segment_size", "standing", "term", "known_incarnations", "fsync_p99_ms", "disk_used_ratio", "group_id")
     class KnownIncarnationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +63,7 @@ class Hello(_message.Message):
     KNOWN_INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     FSYNC_P99_MS_FIELD_NUMBER: _ClassVar[int]
     DISK_USED_RATIO_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     format: int
     feature_level: int
     cluster_id: str
@@ -74,7 +77,8 @@ class Hello(_message.Message):
     known_incarnations: _containers.ScalarMap[str, int]
     fsync_p99_ms: float
     disk_used_ratio: float
-    def __init__(self, format: _Optional[int] = ..., feature_level: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., to_node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., segment_size: _Optional[int] = ..., standing: _Optional[_Union[Standing, str]] = ..., term: _Optional[int] = ..., known_incarnations: _Optional[_Mapping[str, int]] = ..., fsync_p99_ms: _Optional[float] = ..., disk_used_ratio: _Optional[float] = ...) -> None: ...
+    group_id: int
+    def __init__(self, format: _Optional[int] = ..., feature_level: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., to_node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., segment_size: _Optional[int] = ..., standing: _Optional[_Union[Standing, str]] = ..., term: _Optional[int] = ..., known_incarnations: _Optional[_Mapping[str, int]] = ..., fsync_p99_ms: _Optional[float] = ..., disk_used_ratio: _Optional[float] = ..., group_id: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("hello", "refusal", "refusal_kind")

@@ -10,12 +10,16 @@ leader without acknowledged entries. So:
   by its incarnation, to every node that could ever meet an empty disk under its id.
 - A LEARNER becomes a voter again when it holds everything that was committed when the others had replaced its old
   incarnation, at a term that no voter is ahead of, with its vote bound to that term's leader (`Rejoin`).
+- Names may repeat (two clusters on one machine), so a group also has an id, the digest of its members' incarnations
+  (`find_group_id`). A node makes it when all members know the same incarnations and none of them has an id; each
+  greeting carries both, so whoever could make another one, after a member was replaced, hears of the first instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Final
 
 from .hello import Hello, Refusal, RefusalKind, Standing
@@ -69,6 +73,41 @@ def may_become_voter(
         if hello.standing is not Standing.FRESH and hello.known_incarnations.get(me) != incarnation:
             return False
     return True
+
+
+def group_id_of(cluster_id: str, group: str, incarnations: dict[NodeId, int]) -> int:
+    """Return the id of a group that was made by these members (64 bits, never 0)."""
+    named = [cluster_id, group, *(f"{node}={number:016x}" for node, number in sorted(incarnations.items()))]
+    return int.from_bytes(blake2b("\0".join(named).encode()).digest()[:8]) or 1
+
+
+def find_group_id(mine: Hello, others: Collection[NodeId], hellos: dict[NodeId, Hello]) -> int:
+    """Return the id of this node's group, which does not know it yet; 0: it cannot be told yet.
+
+    An id that a peer has is taken over, but only after all of them were heard and none has another. Store it durably
+    before telling it, and let the member record not change in between. `hellos` as for `may_become_voter`.
+    """
+    heard = [hellos[other] for other in others if other in hellos]
+    if len(heard) < len(others):
+        return 0
+    ids = known_group_ids(heard)
+    if ids:
+        return ids.pop() if len(ids) == 1 else 0
+    views = [_incarnations(hello, {mine.node_id, *others}) for hello in (mine, *heard)]
+    if any(view != views[0] for view in views) or len(views[0]) <= len(others):
+        return 0
+    return group_id_of(mine.cluster_id, mine.group, views[0])
+
+
+def known_group_ids(hellos: Iterable[Hello]) -> set[int]:
+    """Return the group ids that the senders know: more than one when groups with the same names are mixed up."""
+    return {hello.group_id for hello in hellos if hello.group_id}
+
+
+def _incarnations(hello: Hello, members: Collection[NodeId]) -> dict[NodeId, int]:
+    """Return the incarnations of the members, the sender among them, as the sender knows them."""
+    known = {**hello.known_incarnations, hello.node_id: hello.incarnation}
+    return {node: number for node, number in known.items() if node in members and number}
 
 
 @dataclass(slots=True)

@@ -35,6 +35,7 @@ class RefusalKind(Enum):
     SEGMENT_SIZE = pb.REFUSAL_SEGMENT_SIZE
     INCARNATION = pb.REFUSAL_INCARNATION
     MALFORMED = pb.REFUSAL_MALFORMED
+    OTHER_GROUP = pb.REFUSAL_OTHER_GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Hello:
     standing: Standing
     term: Term
     to_node_id: str = ""
+    group_id: int = 0  # `group_id_of` the group's first members; 0: the sender does not know it yet
     known_incarnations: dict[NodeId, int] = field(default_factory=dict)
     format: int = FORMAT
     feature_level: int = 1
@@ -76,6 +78,7 @@ class Hello:
             segment_size=self.segment_size,
             standing=self.standing.value,
             term=self.term,
+            group_id=self.group_id,
             known_incarnations={str(node): name for node, name in self.known_incarnations.items()},
             fsync_p99_ms=self.fsync_p99_ms,
             disk_used_ratio=self.disk_used_ratio,
@@ -95,6 +98,7 @@ class Hello:
             segment_size=message.segment_size,
             standing=Standing(message.standing),
             term=Term(message.term),
+            group_id=message.group_id,
             known_incarnations={NodeId(k): v for k, v in message.known_incarnations.items()},
             fsync_p99_ms=message.fsync_p99_ms,
             disk_used_ratio=message.disk_used_ratio,
@@ -122,6 +126,14 @@ def refusal_of(mine: Hello, theirs: Hello, members: frozenset[NodeId]) -> Refusa
             RefusalKind.GROUP,
             f"{who} belongs to group {theirs.group}, {mine.node_id} to group {mine.group}. "
             "Check the member addresses in the configuration of both",
+        ),
+        (
+            0 != theirs.group_id != mine.group_id != 0,
+            RefusalKind.OTHER_GROUP,
+            f"another group with the same names (cluster {mine.cluster_id}, group {mine.group}) answers at that address: "
+            f"{who} has group id {theirs.group_id:016x}, {mine.node_id} has {mine.group_id:016x}. Two clusters on one "
+            "machine, or ports mixed up? Check the addresses and ports of the members in the configuration of both; "
+            "nothing was changed",
         ),
         (
             theirs.node_id not in members or theirs.node_id == mine.node_id,

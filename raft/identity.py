@@ -39,6 +39,7 @@ class Identity:
     members: dict[NodeId, int] = field(
         default_factory=dict
     )  # incarnation of each member as last seen; 0 = never
+    group_id: int = 0  # tells this group from others with the same names; 0 = not known yet (bootstrap.py)
     complete: bool = True  # False while the folder is being made: nothing was promised from it yet
 
 
@@ -55,7 +56,7 @@ class Manifest:
 
 def write_identity(files: FileSystem, path: Path, identity: Identity) -> None:
     """Replace the record durably. Raises: OSError."""
-    fields = {
+    fields: dict[str, Any] = {
         "cluster_id": identity.cluster_id,
         "group": identity.group,
         "node_id": identity.node_id,
@@ -65,6 +66,8 @@ def write_identity(files: FileSystem, path: Path, identity: Identity) -> None:
         "members": dict(identity.members),
         "complete": identity.complete,
     }
+    if identity.group_id:  # stands only in records of nodes that know it
+        fields["group_id"] = identity.group_id
     write_record(files, path, "identity", IDENTITY_VERSION, fields)
 
 

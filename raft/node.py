@@ -385,9 +385,12 @@ class RaftNode:
             if news is not None:
                 self._rights.learn(news)
 
-    def on_refused(self, peer: NodeId, refusal: Refusal) -> None:
-        """A peer does not know this node's data folder: it must not go on as if it were a member."""
-        if refusal.kind is RefusalKind.INCARNATION:
+    def on_refused(self, peer: NodeId, refusal: Refusal, group_id: int) -> None:
+        """A peer does not know this node's data folder: it must not go on as if it were a member.
+
+        Who is not known to be of the same group has no say in that: the ports of two groups may be mixed up.
+        """
+        if refusal.kind is RefusalKind.INCARNATION and self._rights.group_id in (0, group_id):
             self.fail(refusal.text)
 
     def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:

@@ -190,6 +190,13 @@ class RaftStorage:
             write_identity(self._files, self._folders.identity, identity)
             self.identity = identity
 
+    def learn_group_id(self, group_id: int) -> None:
+        """Store which group this is durably, once and for ever. Blocking; call it in a thread. Raises: OSError."""
+        assert self.identity.group_id in (0, group_id)
+        identity = replace(self.identity, group_id=group_id)
+        write_identity(self._files, self._folders.identity, identity)
+        self.identity = identity
+
     def statistics(self) -> FlushStatistics:
         """Fsync latency (p50, p99 in ms), flushed index, and so on. Call `start` first."""
         assert self._flusher is not None

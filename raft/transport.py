@@ -53,8 +53,8 @@ class Gate(Protocol):
     def on_frame(self, peer: NodeId, kind: StreamKind, frame: Frame) -> None:
         """Take one frame of an accepted stream. Runs on the loop and must not wait."""
 
-    def on_refused(self, peer: NodeId, refusal: Refusal) -> None:
-        """A peer refused this node's greeting."""
+    def on_refused(self, peer: NodeId, refusal: Refusal, group_id: int) -> None:
+        """A peer refused this node's greeting; `group_id` is the peer's (0: it does not know)."""
 
     def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
         """An outgoing stream is ready."""
@@ -90,7 +90,7 @@ class PeerLink(Generic[ControlItem, AppendItem]):
         if reply.refusal_kind:
             refusal = Refusal(RefusalKind(reply.refusal_kind), reply.refusal)
             self._log_refusal(self.peer.node_id, refusal)
-            self._gate.on_refused(self.peer.node_id, refusal)
+            self._gate.on_refused(self.peer.node_id, refusal, reply.hello.group_id)
             return False
         theirs = Hello.from_proto(reply.hello)
         mine = await self._gate.admit(theirs)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from .bootstrap import MemberRecord, Rejoin, may_become_voter
+from .bootstrap import MemberRecord, Rejoin, find_group_id, known_group_ids, may_become_voter
 from .config import RaftConfig
 from .core import RaftCore
 from .errors import NotLeaderError
@@ -56,6 +56,8 @@ class VotingRights:
         self._lock = asyncio.Lock()  # one change of the record at a time
         self._rejoin = Rejoin(config.node_id, storage.incarnation, self._others)
         self._aiming: asyncio.Task[None] | None = None
+        self._identifying: asyncio.Task[None] | None = None
+        self._mixed_up = False  # logged once
         self._promotion_seq: int | None = None
         self._was_voter = core.is_voter
 
@@ -65,6 +67,11 @@ class VotingRights:
         if self._was_voter:
             return Standing.VOTER
         return Standing.LEARNER if self._is_learner else Standing.FRESH
+
+    @property
+    def group_id(self) -> int:
+        """Which group this is, durably; 0 while it is not known."""
+        return self._storage.identity.group_id
 
     def hello(self, to: NodeId | None, fsync_p99_ms: float, disk_used_ratio: float) -> Hello:
         """Return this node's greeting."""
@@ -76,6 +83,7 @@ class VotingRights:
             segment_size=self._config.segment_size,
             standing=self.standing,
             term=self._core.term,
+            group_id=self.group_id,
             to_node_id=to or "",
             known_incarnations=dict(self._record.known),
             feature_level=self._config.feature_level,
@@ -117,6 +125,7 @@ class VotingRights:
         """Take news about an admitted peer."""
         if self._record.known.get(hello.node_id) == hello.incarnation:
             self.hellos[hello.node_id] = hello
+            self._identify()
             self.advance()
 
     def note_accepted(self, peer: NodeId) -> None:
@@ -128,6 +137,8 @@ class VotingRights:
         """See whether this node may vote by now. Call it when greetings, log, term or leader moved."""
         if self._was_voter or self._promotion_seq is not None:
             return
+        if len(known_group_ids(self.hellos.values())) > 1:
+            return  # two groups answer at the members' addresses: `_identify` told
         if self.standing is Standing.FRESH:
             if may_become_voter(self._config.node_id, self._storage.incarnation, self._others, self.hellos):
                 self._promote("every other member is new too, or knows this node")
@@ -150,6 +161,7 @@ class VotingRights:
         """Everything up to persist operation `seq` is durable: with it perhaps a promotion that was under way."""
         if self._promotion_seq is not None and not self._was_voter and seq >= self._promotion_seq:
             self._was_voter = True
+            self._identify()  # a node alone hears no greetings
             self._announce()
 
     async def close(self) -> None:
@@ -157,6 +169,8 @@ class VotingRights:
         if self._aiming is not None:
             self._aiming.cancel()
             await asyncio.wait([self._aiming])
+        if self._identifying is not None:
+            await asyncio.wait([self._identifying])  # a thread writes for it
 
     async def _aim(self) -> None:
         try:
@@ -168,6 +182,39 @@ class VotingRights:
         finally:
             self._aiming = None
         self.advance()
+
+    def _identify(self) -> None:
+        """See whether it can be told by now which group this is."""
+        if self.group_id or self._identifying is not None:
+            return
+        if len(known_group_ids(self.hellos.values())) > 1 and not self._mixed_up:
+            self._mixed_up = True
+            logger.error(
+                "two groups with the same names (cluster %s, group %s) answer at the members' addresses, so this node "
+                "cannot tell which is its own node=%s group_ids=%s; check the addresses and ports of the members",
+                self._config.cluster_id, self._config.group, self._config.node_id,
+                {node: f"{hello.group_id:016x}" for node, hello in sorted(self.hellos.items())},
+            )  # fmt: skip
+        if self._find_group_id():
+            self._identifying = asyncio.get_running_loop().create_task(self._store_group_id())
+
+    def _find_group_id(self) -> int:
+        return find_group_id(self.hello(None, 0.0, 0.0), self._others, self.hellos)
+
+    async def _store_group_id(self) -> None:
+        try:
+            async with self._lock:  # and so the record stays what the id is made of
+                group_id = self._find_group_id()
+                if not group_id:
+                    return
+                await asyncio.to_thread(self._storage.learn_group_id, group_id)
+        except OSError as error:
+            logger.warning("group id not stored, trying again at the next greeting error=%s", error)
+            return
+        finally:
+            self._identifying = None
+        logger.info("group id known node=%s group_id=%016x", self._config.node_id, group_id)
+        self._announce()
 
     def _promote(self, why: str) -> None:
         logger.info("this node votes from now on node=%s reason=%r", self._config.node_id, why)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ledgermq.raft.bootstrap import MemberRecord, Rejoin, may_become_voter
+from ledgermq.raft.bootstrap import MemberRecord, Rejoin, find_group_id, group_id_of, may_become_voter
 from ledgermq.raft.hello import Hello, RefusalKind, Standing, refusal_of
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
@@ -18,10 +18,12 @@ def hello(
     group: str = "g0",
     segment_size: int = 1 << 20,
     to: str = "",
+    group_id: int = 0,
 ) -> Hello:
     return Hello(
         cluster_id="c", group=group, node_id=node, incarnation=incarnation, segment_size=segment_size,
         standing=standing, term=Term(term), known_incarnations=known or {}, to_node_id=to,
+        group_id=group_id,
     )  # fmt: skip
 
 
@@ -106,5 +108,56 @@ def test_greetings_of_another_cluster_group_member_address_or_segment_size_are_r
 
 
 def test_a_greeting_survives_the_wire() -> None:
-    greeting = hello(N2, (1 << 63) - 1, Standing.LEARNER, {N1: 5}, term=9, to="n1")
+    greeting = hello(N2, (1 << 63) - 1, Standing.LEARNER, {N1: 5}, term=9, to="n1", group_id=(1 << 64) - 1)
     assert Hello.from_proto(greeting.to_proto()) == greeting
+
+
+ALL = {N1: 1, N2: 2, N3: 3}
+
+
+def agreeing(node: NodeId, group_id: int = 0, **replaced: int) -> Hello:
+    """A greeting of a node that knows all members, some of them in another incarnation than `ALL`."""
+    known = {**ALL, **{NodeId(name): number for name, number in replaced.items()}}
+    return hello(node, known.pop(node), Standing.VOTER, known, group_id=group_id)
+
+
+def test_members_that_know_the_same_incarnations_make_the_same_group_id() -> None:
+    hellos = {node: agreeing(node) for node in ALL}
+    found = {find_group_id(hellos[n], [o for o in ALL if o != n], hellos) for n in ALL}
+    assert found == {group_id_of("c", "g0", ALL)}
+
+
+def test_the_group_id_differs_with_the_names_and_with_any_incarnation() -> None:
+    made = [("c", "g0", ALL), ("d", "g0", ALL), ("c", "g1", ALL), ("c", "g0", {**ALL, N2: 4})]
+    assert len({group_id_of(*names) for names in made}) == len(made)
+
+
+def test_no_group_id_is_made_while_a_member_is_unheard_or_knows_other_incarnations() -> None:
+    mine, others = agreeing(N1), [N2, N3]
+    assert find_group_id(mine, others, {N2: agreeing(N2)}) == 0
+    assert find_group_id(mine, others, {N2: agreeing(N2), N3: hello(N3, 3)}) == 0
+    assert find_group_id(mine, others, {N2: agreeing(N2), N3: agreeing(N3, n2=4)}) == 0
+    assert find_group_id(hello(N1, 1, known={N2: 2}), others, {N2: agreeing(N2), N3: agreeing(N3)}) == 0
+
+
+def test_a_late_node_takes_the_group_id_of_its_peers_although_one_was_replaced_since() -> None:
+    first = group_id_of("c", "g0", ALL)
+    hellos = {N1: agreeing(N1, first, n2=4), N2: agreeing(N2, n2=4)}
+    assert find_group_id(agreeing(N3, n2=4), [N1, N2], hellos) == first
+
+
+def test_no_group_id_is_taken_over_from_peers_that_are_of_two_groups() -> None:
+    assert find_group_id(agreeing(N3), [N1, N2], {N1: agreeing(N1, 7), N2: agreeing(N2, 8)}) == 0
+
+
+def test_another_group_with_the_same_names_is_refused_without_the_advice_to_rejoin() -> None:
+    mine, members = hello(N1, 1, group_id=7), frozenset(ALL)
+    for theirs in (hello(N2, 99, Standing.VOTER, to="n1", group_id=8), hello(N1, 99, to="n1", group_id=8)):
+        refusal = refusal_of(mine, theirs, members)
+        assert refusal is not None
+        assert refusal.kind is RefusalKind.OTHER_GROUP
+        assert "another group with the same names" in refusal.text
+        assert "nothing was changed" in refusal.text
+        assert "rejoin" not in refusal.text
+    for known, told in ((7, 7), (7, 0), (0, 8)):
+        assert refusal_of(hello(N1, 1, group_id=known), hello(N2, 2, group_id=told), members) is None

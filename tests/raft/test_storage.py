@@ -281,6 +281,25 @@ def test_members_are_remembered(config: StorageConfig) -> None:
     after.close()
 
 
+def test_the_group_id_is_remembered_and_absent_in_records_that_do_not_know_it(config: StorageConfig) -> None:
+    files = RealFileSystem()
+    create_data_folder(config, files)
+    assert b"group_id" not in (config.data_dir / "identity").read_bytes()
+    storage = open_storage(config, files)
+    assert storage.identity.group_id == 0
+    storage.learn_group_id((1 << 64) - 1)
+    storage.learn_members({NodeId("n2"): 17})
+    storage.close()
+    after = open_storage(config, files)
+    assert after.identity.group_id == (1 << 64) - 1
+    assert after.identity.members["n2"] == 17
+    after.close()
+    rejoin(config, files)
+    after = open_storage(config, files)
+    assert after.identity.group_id == 0, "whoever rejoins takes it from its peers"
+    after.close()
+
+
 def test_real_file_survives_many_buffers_and_short_reads(tmp_path: Path) -> None:
     file = RealFileSystem().open(tmp_path / "f", create=True)
     parts: list[Buffer] = [bytes([number % 251]) * 3 for number in range(3000)]

@@ -62,7 +62,7 @@ class Peer:
         self.frames.append((peer, kind, frame))
         self.changed.set()
 
-    def on_refused(self, peer: NodeId, refusal: Refusal) -> None:
+    def on_refused(self, peer: NodeId, refusal: Refusal, group_id: int) -> None:
         self.refusals.append(refusal)
         self.changed.set()
 
