@@ -19,7 +19,7 @@ from . import admin_changes, admin_reads
 from .context import NodeContext
 from .dump_service import dump_chunks
 from .group_view import status
-from .leader_handlers import Serve, leader_handler, refusal
+from .leader_handlers import Serve, leader_handler, parsed, refusal
 from .log_service import up_to_date
 from .refusals import REFUSABLE, RefusedError
 
@@ -99,41 +99,39 @@ class AdminService:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def _read(self, name: str, serve: Callable[[NodeContext, Any], Any], listener: str) -> Any:
-        response = getattr(admin_pb2, f"{name}Response")
+        kind, response = getattr(admin_pb2, f"{name}Request"), getattr(admin_pb2, f"{name}Response")
 
-        async def handle(request: Any, context: Any) -> Any:
+        async def handle(raw: bytes, context: Any) -> Any:
             try:
+                request = parsed(kind, raw)
                 await up_to_date(self._context, context.time_remaining())
                 return serve(self._context, request)
             except REFUSABLE as error:
                 return response(refusal=refusal(self._context, error, listener))
 
-        return grpc.unary_unary_rpc_method_handler(
-            handle,
-            request_deserializer=getattr(admin_pb2, f"{name}Request").FromString,
-            response_serializer=response.SerializeToString,
-        )
+        return grpc.unary_unary_rpc_method_handler(handle, response_serializer=response.SerializeToString)
 
     def _status(self, listener: str) -> Any:
-        async def handle(request: admin_pb2.GetStatusRequest, context: Any) -> admin_pb2.GetStatusResponse:
+        async def handle(raw: bytes, context: Any) -> admin_pb2.GetStatusResponse:
+            try:
+                parsed(admin_pb2.GetStatusRequest, raw)
+            except RefusedError as error:  # its response has no place for a refusal
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return status(self._context, listener, self._started)
 
         return grpc.unary_unary_rpc_method_handler(
-            handle,
-            request_deserializer=admin_pb2.GetStatusRequest.FromString,
-            response_serializer=admin_pb2.GetStatusResponse.SerializeToString,
+            handle, response_serializer=admin_pb2.GetStatusResponse.SerializeToString
         )
 
     def _dump(self, listener: str) -> Any:
-        async def handle(request: admin_pb2.DumpRequest, context: Any) -> AsyncIterator[admin_pb2.DumpChunk]:
+        async def handle(raw: bytes, context: Any) -> AsyncIterator[admin_pb2.DumpChunk]:
             try:
+                request = parsed(admin_pb2.DumpRequest, raw)
                 async for chunk in dump_chunks(self._context, request):
                     yield chunk
             except REFUSABLE as error:
                 yield admin_pb2.DumpChunk(refusal=refusal(self._context, error, listener))
 
         return grpc.unary_stream_rpc_method_handler(
-            handle,
-            request_deserializer=admin_pb2.DumpRequest.FromString,
-            response_serializer=admin_pb2.DumpChunk.SerializeToString,
+            handle, response_serializer=admin_pb2.DumpChunk.SerializeToString
         )

@@ -26,6 +26,16 @@ def refusal(context: NodeContext, error: Exception, listener: str) -> route_pb2.
     return found
 
 
+def parsed(kind: Any, raw: bytes) -> Any:
+    """Decode a request. Raises: RefusedError: gRPC itself would answer UNKNOWN and log a trace."""
+    try:
+        return kind.FromString(raw)
+    except DecodeError:
+        raise RefusedError(
+            route_pb2.INVALID_ARGUMENT, f"the request cannot be decoded: it is no {kind.DESCRIPTOR.name}"
+        ) from None
+
+
 def leader_handler(
     context: NodeContext, method: str, request_type: Any, response_type: Any, serve: Serve, listener: str
 ) -> Any:
@@ -35,11 +45,7 @@ def leader_handler(
         call = Call.of(grpc_context, listener)
 
         async def local() -> bytes:
-            try:
-                request = request_type.FromString(raw)
-            except DecodeError:
-                raise RefusedError(route_pb2.INVALID_ARGUMENT, "the request cannot be decoded") from None
-            return bytes((await serve(context, request)).SerializeToString())
+            return bytes((await serve(context, parsed(request_type, raw))).SerializeToString())
 
         try:
             return await context.calls.unary(method, raw, call, local)

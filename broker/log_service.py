@@ -22,7 +22,7 @@ from ledgermq.raft.errors import NotLeaderError
 from .commands import CommitOffsets, position_rows
 from .context import NodeContext
 from .fetch import fetch
-from .leader_handlers import leader_handler, refusal
+from .leader_handlers import leader_handler, parsed, refusal
 from .leader_view import Verdict
 from .log_wire import BadProduceRequestError, checked_sections, split_produce_request
 from .messaging_validation import group_problem
@@ -73,15 +73,10 @@ class LogService:
             "Produce": grpc.stream_stream_rpc_method_handler(
                 self._produce_handler(listener), response_serializer=log_pb2.ProduceResponse.SerializeToString
             ),
-            "Fetch": grpc.unary_unary_rpc_method_handler(
-                self._fetch, request_deserializer=log_pb2.FetchRequest.FromString
-            ),
-            "FetchStream": grpc.stream_stream_rpc_method_handler(
-                self._fetch_stream, request_deserializer=log_pb2.FetchRequest.FromString
-            ),
+            "Fetch": grpc.unary_unary_rpc_method_handler(self._fetch),
+            "FetchStream": grpc.stream_stream_rpc_method_handler(self._fetch_stream),
             "QueryOffsets": grpc.unary_unary_rpc_method_handler(
                 self._query_offsets,
-                request_deserializer=log_pb2.QueryOffsetsRequest.FromString,
                 response_serializer=log_pb2.QueryOffsetsResponse.SerializeToString,
             ),
         }
@@ -158,9 +153,9 @@ class LogService:
         )
 
     # --- fetch ----------------------------------------------------------------------------------------------
-    async def _fetch(self, request: log_pb2.FetchRequest, context: Any) -> bytes:
+    async def _fetch(self, raw: bytes, context: Any) -> bytes:
         try:
-            return await fetch(self._context, request)
+            return await fetch(self._context, parsed(log_pb2.FetchRequest, raw))
         except REFUSABLE as error:
             response = log_pb2.FetchResponse(
                 refusal=refusal(self._context, error, ""), node_id=self._context.config.node_id
@@ -169,14 +164,13 @@ class LogService:
 
     async def _fetch_stream(self, _requests: Any, context: Any) -> None:
         """One answer per request; the client writes the next when it has taken in the last."""
-        while (request := await context.read()) is not _EOF:
-            await context.write(await self._fetch(request, context))
+        while (raw := await context.read()) is not _EOF:
+            await context.write(await self._fetch(raw, context))
 
     # --- offsets --------------------------------------------------------------------------------------------
-    async def _query_offsets(
-        self, request: log_pb2.QueryOffsetsRequest, context: Any
-    ) -> log_pb2.QueryOffsetsResponse:
+    async def _query_offsets(self, raw: bytes, context: Any) -> log_pb2.QueryOffsetsResponse:
         try:
+            request = parsed(log_pb2.QueryOffsetsRequest, raw)
             await up_to_date(self._context, context.time_remaining())
             return query_offsets(self._context, request)
         except REFUSABLE as error:

@@ -89,7 +89,6 @@ class MessagingService:
         if listener:
             methods["Telemetry"] = grpc.stream_stream_rpc_method_handler(
                 self._telemetry_handler(listener),
-                request_deserializer=v2.TelemetryCommand.FromString,
                 response_serializer=v2.TelemetryCommand.SerializeToString,
             )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
@@ -211,10 +210,8 @@ class MessagingService:
 
         return await self._in_time(f"/{SERVICE}/NotifyClientTermination", request, call, local)
 
-    def _telemetry_handler(
-        self, listener: str
-    ) -> Callable[[AsyncIterator[v2.TelemetryCommand], Any], Awaitable[None]]:
-        async def serve(requests: AsyncIterator[v2.TelemetryCommand], context: Any) -> None:
+    def _telemetry_handler(self, listener: str) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
+        async def serve(requests: AsyncIterator[bytes], context: Any) -> None:
             call = Call.of(context, listener)
             if not call.client_id:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "client id cannot be empty")

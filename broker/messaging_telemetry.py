@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
@@ -44,15 +45,21 @@ class TelemetryStreams:
         return list(self._open)
 
     async def serve(
-        self, requests: AsyncIterator[v2.TelemetryCommand], context: Any, client_id: str, language: str
+        self, requests: AsyncIterator[bytes], context: Any, client_id: str, language: str
     ) -> None:
         """Serve one stream until the client ends it."""
         await context.send_initial_metadata(())  # some clients wait for the headers before they write
         self._open[client_id] += 1
         self._on_sign_of_life(client_id)
         try:
-            async for command in requests:
+            async for raw in requests:
                 self._on_sign_of_life(client_id)
+                try:
+                    command = v2.TelemetryCommand.FromString(raw)
+                except DecodeError:
+                    await context.abort(
+                        grpc.StatusCode.INVALID_ARGUMENT, "the telemetry command cannot be decoded"
+                    )
                 if command.HasField("settings"):
                     await context.write(await self._answer(command.settings, context, language))
         finally:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
 
-from ledgermq.proto import admin_pb2, admin_pb2_grpc, route_pb2
+from ledgermq.proto import admin_pb2, admin_pb2_grpc, log_pb2, route_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import rocketmq_v2_pb2_grpc as v2_grpc
 
@@ -99,3 +100,35 @@ def test_the_http_port_tells_life_readiness_and_metrics(cluster: Cluster) -> Non
     assert status == 200
     assert "ledgermq_applied_index" in text
     assert cluster.http("n1", "/nothing")[0] == 404
+
+
+def test_bytes_that_are_no_request_are_refused_and_leave_no_trace_in_the_log(cluster: Cluster) -> None:
+    garbage = b"\x0f\xff\xff not a request"
+    in_band: dict[str, Any] = {
+        "LogService/Fetch": log_pb2.FetchResponse,
+        "LogService/QueryOffsets": log_pb2.QueryOffsetsResponse,
+        "LogService/CommitOffsets": log_pb2.CommitOffsetsResponse,
+        "AdminService/ListTopics": admin_pb2.ListTopicsResponse,
+        "AdminService/CreateTopic": admin_pb2.CreateTopicResponse,
+    }
+    with grpc.insecure_channel(cluster.address("n1", "log")) as plain:
+        channel: Any = plain
+        for method, response in in_band.items():
+            answer = response.FromString(channel.unary_unary(f"/ledgermq.v1.{method}")(garbage, timeout=5))
+            assert answer.refusal.code == route_pb2.INVALID_ARGUMENT, method
+        chunks = list(channel.unary_stream("/ledgermq.v1.AdminService/Dump")(garbage, timeout=5))
+        assert admin_pb2.DumpChunk.FromString(chunks[-1]).refusal.code == route_pb2.INVALID_ARGUMENT
+        fetched = next(
+            channel.stream_stream("/ledgermq.v1.LogService/FetchStream")(iter([garbage]), timeout=5)
+        )
+        assert log_pb2.FetchResponse.FromString(fetched).refusal.code == route_pb2.INVALID_ARGUMENT
+        with pytest.raises(grpc.RpcError) as refused:
+            channel.unary_unary("/ledgermq.v1.AdminService/GetStatus")(garbage, timeout=5)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    with grpc.insecure_channel(cluster.address("n1", "messaging")) as plain:
+        channel = plain
+        telemetry = channel.stream_stream("/apache.rocketmq.v2.MessagingService/Telemetry")
+        with pytest.raises(grpc.RpcError) as refused:
+            list(telemetry(iter([garbage]), metadata=CLIENT, timeout=5))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "Traceback" not in cluster.nodes["n1"].log()
