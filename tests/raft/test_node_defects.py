@@ -22,7 +22,7 @@ def test_an_entry_that_the_core_counted_and_the_log_does_not_hold_faults_the_nod
         await cluster.send(b"one")
         first = await cluster.leader()
         node = cluster.nodes[first]
-        node.log.stage_entry = broken  # type: ignore[method-assign]
+        node.log.stage_entry = broken  # type: ignore[assignment, method-assign]
         with pytest.raises(NodeStoppedError, match="nothing was appended"):
             node.propose([b"two"], 1)
         assert "defect of LedgerMQ" in await node.wait_fatal()
