@@ -12,10 +12,12 @@ from typing import Final
 from ledgermq.proto.entry import Buffer
 from ledgermq.proto.errors import CorruptError, LayoutError
 from ledgermq.proto.record import (
+    KNOWN_FLAGS,
     MAX_BODY_SIZE,
     SECTION_HEADER_SIZE,
     SectionHeader,
     SectionKind,
+    record_flags,
     record_headers,
     record_positions,
     verify_section,
@@ -26,6 +28,7 @@ from .messaging_wire import varint
 
 #: Sections in one ProduceRequest: checking more would hold the event loop for too long.
 MAX_SECTIONS: Final = 8192
+_UNKNOWN_FLAGS: Final = 0xFFFF & ~KNOWN_FLAGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,10 @@ def checked_sections(request_id: int, raw: memoryview, count: int) -> list[Produ
             start = position + SECTION_HEADER_SIZE
             body = raw[start : start + header.size]
             positions = record_positions(body, header.count)
+            if bool((record_flags(body, positions) & _UNKNOWN_FLAGS).any()):
+                raise BadProduceRequestError(
+                    "a record has flags that have no meaning; see proto/record.py", request_id, False
+                )
             if (
                 header.size > MAX_BODY_SIZE
                 and record_headers(body, positions)["body_size"].max() > MAX_BODY_SIZE

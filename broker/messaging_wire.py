@@ -11,6 +11,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
+from google.protobuf.message import DecodeError
+
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import RecordFlags, RecordView, encode_record, hash_text, pack_message_id
 
@@ -159,6 +161,10 @@ def _read_varint(run: bytes | memoryview, position: int) -> tuple[int, int]:
         shift += 7
 
 
+#: The last ms that a protobuf Timestamp can hold: the end of the year 9999.
+_LAST_TIMESTAMP: Final = 253_402_300_799_999
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """What the server adds to a record when it hands it out."""
@@ -169,6 +175,7 @@ class Delivery:
     store_host: str
     receipt_handle: str
     attempt: int
+    topic: str = ""  # for a record that does not name it
 
 
 def message_id_text(record: RecordView) -> str:
@@ -178,12 +185,38 @@ def message_id_text(record: RecordView) -> str:
 
 
 def delivered_message(record: RecordView, delivery: Delivery) -> bytes:
-    """Return the wire bytes of the `Message` that a consumer gets."""
-    stored = bytes(record.system_run)
-    extra = _server_properties(record, delivery, present_fields(stored))
-    rest = record.rest_run
+    """Return the wire bytes of the `Message` that a consumer gets.
+
+    Whoever writes records by hand may store runs that are no protobuf. One such message must not keep a group from all
+    others, so it is handed out with what can be read of it: at least topic, place and body.
+    """
+    stored, present = _sound_system_run(record)
+    extra = _server_properties(record, delivery, present)
+    rest = _sound_rest_run(record, delivery.topic)
     system = b"\x1a" + varint(len(stored) + len(extra))
     return b"".join((rest, system, stored, extra))
+
+
+def _sound_system_run(record: RecordView) -> tuple[bytes, int]:
+    """Return the system run and its field numbers; an empty one when no client could read it."""
+    stored = bytes(record.system_run)
+    try:
+        v2.SystemProperties.FromString(stored)
+        return stored, present_fields(stored)
+    except (DecodeError, ValueError):
+        return b"", 0
+
+
+def _sound_rest_run(record: RecordView, topic: str) -> bytes:
+    """Return the rest run; one of topic and body when no client could read it."""
+    rest = bytes(record.rest_run)
+    try:
+        if v2.Message.FromString(rest).topic.name or not topic:
+            return rest
+        kept = rest
+    except DecodeError:
+        kept = v2.Message(body=bytes(record.body)).SerializeToString()
+    return v2.Message(topic=v2.Resource(name=topic)).SerializeToString() + kept
 
 
 def message_frame(message: bytes) -> bytes:
@@ -211,7 +244,7 @@ def _server_properties(record: RecordView, delivery: Delivery, present: int) -> 
     if not present & 1 << 6:
         extra.message_type = v2.FIFO if record.flags & RecordFlags.FIFO else v2.NORMAL
     if not present & 1 << 7:
-        extra.born_timestamp.FromMilliseconds(record.born_timestamp)
+        extra.born_timestamp.FromMilliseconds(min(max(record.born_timestamp, 0), _LAST_TIMESTAMP))
     if not present & 1 << 8:
         extra.born_host = delivery.store_host
     return extra.SerializeToString()

@@ -272,7 +272,13 @@ async def _frames(
             delivery.attempt,
         )
         added = wire.Delivery(
-            delivery.queue_id, offset, section.store_timestamp, host, handle.encode(), delivery.attempt
+            delivery.queue_id,
+            offset,
+            section.store_timestamp,
+            host,
+            handle.encode(),
+            delivery.attempt,
+            receiver.topic.name,
         )
         frames.append(wire.message_frame(wire.delivered_message(record, added)))
     return frames

@@ -17,8 +17,17 @@ from ledgermq.proto.record import MAX_BODY_SIZE
 
 from .admin import Admin
 from .cli_group import position
-from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, print_json, run
-from .errors import GroupNotFoundError, MessageTooLargeError, UsageError
+from .cli_output import (
+    DEFAULT_NAMESERVER,
+    JsonOption,
+    NameserverOption,
+    err,
+    out,
+    print_error,
+    print_json,
+    run,
+)
+from .errors import CorruptMessageError, GroupNotFoundError, MessageTooLargeError, UsageError
 from .message import LeasedMessage, SendReceipt
 from .producer import Producer
 from .simple_consumer import RECEIVE_BATCH, SimpleConsumer
@@ -175,8 +184,12 @@ def consume(
     def show(message: LeasedMessage) -> None:
         nonlocal received
         received += 1
-        if not quiet:
+        if quiet:
+            return
+        try:
             _show(message, as_json)
+        except CorruptMessageError as unreadable:  # acknowledged all the same: it would come for ever
+            print_error(str(unreadable))
 
     with contextlib.suppress(KeyboardInterrupt):
         run(_consume(topic, group, count, timeout, at, tag, nameserver, show))

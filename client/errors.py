@@ -18,7 +18,7 @@ LedgerMQError
 │   └── InvalidHandleError      a receipt handle that is no longer valid
 ├── OutcomeUnknownError         sent, but no answer: it may or may not have been stored
 │   └── SendTimeoutError        the deadline passed before the answer came
-├── CorruptMessageError         fetched bytes that fail their checksum
+├── CorruptMessageError         fetched bytes that fail their checksum, or a message that is not what it says
 └── MissingExtraError           an optional part of the installation is missing
 
 `retryable`: the same call may succeed later.  `refresh_route`: the route that the call used is out of date.
@@ -299,16 +299,28 @@ class SendTimeoutError(OutcomeUnknownError):
 
 
 class CorruptMessageError(LedgerMQError):
-    """Fetched bytes that fail their checksum."""
+    """Fetched bytes that fail their checksum; or one message that its producer stored in a form that nobody can read.
 
-    def __init__(self, topic: str, queue_id: int, reason: str) -> None:
+    In the second case `queue_offset` tells which. It is raised where the message is looked at, not where it is fetched,
+    so a loop that catches it goes on with the next message.
+    """
+
+    def __init__(self, topic: str, queue_id: int, reason: str, queue_offset: int | None = None) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.queue_offset = queue_offset
+        if queue_offset is not None:
+            super().__init__(
+                f'the message at offset {queue_offset} of topic "{topic}" queue {queue_id} cannot be read: {reason}',
+                "Its checksum is right: it was stored like this by its producer",
+                "Catch this error to go on with the next message, and correct the producer",
+            )
+            return
         super().__init__(
             f'what was fetched from topic "{topic}" queue {queue_id} is damaged: {reason}',
             "A node's disk or memory changed the bytes",
             "Find the node: ledgermq dump, then ledgermq check",
         )
-        self.topic = topic
-        self.queue_id = queue_id
 
 
 class MissingExtraError(LedgerMQError):

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.entry import Buffer
 from ledgermq.proto.record import RecordFlags, RecordView, decode_record
+
+from .errors import CorruptMessageError
 
 
 @dataclass(slots=True)
@@ -56,8 +61,23 @@ def unpack_body(body: Buffer, gzipped: bool) -> bytes:
     return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else zlib.decompress(raw)
 
 
+@contextmanager
+def _reading(part: str, queue: MessageQueue, queue_offset: int) -> Iterator[None]:
+    """Name the message that cannot be decoded. Raises: CorruptMessageError."""
+    try:
+        yield
+    except (DecodeError, zlib.error, EOFError, OSError) as error:  # OSError: gzip's own
+        raise CorruptMessageError(
+            queue.topic, queue.queue_id, f"its {part}: {error}", queue_offset
+        ) from error
+
+
 class MessageView:
-    """A message as it stands in the log. Attributes decode what they need from the section's bytes when asked."""
+    """A message as it stands in the log. Attributes decode what they need from the section's bytes when asked.
+
+    What a producer stored in an unreadable form raises CorruptMessageError at the attribute; the messages behind it
+    are not affected, so catch it around the use of one message and go on.
+    """
 
     __slots__ = ("_buffer", "_position", "_record", "_system", "queue", "queue_offset", "store_timestamp")
 
@@ -94,20 +114,29 @@ class MessageView:
     def system_properties(self) -> v2.SystemProperties:
         """What the producer's client set beside the message: id, tag, keys, times."""
         if self._system is None:
-            self._system = v2.SystemProperties.FromString(bytes(self.record.system_run))
+            with _reading("properties", self.queue, self.queue_offset):
+                self._system = v2.SystemProperties.FromString(bytes(self.record.system_run))
+            assert self._system is not None, "or it was raised"
         return self._system
 
     @property
     def body(self) -> bytes:
+        """The body as the producer gave it. Raises: CorruptMessageError (marked as compressed, and is not)."""
         record = self.record
-        return unpack_body(record.body, bool(record.flags & RecordFlags.GZIP))
+        if not record.flags & RecordFlags.GZIP:
+            return bytes(record.body)
+        with _reading("body", self.queue, self.queue_offset):
+            return unpack_body(record.body, True)
 
     @property
     def message_id(self) -> str:
         record = self.record
         if record.flags & RecordFlags.V1_ID:
             return "01" + record.message_id.hex().upper()
-        return self.system_properties.message_id
+        try:
+            return self.system_properties.message_id
+        except CorruptMessageError:
+            return record.message_id.hex().upper()
 
     @property
     def born_timestamp(self) -> int:
@@ -127,7 +156,8 @@ class MessageView:
 
     @property
     def properties(self) -> dict[str, str]:
-        return dict(v2.Message.FromString(bytes(self.record.rest_run)).user_properties)
+        with _reading("properties", self.queue, self.queue_offset):
+            return dict(v2.Message.FromString(bytes(self.record.rest_run)).user_properties)
 
 
 class LeasedMessage:
@@ -158,7 +188,9 @@ class LeasedMessage:
 
     @property
     def body(self) -> bytes:
-        return unpack_body(self._raw.body, self._raw.system_properties.body_encoding == v2.GZIP)
+        """The body as the producer gave it. Raises: CorruptMessageError (marked as compressed, and is not)."""
+        with _reading("body", self.queue, self.queue_offset):
+            return unpack_body(self._raw.body, self._raw.system_properties.body_encoding == v2.GZIP)
 
     @property
     def message_id(self) -> str:

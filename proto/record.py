@@ -102,6 +102,10 @@ class RecordFlags(IntFlag):
     FIFO = 8  # the message has a message group
 
 
+#: Every flag that has a meaning.
+KNOWN_FLAGS: Final = int(RecordFlags.GZIP | RecordFlags.V1_ID | RecordFlags.COPY | RecordFlags.FIFO)
+
+
 @dataclass(frozen=True, slots=True)
 class SectionHeader:
     """A decoded section header. `size` and `entry_distance` are bytes."""
@@ -370,6 +374,13 @@ def _check_runs(body: Buffer, positions: np.ndarray) -> None:
     bad |= headers["reserved"] != 0
     if bad.any():
         raise CorruptError("record runs do not fit the record", int(positions[int(bad.argmax())]))
+
+
+def record_flags(body: Buffer, positions: np.ndarray) -> np.ndarray:
+    """Return the flags of the records at `positions` (uint16, same length)."""
+    halves = np.frombuffer(body, "<u2", count=len(body) // 2)
+    flags: np.ndarray = halves[positions // 2 + 4]
+    return flags
 
 
 def record_headers(body: Buffer, positions: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from ledgermq.proto import log_pb2
 from ledgermq.proto.record import MAX_BODY_SIZE, SectionKind, encode_record, encode_section
 
 
-def section(records: int = 2) -> bytearray:
+def section(records: int = 2, flags: int = 0) -> bytearray:
     parts, distance = [], 64
     for i in range(records):
         record = encode_record(
@@ -20,6 +20,7 @@ def section(records: int = 2) -> bytearray:
             body_size=5,
             message_id=bytes(16),
             born_timestamp=1,
+            flags=flags,
         )
         parts.append(record)
         distance += len(record)
@@ -97,3 +98,11 @@ def test_a_body_above_the_limit_is_refused_by_the_broker_too() -> None:
     raw = encode_section(SectionKind.RECORDS, [record], 1, topic_id=3)
     with pytest.raises(log_wire.BadProduceRequestError, match="more than 4194304 bytes"):
         log_wire.checked_sections(7, memoryview(raw), 1)
+
+
+@pytest.mark.parametrize("records", [1, 3, 9])
+def test_flags_without_a_meaning_are_refused(records: int) -> None:
+    assert log_wire.checked_sections(7, memoryview(section(records, flags=15)), 1)
+    with pytest.raises(log_wire.BadProduceRequestError, match="no meaning") as error:
+        log_wire.checked_sections(7, memoryview(section(records, flags=0xFFFF)), 1)
+    assert not error.value.corrupt

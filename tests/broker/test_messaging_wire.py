@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ledgermq.broker import messaging_wire as wire
 from ledgermq.proto import rocketmq_v2_pb2 as v2
-from ledgermq.proto.record import SECTION_HEADER_SIZE, RecordFlags, decode_record, hash_text
+from ledgermq.proto.record import SECTION_HEADER_SIZE, RecordFlags, decode_record, encode_record, hash_text
 
 
 def sent(body: bytes = b"hello", **system: object) -> v2.Message:
@@ -108,3 +108,37 @@ def test_more_queues_move_few_message_groups() -> None:
     moved = sum(wire.queue_of_group(g, 8) != wire.queue_of_group(g, 9) for g in groups)
     assert 50 < moved < 200
     assert {wire.queue_of_group(g, 8) for g in groups} == set(range(8))
+
+
+def test_a_record_that_is_no_protobuf_is_delivered_with_what_can_be_read_of_it() -> None:
+    garbage = b"\x1a\xff\xff\x0f"
+    raw = encode_record(
+        garbage,
+        garbage + b"body",
+        section_distance=SECTION_HEADER_SIZE,
+        body_offset_in_rest=len(garbage),
+        body_size=4,
+        message_id=bytes(16),
+        born_timestamp=1 << 62,
+    )
+    delivery = wire.Delivery(3, 77, 1_000, "127.0.0.1:8081", "handle", 1, "orders")
+    message = v2.Message.FromString(wire.delivered_message(decode_record(raw), delivery))
+    assert (message.topic.name, message.body) == ("orders", b"body")
+    system = message.system_properties
+    assert (system.queue_id, system.queue_offset, system.receipt_handle) == (3, 77, "handle")
+    assert system.message_id == "00" * 16
+
+
+def test_a_record_without_a_topic_is_delivered_with_that_of_its_queue() -> None:
+    raw = encode_record(
+        b"",
+        b"\x22\x04body",
+        section_distance=SECTION_HEADER_SIZE,
+        body_offset_in_rest=2,
+        body_size=4,
+        message_id=bytes(16),
+        born_timestamp=1,
+    )
+    delivery = wire.Delivery(3, 77, 1_000, "127.0.0.1:8081", "handle", 1, "orders")
+    message = v2.Message.FromString(wire.delivered_message(decode_record(raw), delivery))
+    assert (message.topic.name, message.body) == ("orders", b"body")
