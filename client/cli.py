@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Any, Final
+from importlib import metadata
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -51,7 +52,18 @@ def build_app() -> typer.Typer:
     return app
 
 
-def _root() -> None:
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ledgermq {metadata.version('ledgermq')}")
+        raise typer.Exit
+
+
+def _root(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
     """A replicated message broker: send, consume, and look after clusters."""
 
 

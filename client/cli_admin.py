@@ -9,7 +9,7 @@ import typer
 from ledgermq.proto import admin_pb2
 
 from .admin import Admin
-from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, out, print_json, run
+from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, confirm, out, print_json, run
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +43,7 @@ def clean(
 ) -> None:
     """Delete expired segments now, on all nodes of every group."""
     if even_unexpired and not (dry_run or yes):
-        typer.confirm("Delete messages that have not expired?", abort=True)
+        confirm("Delete messages that have not expired?")
 
     async def work() -> list[tuple[str, admin_pb2.CleanResponse]]:
         async with Admin(nameserver) as admin:

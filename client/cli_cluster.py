@@ -25,8 +25,15 @@ from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 
 from . import status_report
 from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, out, print_error, print_json, run
-from .errors import BrokerUnreachableError, LedgerMQError, NameserversDownError, UsageError, error_of
-from .routes import parse_addresses
+from .errors import (
+    BrokerUnreachableError,
+    LedgerMQError,
+    NameserversDownError,
+    NotANameserverError,
+    UsageError,
+    error_of,
+)
+from .routes import is_stranger, parse_addresses
 from .status_report import GroupAnswers, GroupReport, Verdict
 from .text_table import text_table
 
@@ -171,9 +178,9 @@ async def _groups_by_nameserver(nameserver: str) -> list[GroupAnswers]:
 async def _list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
     """Ask one nameserver after the other.
 
-    Raises: ValueError (no address), NameserversDownError, LedgerMQError (no group is known).
+    Raises: ValueError (no address), NameserversDownError, NotANameserverError, LedgerMQError (no group is known).
     """
-    addresses = parse_addresses(nameserver)
+    addresses, stranger = parse_addresses(nameserver), ""
     for address in addresses:
         async with grpc.aio.insecure_channel(address) as channel:
             stub = nameserver_pb2_grpc.NameServerServiceStub(channel)
@@ -181,7 +188,8 @@ async def _list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
                 listed: nameserver_pb2.ListGroupsResponse = await stub.ListGroups(
                     nameserver_pb2.ListGroupsRequest(), timeout=_ASK_SECONDS
                 )
-            except grpc.aio.AioRpcError:
+            except grpc.aio.AioRpcError as error:
+                stranger = address if is_stranger(error) else stranger
                 continue
         if listed.groups:
             return listed
@@ -190,6 +198,8 @@ async def _list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
             "The brokers are down, or know another nameserver",
             "Ask a node itself: ledgermq cluster status --node HOST:8082",
         )
+    if stranger:
+        raise NotANameserverError(stranger)
     raise NameserversDownError(addresses)
 
 
@@ -284,7 +294,14 @@ async def _transfer(nameserver: str, nodes: list[str], to_node: str) -> pb.Trans
             )
         except grpc.aio.AioRpcError as error:
             raise BrokerUnreachableError(address, error.details() or error.code().name) from error
-        return result
+    if result.refusal.code and to_node not in group.answers:
+        raise LedgerMQError(
+            f"{to_node} cannot take over: it does not answer; nothing was changed",
+            f"The group says: {result.refusal.message}",
+            f"Start it (ledgermq broker --node {to_node}, or ledgermq up), and wait until it is level: "
+            "ledgermq cluster status --wait 30s",
+        )
+    return result
 
 
 def _print(reports: list[GroupReport], failure: LedgerMQError | None) -> None:

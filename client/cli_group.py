@@ -10,7 +10,16 @@ import typer
 from ledgermq.proto import admin_pb2
 
 from .admin import Admin
-from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, out, print_json, print_table, run
+from .cli_output import (
+    DEFAULT_NAMESERVER,
+    JsonOption,
+    NameserverOption,
+    confirm,
+    out,
+    print_json,
+    print_table,
+    run,
+)
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")]
 
@@ -143,7 +152,7 @@ def delete(
 ) -> None:
     """Delete a consumer group with its offsets."""
     if not yes:
-        typer.confirm(f'Delete consumer group "{group}" with its offsets?', abort=True)
+        confirm(f'Delete consumer group "{group}" with its offsets?')
 
     async def work() -> None:
         async with Admin(nameserver) as admin:

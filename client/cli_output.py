@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from .errors import UsageError
 from .text_table import text_table
 
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
@@ -45,6 +46,18 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 def print_error(text: str) -> None:
     """Print one error to stderr. The text has the three parts already."""
     err.print(f"[bold red]error:[/] {escape(text)}" if err.is_terminal else escape(f"error: {text}"))
+
+
+def confirm(question: str) -> None:
+    """Ask before something is deleted. Raises: typer.Abort (no), UsageError (there is nobody to ask)."""
+    try:
+        typer.confirm(question, abort=True)
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise UsageError(
+            "nothing was deleted", "The question had no answer: there is no terminal", "Add --yes to delete"
+        ) from None
 
 
 def print_json(value: object) -> None:

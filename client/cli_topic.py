@@ -9,7 +9,16 @@ import typer
 from ledgermq.proto import route_pb2
 
 from .admin import MESSAGE_TYPES, Admin
-from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, out, print_json, print_table, run
+from .cli_output import (
+    DEFAULT_NAMESERVER,
+    JsonOption,
+    NameserverOption,
+    confirm,
+    out,
+    print_json,
+    print_table,
+    run,
+)
 
 _TYPE_NAMES = {number: name for name, number in MESSAGE_TYPES.items()}
 
@@ -103,7 +112,7 @@ def delete(
 ) -> None:
     """Delete a topic with all its messages."""
     if not yes:
-        typer.confirm(f'Delete topic "{topic}" with all its messages?', abort=True)
+        confirm(f'Delete topic "{topic}" with all its messages?')
 
     async def work() -> None:
         async with Admin(nameserver) as admin:

@@ -9,6 +9,7 @@ LedgerMQError
 │   └── BufferFullError         `send_nowait` with no room left (retryable)
 ├── RouteError                  nobody to ask, or nobody knows
 │   ├── NameserversDownError    no nameserver answers
+│   ├── NotANameserverError     something else answers at the address of a nameserver
 │   ├── NoBrokersError          the nameserver answers, but no broker group has registered
 │   ├── TopicNotFoundError
 │   └── BrokerUnreachableError  a node does not answer
@@ -149,6 +150,21 @@ class NameserversDownError(RouteError):
             "Start one: ledgermq up",
         )
         self.addresses = tuple(addresses)
+
+
+class NotANameserverError(RouteError):
+    """Something else answers at the address of a nameserver."""
+
+    retryable = False
+
+    def __init__(self, address: str) -> None:
+        host = address.rpartition(":")[0] or "HOST"
+        super().__init__(
+            f"what answers at {address} is not a nameserver",
+            "It is probably a broker's port (8081 messaging, 8082 log); a nameserver listens on 9876 unless told otherwise",
+            f"Give its port: --nameserver {host}:9876",
+        )
+        self.address = address
 
 
 class NoBrokersError(RouteError):

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
+import grpc.aio
 
 from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import nameserver_pb2_grpc, rocketmq_v2_pb2, rocketmq_v2_pb2_grpc
@@ -25,6 +26,7 @@ from .errors import (
     LedgerMQError,
     NameserversDownError,
     NoBrokersError,
+    NotANameserverError,
     TopicNotFoundError,
     error_of,
 )
@@ -55,6 +57,11 @@ def parse_addresses(nameservers: str | Sequence[str]) -> tuple[str, ...]:
     if not addresses:
         raise ValueError("no nameserver is given; the form is host:port, for example 127.0.0.1:9876")
     return addresses
+
+
+def is_stranger(error: grpc.RpcError) -> bool:
+    """Tell whether something answered that does not know the call: not a nameserver."""
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 class Routes:
@@ -145,16 +152,21 @@ class Routes:
         return nameserver_pb2_grpc.NameServerServiceStub(self._channels.get(self.nameservers[number]))
 
     async def _ask(self, call: Callable[[nameserver_pb2_grpc.NameServerServiceStub], Awaitable[T]]) -> T:
-        """Ask one nameserver after the other until one answers. Raises: NameserversDownError."""
+        """Ask one nameserver after the other until one answers. Raises: NameserversDownError, NotANameserverError."""
+        stranger = ""
         for step in range(len(self.nameservers)):
             number = (self._at + step) % len(self.nameservers)
             try:
                 answer = await call(self._stub(number))
             except grpc.RpcError as error:
                 logger.info("nameserver does not answer address=%s error=%s", self.nameservers[number], error)
+                if is_stranger(error):
+                    stranger = self.nameservers[number]
                 continue
             self._at = number
             return answer
+        if stranger:
+            raise NotANameserverError(stranger)
         raise NameserversDownError(self.nameservers)
 
     async def _fetch(self, topic: str, create: bool) -> TopicRoute:
