@@ -58,6 +58,7 @@ class VotingRights:
         self._aiming: asyncio.Task[None] | None = None
         self._identifying: asyncio.Task[None] | None = None
         self._mixed_up = False  # logged once
+        self._closed = False
         self._promotion_seq: int | None = None
         self._was_voter = core.is_voter
 
@@ -165,7 +166,8 @@ class VotingRights:
             self._announce()
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Ask nobody any more, and write nothing: the storage closes next."""
+        self._closed = True
         if self._aiming is not None:
             self._aiming.cancel()
             await asyncio.wait([self._aiming])
@@ -185,7 +187,7 @@ class VotingRights:
 
     def _identify(self) -> None:
         """See whether it can be told by now which group this is."""
-        if self.group_id or self._identifying is not None:
+        if self.group_id or self._identifying is not None or self._closed:
             return
         if len(known_group_ids(self.hellos.values())) > 1 and not self._mixed_up:
             self._mixed_up = True

@@ -31,18 +31,20 @@ async def one_id(cluster: Cluster) -> int:
 
 
 def run_two(
-    folder: Path, scenario: Callable[[Cluster, Cluster], Coroutine[Any, Any, None]], **settings: Any
+    folder: Path,
+    scenario: Callable[[Cluster, Cluster], Coroutine[Any, Any, None]],
+    names: tuple[str, ...] = ("n1", "n2", "n3"),
 ) -> None:
     """Run a scenario with two groups of the same names."""
 
     async def both(mine: Cluster) -> None:
-        other = Cluster(folder / "other", **settings)
+        other = Cluster(folder / "other", names)
         try:
             await scenario(mine, other)
         finally:
             await other.close()
 
-    run(Cluster(folder / "mine", **settings), both)
+    run(Cluster(folder / "mine", names), both)
 
 
 def test_all_members_make_the_same_group_id_and_keep_it(tmp_path: Path) -> None:
@@ -132,6 +134,29 @@ def test_only_nodes_of_its_own_group_can_make_a_node_give_up_its_data_folder(tmp
         assert node.fault == refusal.text
 
     run(Cluster(tmp_path), scenario)
+
+
+def test_a_node_that_rejoins_does_not_vote_while_two_groups_answer_at_its_peers_addresses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(mine: Cluster, other: Cluster) -> None:
+        for cluster in (mine, other):
+            await cluster.start()
+            await cluster.send(b"one")
+            await one_id(cluster)
+        await mine.kill("n1", "n5")
+        await other.kill("n1")
+        await other.start("n1", members=mine.members)
+        await mine.start("n5", rejoin=True)
+        await mine.until(lambda: "two groups with the same names" in caplog.text, "n5 tells")
+        await mine.send(b"two")
+        await mine.settle()
+        greeting = mine.nodes["n5"].hello(None)
+        assert (greeting.standing, greeting.group_id) == (Standing.LEARNER, 0)
+        assert not mine.fatal and not other.fatal
+
+    with caplog.at_level(logging.ERROR):
+        run_two(tmp_path, scenario, ("n1", "n2", "n3", "n4", "n5"))
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -292,7 +292,7 @@ def test_the_group_id_is_remembered_and_absent_in_records_that_do_not_know_it(co
     storage.close()
     after = open_storage(config, files)
     assert after.identity.group_id == (1 << 64) - 1
-    assert after.identity.members["n2"] == 17
+    assert after.identity.members[NodeId("n2")] == 17
     after.close()
     rejoin(config, files)
     after = open_storage(config, files)
