@@ -51,13 +51,15 @@ def print_error(text: str) -> None:
 def confirm(question: str) -> None:
     """Ask before something is deleted. Raises: typer.Abort (no), UsageError (there is nobody to ask)."""
     try:
-        typer.confirm(question, abort=True)
+        agreed = typer.confirm(question)
     except typer.Abort:
         if sys.stdin.isatty():
             raise
         raise UsageError(
             "nothing was deleted", "The question had no answer: there is no terminal", "Add --yes to delete"
         ) from None
+    if not agreed:
+        raise typer.Abort
 
 
 def print_json(value: object) -> None:

@@ -73,6 +73,9 @@ ALONE = [
     Row("missing option", "consume orders", 2, ("--group", "ledgermq consume --help")),
     Row("not a number", "send orders hi --count many", 2, ("--count", "integer", "--help")),
     Row("not a length of time", "cluster status --wait soon", 1, ("soon", "30s")),
+    Row("the version", "--version", 0, ("ledgermq 0.",)),
+    Row("delete without a terminal", "topic delete orders", 1, ("nothing was deleted", "--yes")),
+    Row("delete a group without a terminal", "group delete g", 1, ("nothing was deleted", "--yes")),
     # --- nobody there
     Row("no nameserver", "topic list -n 127.0.0.1:{p1}", 1, ("127.0.0.1:{p1}", "ledgermq up")),
     Row(
@@ -290,6 +293,8 @@ WITH_CLUSTER = [
     Row("bad group name", "group create bad.name! -n {ns}", 1, ("bad.name!",)),
     Row("reset to nonsense", "group reset nobody --topic orders --to nowhere -n {ns}", 2, ("nowhere", "earliest")),
     Row("transfer to nobody", "cluster transfer n9 -n {ns}", 1, ("n9", "n1, n2, n3")),
+    Row("a messaging port as nameserver", "topic list -n {messaging}", 1, ("{messaging}", "not a nameserver", ":9876")),
+    Row("status of a messaging port", "cluster status -n {messaging}", 3, ("{messaging}", "not a nameserver", "9876")),
     Row("leader of an unknown group", "cluster leader --group g9 -n {ns}", 3, ("g9", "g0")),
     Row("status of the messaging port", "cluster status --node {messaging}", 3, ("{messaging}",)),
     Row("dump into a foreign folder", "dump {data} -n {ns}", 1, ("{data}/n1", "Nothing was changed"), {"n1/mine": "x"}),
@@ -334,9 +339,14 @@ def test_without_quorum_a_send_fails_in_its_time_and_status_says_why(tmp_path: P
         ns = cluster.nameserver_addresses[0]
         assert run(["topic", "create", "orders", "-n", ns])[0] == 0
         leader = cluster.wait_leader()
-        for name in cluster.nodes:
-            if name != leader:
-                cluster.kill(name)
+        first, second = (name for name in cluster.nodes if name != leader)
+        cluster.kill(first)
+        code, text = run(["cluster", "transfer", first, "-n", ns])
+        row = Row(
+            "transfer to a dead node", "", 1, (f"{first} cannot take over", f"ledgermq broker --node {first}")
+        )
+        check(row, code, text, {})
+        cluster.kill(second)
         code, text = run(["send", "orders", "hi", "--timeout", "3", "-n", ns])
         row = Row("no quorum", "", 1, ('topic "orders" was not acknowledged', "ledgermq cluster status"))
         check(row, code, text, {})
