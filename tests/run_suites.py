@@ -28,10 +28,6 @@ SUITES: dict[str, list[str]] = {
     "e2e": ["tests/e2e"],
 }
 _NO_TESTS_COLLECTED = 5
-#: Suites of real processes on a shared machine: a failed test gets one more try, and is named at the end all the same,
-#: because a test that fails now and then has found something. Many failures are no accident and are not tried again.
-RETRIED = ("unit", "integration", "e2e")
-MAX_RETRIED = 5
 
 
 @dataclass
@@ -40,7 +36,6 @@ class Outcome:
 
     suite: str
     passed: int = 0
-    flaky: tuple[str, ...] = ()  # failed, then passed when run once more
     failed: int = 0
     skipped: int = 0
     seconds: float = 0.0
@@ -61,9 +56,6 @@ def main(suites: list[str]) -> int:
     _say("")
     for each in outcomes:
         _say(f"{each.suite:<12} {_counts(each)}")
-    for each in outcomes:
-        for name in each.flaky:
-            _say(f"FLAKY  {name}  failed, and passed when run once more: read its failure above")
     total = Outcome("total")
     for each in outcomes:
         total.passed += each.passed
@@ -82,46 +74,11 @@ def _run(suite: str) -> Outcome:
     started = time.monotonic()
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
     outcome = _read(suite, report)
-    if suite in RETRIED and (failed := _failed_tests(report)) and len(failed) <= MAX_RETRIED:
-        outcome = _retry(suite, outcome, failed)
-        code = 0
     outcome.seconds = time.monotonic() - started
     if code not in (0, _NO_TESTS_COLLECTED) and not outcome.failed:
         _say(f"{suite}: pytest ended with code {code}; counted as one failure")
         outcome.failed = 1
     return outcome
-
-
-def _failed_tests(report: Path) -> list[str]:
-    """Return the node ids of the tests that failed, [] when they cannot be named."""
-    if not report.exists():
-        return []
-    found = []
-    for case in ElementTree.parse(report).getroot().iter("testcase"):
-        if case.find("failure") is not None or case.find("error") is not None:
-            path = Path(case.get("classname", "").replace(".", "/") + ".py")
-            if not (ROOT / path).exists():
-                return []
-            found.append(f"{path}::{case.get('name')}")
-    return found
-
-
-def _retry(suite: str, first: Outcome, failed: list[str]) -> Outcome:
-    """Run the failed tests once more, by themselves; what passes then is counted as passed and named as flaky."""
-    _say(f"\n=== {suite}: once more, what failed: {' '.join(failed)}")
-    report = REPORTS / f"{suite}-again.xml"
-    report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *failed]
-    subprocess.run(command, cwd=ROOT, check=False)
-    again = _read(suite, report)
-    still = set(_failed_tests(report)) if again.passed or again.failed else set(failed)
-    return Outcome(
-        suite,
-        passed=first.passed + again.passed,
-        failed=len(failed) - again.passed,
-        skipped=first.skipped,
-        flaky=tuple(name for name in failed if name not in still),
-    )
 
 
 def _read(suite: str, report: Path) -> Outcome:
