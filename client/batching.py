@@ -1,7 +1,7 @@
 """What a producer has open towards one broker group: which messages share a request, and what comes after each answer.
 
 Owns: the lanes (one per queue) with their sections in order, sequence numbers, what is in flight, what must be sent
-again. Must not: read clocks, do I/O, encode messages, know futures (tickets are opaque).
+again. Must not: read clocks, do I/O, know what is in a record or a future (tickets are opaque).
 
 Natural batching: a request is cut when nothing is in flight, or when enough bytes wait to be worth one more in flight
 (`pipeline_bytes`). So a lone message goes at once, and what queues up while requests are out goes together.
@@ -25,6 +25,7 @@ from ledgermq.proto.log_pb2 import ProduceResponse
 from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, encode_section
 
 from .message import MessageQueue
+from .plain_run import PlainRun
 from .retry_policy import Action, Decision, decide
 
 #: A section is closed at this size, bytes: it stays far below the largest entry.
@@ -48,7 +49,8 @@ class Section:
     deadline: int  # ms of the caller's clock: that of its first message
     opened: int
     fifo: bool = False
-    records: list[Buffer] = field(default_factory=list)  # once numbered: the body of `data` as one piece
+    records: list[Buffer | PlainRun] = field(default_factory=list)  # once numbered: the body of `data`
+    run: PlainRun | None = None  # the last one of `records`, which may grow
     tickets: list[Any] = field(default_factory=list)
     size: int = SECTION_HEADER_SIZE
     data: bytearray | None = None  # header and body, once numbered
@@ -190,15 +192,25 @@ class SendWindow:
 
     def added(self, section: Section, record: bytes, ticket: object) -> None:
         """Put an encoded record (its section distance is `section.size`) and its ticket into the section."""
-        if (
-            not section.tickets
-        ):  # a new section enters its lane with its first record: encoding may have failed
+        section.records.append(record)
+        section.run = None
+        self._joined(section, len(record), ticket)
+
+    def added_to_run(self, section: Section, run: PlainRun, ticket: object) -> None:
+        """A message joined the last run of the section, or began a new one (distance `section.size`)."""
+        if section.run is not run:
+            section.records.append(run)
+            section.run = run
+        self._joined(section, run.record_size, ticket)
+
+    def _joined(self, section: Section, size: int, ticket: object) -> None:
+        tickets = section.tickets
+        if not tickets:  # a new section enters its lane with its first record: encoding may have failed
             section.lane.waiting.append(section)
             self._ready[id(section.lane)] = section.lane
-        section.records.append(record)
-        section.tickets.append(ticket)
-        section.size += len(record)
-        self._waiting_bytes += len(record)
+        tickets.append(ticket)
+        section.size += size
+        self._waiting_bytes += size
 
     # --- sending ----------------------------------------------------------------------------------------------
 
@@ -288,16 +300,22 @@ class SendWindow:
             return
         section.sequence, section.session = lane.next_sequence, lane.session
         lane.next_sequence += section.count
+        parts: list[Buffer] = []
+        for part in section.records:
+            if isinstance(part, PlainRun):
+                parts += part.encoded()
+            else:
+                parts.append(part)
         section.data = encode_section(
             SectionKind.RECORDS,
-            section.records,
+            parts,
             section.count,
             topic_id=lane.topic_id,
             queue_id=lane.queue.queue_id,
             producer_id=section.session,
             base_sequence=section.sequence,
         )
-        section.records = [memoryview(section.data)[SECTION_HEADER_SIZE:]]
+        section.records, section.run = [memoryview(section.data)[SECTION_HEADER_SIZE:]], None
 
     # --- answers ----------------------------------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from ledgermq.proto.record import MAX_BODY_SIZE, RecordFlags, encode_record, hash_text
+from ledgermq.proto.entry import padded
+from ledgermq.proto.record import MAX_BODY_SIZE, RECORD_HEADER_SIZE, RecordFlags, encode_record, hash_text
 
 from .errors import InvalidMessageError, InvalidNameError, MessageTooLargeError
 
@@ -33,6 +34,10 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _V1_ID: Final = int(RecordFlags.V1_ID)
 _FIFO: Final = int(RecordFlags.FIFO)
 _GZIP: Final = int(RecordFlags.GZIP)
+
+#: Where the system run of a message without labels has the text of its id.
+ID_OFFSET_IN_SYSTEM_RUN: Final = 2
+_ID_FIELD_SIZE: Final = ID_OFFSET_IN_SYSTEM_RUN + 34
 
 # body_encoding (5) and message_type (6) of the four cases that occur, by flags.
 _KIND_RUN: Final = {
@@ -144,6 +149,22 @@ class RecordEncoder:
             key_hashes=key_hashes,
             flags=flags | _V1_ID,
         )
+
+    def is_plain(self, body: bytes) -> bool:
+        """Tell whether a body goes as it is, and may be kept: not empty, nothing to compress, nobody can change it."""
+        return type(body) is bytes and 0 < len(body) <= self._compress_above
+
+    def plain_body_offset(self, body_size: int, born_ms: int) -> int:
+        """Where the record of a message without labels, born then, has its body, bytes."""
+        if born_ms != self._born_ms:
+            self._keep_born(born_ms)
+        tag = self._body_tags.get(body_size) or self._keep_body_tag(body_size)
+        fixed = RECORD_HEADER_SIZE + _ID_FIELD_SIZE + len(_KIND_RUN[0])
+        return fixed + len(self._born_run) + len(self._host_run) + len(self._topic_run) + len(tag)
+
+    def plain_size(self, body_size: int, born_ms: int) -> int:
+        """Bytes of the record of a message without labels with such a body, born then."""
+        return padded(self.plain_body_offset(body_size, born_ms) + body_size)
 
     def _squeeze(self, body: bytes) -> tuple[bytes, int]:
         """Check the size of a body and compress it when that pays."""

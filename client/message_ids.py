@@ -12,9 +12,21 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-from typing import Final
+from typing import Final, NamedTuple
 
 _EPOCH_S: Final = 1_609_459_200  # 2021-01-01T00:00:00Z
+
+
+class IdStem(NamedTuple):
+    """What the ids of one second share; a number of 32 bits completes it."""
+
+    second: int
+    raw: bytes  # 12 bytes
+    text: str  # 26 characters
+
+    def message_id(self, number: int) -> tuple[bytes, str]:
+        """Return the 16 bytes behind the version byte, and the text."""
+        return self.raw + number.to_bytes(4, "big"), f"{self.text}{number:08X}"
 
 
 class MessageIds:
@@ -27,17 +39,24 @@ class MessageIds:
         assert len(node) == 6
         self._prefix = node + (process_id & 0xFFFF).to_bytes(2, "big")
         self._count = itertools.count()
-        self._stem = (-1, b"", "")  # second, bytes, text: one tuple, so that threads never see a mixture
+        self._stem = IdStem(-1, b"", "")  # one tuple, so that threads never see a mixture
 
     def next(self, now_ms: int) -> tuple[bytes, str]:
         """Return the 16 bytes behind the version byte, and the text."""
-        seconds = now_ms // 1000 - _EPOCH_S
+        return self.stem(now_ms).message_id(self.number())
+
+    def stem(self, now_ms: int) -> IdStem:
+        """Return what ids of this second begin with."""
+        second = now_ms // 1000 - _EPOCH_S
         stem = self._stem
-        if seconds != stem[0]:
-            raw = self._prefix + (seconds & 0xFFFFFFFF).to_bytes(4, "big")
-            stem = self._stem = (seconds, raw, "01" + raw.hex().upper())
-        number = next(self._count) & 0xFFFFFFFF
-        return stem[1] + number.to_bytes(4, "big"), f"{stem[2]}{number:08X}"
+        if second != stem.second:
+            raw = self._prefix + (second & 0xFFFFFFFF).to_bytes(4, "big")
+            stem = self._stem = IdStem(second, raw, "01" + raw.hex().upper())
+        return stem
+
+    def number(self) -> int:
+        """Return the next number; with any stem of this source it makes an id that is used once."""
+        return next(self._count) & 0xFFFFFFFF
 
 
 _sources: list[MessageIds] = []

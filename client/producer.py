@@ -33,6 +33,7 @@ from .errors import (
 )
 from .message import Message, SendReceipt
 from .message_ids import process_ids
+from .plain_run import PlainRun
 from .queue_selection import QueueSelector, StickyRoundRobin, queue_of_group
 from .routes import Routes
 from .topic_route import BrokerGroup, TopicRoute
@@ -200,15 +201,24 @@ class Producer:
             state.lanes[number], now, now + self.timeout_ms, len(body) + _RECORD_ROOM
         )
         born_ms = time.time_ns() // 1_000_000
-        message_id = self._ids.next(born_ms)
-        record = state.encoder.encode(
-            section.size, body, message_id, born_ms, tag, keys, properties, message_group
-        )
         future: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
-        window.added(section, record, (future, message_id[1]))
-        if message_group:
-            section.fifo = True
-        self._pending_bytes += len(record)
+        encoder = state.encoder
+        if not (tag or keys or properties or message_group) and encoder.is_plain(body):
+            run = section.run
+            if run is None or not run.fits(encoder, len(body), born_ms):
+                run = PlainRun(encoder, section.size, len(body), born_ms, self._ids.stem(born_ms))
+            size = run.record_size
+            window.added_to_run(section, run, (future, run.add(body, self._ids.number())))
+        else:
+            message_id = self._ids.next(born_ms)
+            record = encoder.encode(
+                section.size, body, message_id, born_ms, tag, keys, properties, message_group
+            )
+            size = len(record)
+            window.added(section, record, (future, message_id[1]))
+            if message_group:
+                section.fifo = True
+        self._pending_bytes += size
         self._pending += 1
         connection.wake()
         return future

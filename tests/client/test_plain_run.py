@@ -1,0 +1,76 @@
+"""Messages encoded together are byte for byte those encoded one by one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledgermq.client.batching import SendWindow
+from ledgermq.client.encoding import RecordEncoder
+from ledgermq.client.message import MessageQueue
+from ledgermq.client.message_ids import MessageIds
+from ledgermq.client.plain_run import PlainRun
+from ledgermq.proto.record import SECTION_HEADER_SIZE, decode_section, record_positions, verify_section
+
+
+def one_by_one(bodies: list[bytes], distance: int, born_ms: int) -> bytes:
+    encoder, ids = RecordEncoder("orders", born_host="host-1"), MessageIds(b"\1\2\3\4\5\6", 4711)
+    records = b""
+    for body in bodies:
+        records += encoder.encode(distance + len(records), body, ids.next(born_ms), born_ms)
+    return records
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 300),
+    st.sampled_from((64, 4096, 1 << 18)),
+    st.integers(1_700_000_000_000, 1_700_000_003_000),
+    st.randoms(use_true_random=False),
+)
+def test_a_run_gives_the_records_that_are_made_one_by_one(
+    count: int, size: int, distance: int, born_ms: int, rng: object
+) -> None:
+    bodies = [rng.randbytes(size) for _ in range(count)]  # type: ignore[attr-defined]
+    encoder, ids = RecordEncoder("orders", born_host="host-1"), MessageIds(b"\1\2\3\4\5\6", 4711)
+    run = PlainRun(encoder, distance, size, born_ms, ids.stem(born_ms))
+    texts = [run.add(body, ids.number()) for body in bodies]
+    encoder.encode(64, b"another", ids.next(born_ms + 777), born_ms + 777)  # the encoder is used meanwhile
+    again = MessageIds(b"\1\2\3\4\5\6", 4711)
+    assert texts == [again.next(born_ms)[1] for _ in bodies]
+    assert b"".join(run.encoded()) == one_by_one(bodies, distance, born_ms)
+    assert len(run) == len(one_by_one(bodies, distance, born_ms))
+
+
+def test_runs_and_single_records_share_a_section() -> None:
+    encoder, ids, now = (
+        RecordEncoder("orders", born_host="h"),
+        MessageIds(b"\1\2\3\4\5\6", 1),
+        1_700_000_000_001,
+    )
+    window = SendWindow(lambda: 7)
+    lane = window.lane(MessageQueue("orders", "g0", 0), 3)
+    section = window.open_section(lane, 0, 1000, 100)
+    runs = [PlainRun(encoder, section.size, 5, now, ids.stem(now))]
+    for number in range(12):
+        runs[0].add(b"%05d" % number, number)
+        window.added_to_run(section, runs[0], number)
+    window.added(section, encoder.encode(section.size, b"labelled", ids.next(now), now, tag="t"), 12)
+    runs.append(PlainRun(encoder, section.size, 5, now + 1, ids.stem(now)))
+    for number in range(13, 16):
+        runs[1].add(b"%05d" % number, number)
+        window.added_to_run(section, runs[1], number)
+    request = window.next_request(0)
+    assert request is not None
+    header = decode_section(request.payload)
+    verify_section(request.payload, 0, header)
+    body = request.payload[SECTION_HEADER_SIZE:]
+    assert (header.count, header.total_size, section.size) == (16, len(request.payload), len(request.payload))
+    assert len(record_positions(body, header.count)) == 16
+
+
+def test_only_bytes_that_go_as_they_are_may_wait() -> None:
+    encoder = RecordEncoder("orders", born_host="h", compress_above=100)
+    assert encoder.is_plain(b"x" * 100)
+    for body in (b"", b"x" * 101, bytearray(b"x"), memoryview(b"x")):
+        assert not encoder.is_plain(body)  # type: ignore[arg-type]
