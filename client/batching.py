@@ -98,9 +98,9 @@ class Request:
     sections: tuple[Section, ...]
 
     @property
-    def payload(self) -> bytes:
-        """The encoded sections, one behind the other."""
-        return b"".join(section.data for section in self.sections if section.data is not None)
+    def parts(self) -> list[bytearray]:
+        """The encoded sections."""
+        return [section.data for section in self.sections if section.data is not None]
 
 
 @dataclass(frozen=True, slots=True)

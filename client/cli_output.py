@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from .errors import UsageError
+from .event_loop import new_event_loop
 from .text_table import text_table
 
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
@@ -40,7 +41,8 @@ T = TypeVar("T")
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run asyncio code to its end; Ctrl-C cancels it cleanly."""
-    return asyncio.run(coroutine)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(coroutine)
 
 
 def print_error(text: str) -> None:

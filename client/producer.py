@@ -180,7 +180,8 @@ class Producer:
             number = queue_of_group(message_group, len(state.lanes))
         else:
             number = self._selector.choose(state.queues, keys[0] if keys else "")
-            if state.windows[number].window.paused_until > now_ms():
+            paused_until = state.windows[number].window.paused_until
+            if paused_until and paused_until > now_ms():
                 number = _not_paused(state.windows, number)
         return self._enqueue(state, number, data, tag, keys, properties, message_group)
 

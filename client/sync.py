@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
-import importlib
 import logging
 import threading
 import weakref
@@ -29,6 +28,7 @@ from typing import Any, Self, TypeVar
 from .admin import Admin
 from .encoding import check_name
 from .errors import ClosedError, GroupNotFoundError, LedgerMQError
+from .event_loop import new_event_loop
 from .message import LeasedMessage, Message, SendReceipt
 from .producer import Producer as AsyncProducer
 from .simple_consumer import INVISIBLE_MS, RECEIVE_BATCH, SimpleConsumer
@@ -38,20 +38,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's event loop where it is installed, else asyncio's own."""
-    try:
-        loop: asyncio.AbstractEventLoop = importlib.import_module("uvloop").new_event_loop()
-    except ModuleNotFoundError:
-        return asyncio.new_event_loop()
-    return loop
-
-
 class _LoopThread:
     """An event loop in a thread of its own."""
 
     def __init__(self, name: str) -> None:
-        self.loop = _new_loop()
+        self.loop = new_event_loop()
         self._lock = threading.Lock()
         self._stopped = False  # under the lock: what is submitted before stop() gets its turn on the loop
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledgermq.client.batching import SendWindow
+from ledgermq.client.connection import encoded
 from ledgermq.client.encoding import RecordEncoder
 from ledgermq.client.message import MessageQueue
 from ledgermq.client.message_ids import MessageIds
 from ledgermq.client.plain_run import PlainRun
+from ledgermq.proto import log_pb2
 from ledgermq.proto.record import SECTION_HEADER_SIZE, decode_section, record_positions, verify_section
 
 
@@ -62,11 +64,24 @@ def test_runs_and_single_records_share_a_section() -> None:
         window.added_to_run(section, runs[1], number)
     request = window.next_request(0)
     assert request is not None
-    header = decode_section(request.payload)
-    verify_section(request.payload, 0, header)
-    body = request.payload[SECTION_HEADER_SIZE:]
-    assert (header.count, header.total_size, section.size) == (16, len(request.payload), len(request.payload))
+    sections = b"".join(request.parts)
+    header = decode_section(sections)
+    verify_section(sections, 0, header)
+    body = sections[SECTION_HEADER_SIZE:]
+    assert (header.count, header.total_size, section.size) == (16, len(sections), len(sections))
     assert len(record_positions(body, header.count)) == 16
+
+
+def test_a_request_on_the_wire_is_what_protobuf_reads() -> None:
+    window = SendWindow(lambda: 7)
+    for queue in range(3):
+        section = window.open_section(window.lane(MessageQueue("orders", "g0", queue), 3), 0, 1000, 100)
+        window.added(section, bytes(200 * 64), "ticket")
+    request = window.next_request(0)
+    assert request is not None
+    read = log_pb2.ProduceRequest.FromString(encoded(request))
+    assert (read.request_id, read.section_count) == (request.request_id, 3)
+    assert read.sections == b"".join(request.parts)
 
 
 def test_only_bytes_that_go_as_they_are_may_wait() -> None:
