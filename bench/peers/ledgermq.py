@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
@@ -91,18 +92,19 @@ class LedgerMQ:
 
     async def open_for_failover(
         self, name: str
-    ) -> tuple[Callable[[int], Awaitable[Any]], Callable[[], None], Callable[[], Awaitable[Any]]]:
+    ) -> tuple[Callable[[int], Awaitable[Any]], Callable[[int], None], Callable[[], Awaitable[Any]]]:
         session = await self.open(name)
         leader = await asyncio.to_thread(self._cluster.wait_leader)
 
         async def send(number: int) -> None:
             await session.send(b"%08d" % number + bytes(1016))
 
-        def kill() -> None:
-            self._cluster.kill(leader)
+        def end(signal_number: int) -> None:
+            os.kill(self._cluster.nodes[leader].pid, signal_number)
 
         async def restore() -> None:
             await session.close()
+            await asyncio.to_thread(self._cluster.wait_ended, leader)
             await asyncio.to_thread(self._cluster.restart, leader)
 
-        return send, kill, restore
+        return send, end, restore

@@ -137,7 +137,7 @@ class NatsJetStream:
 
     async def open_for_failover(
         self, name: str
-    ) -> tuple[Callable[[int], Awaitable[Any]], Callable[[], None], Callable[[], Awaitable[Any]]]:
+    ) -> tuple[Callable[[int], Awaitable[Any]], Callable[[int], None], Callable[[], Awaitable[Any]]]:
         leader = await self._new_stream(name)
         connection = await self.connect(leader)
         jetstream = connection.jetstream()
@@ -145,8 +145,8 @@ class NatsJetStream:
         async def send(number: int) -> None:
             await jetstream.publish(name, b"%08d" % number + bytes(1016), timeout=0.25)
 
-        def kill() -> None:
-            os.kill(self._nodes[leader].pid, 9)
+        def end(signal_number: int) -> None:
+            os.kill(self._nodes[leader].pid, signal_number)
 
         async def restore() -> None:
             await connection.close()
@@ -154,4 +154,4 @@ class NatsJetStream:
             self._start_node(leader)
             await asyncio.sleep(2)
 
-        return send, kill, restore
+        return send, end, restore

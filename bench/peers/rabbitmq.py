@@ -241,7 +241,7 @@ class RabbitMQ:
 
     async def open_for_failover(
         self, name: str
-    ) -> tuple[Callable[[int], Awaitable[Any]], Callable[[], None], Callable[[], Awaitable[Any]]]:
+    ) -> tuple[Callable[[int], Awaitable[Any]], Callable[[int], None], Callable[[], Awaitable[Any]]]:
         await (await self.open(name))._connection.close()
         leader = await self._leader(name)
         order = [leader, *(node for node in _NODES if node != leader)]
@@ -261,8 +261,8 @@ class RabbitMQ:
                 state.pop("session", None)
                 raise
 
-        def kill() -> None:
-            os.kill(_erlang_vm(self._nodes[leader].pid), 9)
+        def end(signal_number: int) -> None:
+            os.kill(_erlang_vm(self._nodes[leader].pid), signal_number)
 
         async def restore() -> None:
             if session := state.pop("session", None):
@@ -271,7 +271,7 @@ class RabbitMQ:
             self._start_node(leader)
             await self._wait_port(leader)
 
-        return send, kill, restore
+        return send, end, restore
 
 
 def _erlang_vm(pid: int) -> int:

@@ -3,8 +3,8 @@
     python -m bench.peers.run [--systems ledgermq,rabbitmq,nats] [--runs 3] [--seconds 6] [--out bench/results/NAME.json]
 
 W1 one message in flight · W2 64 in flight · W3 as many as the client can pipeline (1 KiB and 128 B) ·
-W4 drain of a backlog with acknowledgements · W5 500 messages/s end to end · failover: kill -9 of the leader,
-from the kill to the first acknowledged write. Each run starts and stops every system, so that a drift of the machine
+W4 drain of a backlog with acknowledgements · W5 500 messages/s end to end · failover: kill -9 of the leader, and
+hand-over: SIGTERM to it, each the longest time without an acknowledged write. Each run starts and stops every system, so that a drift of the machine
 meets all of them.
 """
 
@@ -18,10 +18,12 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,8 @@ _SYSTEMS = {
     "rabbitmq": ("bench.peers.rabbitmq", "RabbitMQ"),
     "nats": ("bench.peers.nats_jetstream", "NatsJetStream"),
 }
+#: How the leader ends, by workload.
+_ENDS = {"failover": signal.SIGKILL, "hand-over": signal.SIGTERM}
 _WINDOW = 2000  # what the peers' clients pipeline best with
 Row = dict[str, Any]
 
@@ -114,14 +118,14 @@ async def _end_to_end(system: System, session: Session, run: int, seconds: float
     return _row(system, "W5", run, meter, len(latencies), sent=sent, **_latency(latencies))
 
 
-async def _failovers(system: System, run: int, times: int) -> list[Row]:
+async def _leader_ends(system: System, run: int, workload: str, times: int) -> list[Row]:
     rows = []
     for number in range(times):
-        send, kill, restore = await system.open_for_failover(f"f{run}x{number}")
+        send, end, restore = await system.open_for_failover(f"{workload}-{run}-{number}")
         with Meter([]) as meter:
-            gap, acknowledged = await write_gap(send, kill)
+            gap, acknowledged = await write_gap(send, partial(end, _ENDS[workload]))
         await restore()
-        rows.append(_row(system, "failover", run, meter, len(acknowledged), gap_ms=1e3 * gap))
+        rows.append(_row(system, workload, run, meter, len(acknowledged), gap_ms=1e3 * gap))
     return rows
 
 
@@ -138,7 +142,8 @@ async def _measure(system: System, run: int, options: argparse.Namespace, folder
         session = await system.open(f"e{run}")
         rows.append(await _end_to_end(system, session, run, options.seconds))
         await session.close()
-        rows += await _failovers(system, run, options.failovers)
+        for workload in _ENDS:
+            rows += await _leader_ends(system, run, workload, options.failovers)
     finally:
         await system.stop()
         shutil.rmtree(folder, ignore_errors=True)
@@ -151,8 +156,8 @@ def table(rows: list[Row]) -> str:
     lines = []
     for workload in dict.fromkeys(row["workload"] for row in rows):
         lines += ["", f"### {workload}", ""]
-        if workload == "failover":
-            lines += ["| system | median ms | min-max ms | kills |", "|---|---|---|---|"]
+        if workload in _ENDS:
+            lines += ["| system | median ms | min-max ms | times |", "|---|---|---|---|"]
         else:
             lines += [
                 "| system | msg/s (min-max) | p50 ms | p99 ms | CPU ms per 1,000, each node | RssAnon MiB, each node |",
@@ -161,7 +166,7 @@ def table(rows: list[Row]) -> str:
         for system in systems:
             mine = [row for row in rows if row["system"] == system and row["workload"] == workload]
             if mine:
-                lines.append(_gap_line(system, mine) if workload == "failover" else _rate_line(system, mine))
+                lines.append(_gap_line(system, mine) if workload in _ENDS else _rate_line(system, mine))
     return "\n".join(lines).strip() + "\n"
 
 

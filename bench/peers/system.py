@@ -43,5 +43,5 @@ class System(Protocol):
 
     async def open_for_failover(
         self, name: str
-    ) -> tuple[Callable[[int], Awaitable[Any]], Callable[[], None], Callable[[], Awaitable[Any]]]:
-        """Return (send number, kill -9 the leader, close and restart what was killed)."""
+    ) -> tuple[Callable[[int], Awaitable[Any]], Callable[[int], None], Callable[[], Awaitable[Any]]]:
+        """Return (send number, send the leader a signal, close and restart what was ended)."""

@@ -181,6 +181,12 @@ class Cluster:
         process = self.nodes[name]
         assert process.popen is not None
         process.popen.terminate()
+        return self.wait_ended(name)
+
+    def wait_ended(self, name: str) -> int:
+        """Wait until a node that was told to stop is gone; return its exit code."""
+        process = self.nodes[name]
+        assert process.popen is not None
         return process.popen.wait(timeout=_START_TIMEOUT)
 
     def restart(self, name: str) -> None:
