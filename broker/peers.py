@@ -17,8 +17,10 @@ import grpc.aio
 from ledgermq.proto import peer_pb2, route_pb2
 
 from .forwarding import Forwarder, ForwardError
+from .leader_handlers import parsed
 from .leadership import Leadership
 from .members import Members
+from .refusals import RefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +85,11 @@ class Peers:
     def handler(self) -> Any:
         """Return what the Raft port serves for other nodes' reports."""
 
-        async def report(request: peer_pb2.NodeReport, context: Any) -> peer_pb2.GroupView:
+        async def report(raw: bytes, context: Any) -> peer_pb2.GroupView:
+            try:
+                request = parsed(peer_pb2.NodeReport, raw)
+            except RefusedError as error:
+                return peer_pb2.GroupView(refusal=error.refusal)
             if not self._leadership.ready:
                 return peer_pb2.GroupView(refusal=route_pb2.Refusal(code=route_pb2.NOT_LEADER))
             if self._members.learn(request.node):
@@ -93,7 +99,6 @@ class Peers:
 
         method = grpc.unary_unary_rpc_method_handler(
             report,
-            request_deserializer=peer_pb2.NodeReport.FromString,
             response_serializer=peer_pb2.GroupView.SerializeToString,
         )
         return grpc.method_handlers_generic_handler("ledgermq.v1.PeerService", {"Report": method})

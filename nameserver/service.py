@@ -20,6 +20,7 @@ from ledgermq.proto import nameserver_pb2 as pb
 from ledgermq.proto import nameserver_pb2_grpc, route_pb2
 
 from .errors import BindError
+from .request_handlers import request_handlers
 from .route_table import RouteTable, keep_topics
 
 logger = logging.getLogger(__name__)
@@ -216,7 +217,7 @@ class NameServer:
         for name, address in self._listeners.items():
             server = aio.server(options=_SERVER_OPTIONS)
             service = NameServerService(self.table, self._changes, name)
-            nameserver_pb2_grpc.add_NameServerServiceServicer_to_server(service, server)
+            server.add_generic_rpc_handlers((request_handlers(service),))
             try:
                 port = server.add_insecure_port(address)
             except RuntimeError as error:

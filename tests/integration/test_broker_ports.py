@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ledgermq.proto import admin_pb2, admin_pb2_grpc, log_pb2, route_pb2
+from ledgermq.proto import admin_pb2, admin_pb2_grpc, log_pb2, peer_pb2, route_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import rocketmq_v2_pb2_grpc as v2_grpc
 
@@ -131,4 +131,8 @@ def test_bytes_that_are_no_request_are_refused_and_leave_no_trace_in_the_log(clu
         with pytest.raises(grpc.RpcError) as refused:
             list(telemetry(iter([garbage]), metadata=CLIENT, timeout=5))
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    with grpc.insecure_channel(cluster.address("n1", "raft")) as plain:
+        channel = plain
+        answer = channel.unary_unary("/ledgermq.v1.PeerService/Report")(garbage, timeout=5)
+        assert peer_pb2.GroupView.FromString(answer).refusal.code == route_pb2.INVALID_ARGUMENT
     assert "Traceback" not in cluster.nodes["n1"].log()

@@ -242,3 +242,36 @@ def test_a_stop_ends_the_watches() -> None:
                 await watch.read()
 
     run(scenario())
+
+
+@pytest.mark.parametrize("method", ["Register", "GetRoute"])
+def test_bytes_that_are_no_request_are_refused_in_band_where_the_answer_can_say_so(method: str) -> None:
+    async def scenario() -> None:
+        async with nameserver() as (server, _), aio.insecure_channel(server.addresses["default"]) as channel:
+            call: Any = channel.unary_unary(f"/ledgermq.v1.NameServerService/{method}")
+            answer = await call(b"\x0f\xff\xff not a request", timeout=5)
+            kind = pb.RegisterResponse if method == "Register" else pb.GetRouteResponse
+            refusal = kind.FromString(answer).refusal
+            assert refusal.code == route_pb2.INVALID_ARGUMENT
+            assert f"it is no {method}Request" in refusal.message
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("method", ["ListGroups", "Unregister", "WatchRoutes", "Heartbeat"])
+def test_bytes_that_are_no_request_are_an_invalid_argument_elsewhere(method: str) -> None:
+    async def scenario() -> None:
+        async with nameserver() as (server, _), aio.insecure_channel(server.addresses["default"]) as plain:
+            channel: Any = plain
+            path, garbage = f"/ledgermq.v1.NameServerService/{method}", b"\x0f\xff\xff not a request"
+            with pytest.raises(aio.AioRpcError) as refused:
+                if method == "Heartbeat":
+                    await channel.stream_stream(path)(iter([garbage]), timeout=5).read()
+                elif method == "WatchRoutes":
+                    await channel.unary_stream(path)(garbage, timeout=5).read()
+                else:
+                    await channel.unary_unary(path)(garbage, timeout=5)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "cannot be decoded" in str(refused.value.details())
+
+    run(scenario())
