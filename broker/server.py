@@ -151,26 +151,7 @@ class BrokerNode:
 
     def _assemble(self) -> None:
         """Build what stands on the running Raft node."""
-        self._context = NodeContext(
-            config=self.config,
-            raft=self._raft,
-            replica=self._replica,
-            pipeline=self._pipeline,
-            leadership=self._leadership,
-            members=self._members,
-            forwarder=self._forwarder,
-            calls=LeaderCalls(
-                self._leadership,
-                self._forwarder,
-                lambda result: self._metrics.forwards.labels(result).inc(),
-            ),
-            polls=self._polls,
-            reader=LogReader(self._raft.log, lambda error: self._raft.fail(str(error))),
-            telemetry=self._telemetry,
-            clients=self._clients,
-            metrics=self._metrics,
-            deliveries=RecentDeliveries(),
-        )
+        self._context = self._make_context()
         self._checkpointing = Checkpointing(
             self._replica,
             self._store,
@@ -212,6 +193,29 @@ class BrokerNode:
                 self._admin.handlers(""),
                 self._log.handlers(""),
             ]
+        )
+
+    def _make_context(self) -> NodeContext:
+        """Gather what the services of this node share."""
+        return NodeContext(
+            config=self.config,
+            raft=self._raft,
+            replica=self._replica,
+            pipeline=self._pipeline,
+            leadership=self._leadership,
+            members=self._members,
+            forwarder=self._forwarder,
+            calls=LeaderCalls(
+                self._leadership,
+                self._forwarder,
+                lambda result: self._metrics.forwards.labels(result).inc(),
+            ),
+            polls=self._polls,
+            reader=LogReader(self._raft.log, lambda error: self._raft.fail(str(error))),
+            telemetry=self._telemetry,
+            clients=self._clients,
+            metrics=self._metrics,
+            deliveries=RecentDeliveries(),
         )
 
     async def stop(self) -> None:

@@ -138,7 +138,7 @@ class Driver:
             answer = self.core.propose([size])
             if type(answer) is Accepted:
                 header = self._stage(answer, parts, section_count)
-        except Exception as error:
+        except Exception as error:  # a bug of ours, of any kind
             # The core may count an entry that the log does not hold: nobody may hear of it.
             self._defect("appending an entry", error)
             raise NodeStoppedError("this node stops; nothing was appended") from error

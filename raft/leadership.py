@@ -119,6 +119,6 @@ class Leadership:
     def _guarded(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:
+        except Exception as error:  # whatever it is, replicas would differ: the node stops
             logger.exception("state machine failed node=%s", self._config.node_id)
             self._fail(f"state machine failed: {error!r}")

@@ -24,7 +24,6 @@ from .config import Member, RaftConfig
 from .core import RaftCore
 from .driver import Driver, RaftTransport, make_append_frame, make_control_frame
 from .errors import (
-    DamagedFolderError,
     NodeStoppedError,
     NotLeaderError,
     StorageError,
@@ -56,7 +55,7 @@ from .read_batcher import ReadBatcher
 from .state_machine import Proposal, StateMachine
 from .status import RaftStatus
 from .storage import RaftStorage
-from .storage_opening import open_node_storage
+from .storage_opening import check_state_fits, open_node_storage
 from .ticker import Ticker
 from .transport import Transport
 from .types import LogIndex, NodeId, Term
@@ -485,18 +484,3 @@ class RaftNode:
         self._announce()
         self._view.refresh_metrics(self.is_leader)
         self._report = asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self._send_report)
-
-
-def check_state_fits(config: RaftConfig, applied: LogIndex, log: CommitLog) -> None:
-    """Check that the log continues the state that was loaded. Raises: DamagedFolderError."""
-    if applied > log.last_index:
-        problem = f"its state is that of entry {applied}, but its log ends at entry {log.last_index}"
-    elif applied < log.first_index - 1:
-        problem = f"its state is that of entry {applied}, but its log begins at entry {log.first_index}"
-    else:
-        return
-    raise DamagedFolderError(
-        f"{config.node_id} will not start: {problem}, so {config.data_dir} lost something (a mixed backup, a deleted"
-        f" folder, a disk that loses what it was told to keep). Fetch a clean copy from the other nodes:"
-        f" ledgermq broker --rejoin; nothing was changed."
-    )

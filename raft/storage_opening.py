@@ -1,6 +1,6 @@
 """Opens the data folder of a node at its start: makes a new one, or moves a lost one aside (blocking).
 
-Owns: the decision between the three. Must not: make a folder that could be taken for a voter's: a new one starts
+Owns: the decision between the three, and the check that log and state belong together. Must not: make a folder that could be taken for a voter's: a new one starts
 without the right to vote (bootstrap.py, P19).
 """
 
@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from .commit_log import CommitLog
 from .config import RaftConfig
 from .errors import DamagedFolderError, DamagedLogError, DataFolderError
 from .files import FileSystem
 from .storage import RaftStorage, StorageConfig, create_data_folder, is_initialized, open_storage, rejoin
+from .types import LogIndex
 
 logger = logging.getLogger(__name__)
 
@@ -89,4 +91,19 @@ def storage_config(config: RaftConfig) -> StorageConfig:
         segment_size=config.segment_size,
         flush=config.flush,
         learner_after_reboot=config.flush != "sync" and bool(config.peers),
+    )
+
+
+def check_state_fits(config: RaftConfig, applied: LogIndex, log: CommitLog) -> None:
+    """Check that the log continues the state that was loaded. Raises: DamagedFolderError."""
+    if applied > log.last_index:
+        problem = f"its state is that of entry {applied}, but its log ends at entry {log.last_index}"
+    elif applied < log.first_index - 1:
+        problem = f"its state is that of entry {applied}, but its log begins at entry {log.first_index}"
+    else:
+        return
+    raise DamagedFolderError(
+        f"{config.node_id} will not start: {problem}, so {config.data_dir} lost something (a mixed backup, a deleted"
+        f" folder, a disk that loses what it was told to keep). Fetch a clean copy from the other nodes:"
+        f" ledgermq broker --rejoin; nothing was changed."
     )

@@ -51,7 +51,7 @@ async def closed_loop(
                 return
             try:
                 await send()
-            except Exception as error:
+            except Exception as error:  # each client has errors of its own; kept for the caller, or raised
                 if failed is None:
                     raise
                 failed.append(error)

@@ -118,7 +118,9 @@ class NatsJetStream:
                 try:
                     await jetstream.add_stream(config)
                     break
-                except Exception:
+                except (
+                    Exception
+                ):  # the servers' own election is on: any error until it is over, raised at the end
                     if attempt == 99:
                         raise
                     await asyncio.sleep(0.3)

@@ -257,7 +257,7 @@ class RabbitMQ:
                         continue
             try:
                 await asyncio.wait_for(state["session"].send(b"%08d" % number + bytes(1016)), 0.25)
-            except Exception:
+            except Exception:  # whatever broke, the session is not to be used again; it is raised
                 state.pop("session", None)
                 raise
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ledgermq.raft.errors import DamagedFolderError, EntryTooLargeError, NotLeaderError
-from ledgermq.raft.node import check_state_fits
+from ledgermq.raft.storage_opening import check_state_fits
 from ledgermq.raft.types import LogIndex
 
 from .node_cluster import SEGMENT, Cluster, run
