@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -27,12 +29,15 @@ from .cli_output import (
     print_json,
     run,
 )
-from .errors import CorruptMessageError, GroupNotFoundError, MessageTooLargeError, UsageError
+from .encoding import check_text
+from .errors import CorruptMessageError, GroupNotFoundError, LedgerMQError, MessageTooLargeError
+from .line_source import lines_of
 from .message import LeasedMessage, SendReceipt
 from .producer import Producer
 from .simple_consumer import RECEIVE_BATCH, SimpleConsumer
 
 _DAY = 86_400.0  # seconds; the longest --timeout
+_MAX_OPEN_SENDS = 50_000  # messages without an answer; then `send` reads no more input
 
 
 def register(app: typer.Typer) -> None:
@@ -43,10 +48,10 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What to send: `bodies` in turn, or `count` bodies of `size` bytes."""
+    """What to send: `body` as often as `count` says, or (None) every line of stdin once."""
 
     topic: str
-    bodies: tuple[bytes, ...]
+    body: bytes | None
     count: int
     tag: str
     keys: tuple[str, ...]
@@ -64,11 +69,11 @@ def send(
     size: Annotated[
         int, typer.Option("--size", min=0, max=2**31 - 1, help="Send a body of so many bytes instead.")
     ] = 0,
-    tag: Annotated[str, typer.Option("--tag", help="Tag for filters.")] = "",
+    tag: Annotated[str | None, typer.Option("--tag", help="Tag for filters.")] = None,
     key: Annotated[list[str] | None, typer.Option("--key", help="Key for look-ups; may be repeated.")] = None,
     message_group: Annotated[
-        str, typer.Option("--message-group", help="Messages of one group stay in order.")
-    ] = "",
+        str | None, typer.Option("--message-group", help="Messages of one group stay in order.")
+    ] = None,
     rate: Annotated[int, typer.Option("--rate", min=0, help="At most so many messages per second.")] = 0,
     timeout: Annotated[
         float,
@@ -78,81 +83,136 @@ def send(
     as_json: JsonOption = False,
 ) -> None:
     """Send messages and wait until they are committed."""
-    bodies = _bodies(body, size)
-    plan = _Plan(topic, bodies, count * len(bodies), tag, tuple(key or ()), message_group, rate)
+    given = _body(body, size)
+    if given is None and count != 1:
+        raise typer.BadParameter("--count goes with BODY or --size; the lines of stdin are sent once each")
+    if tag is not None:
+        check_text("tag", tag)
+    if message_group is not None:
+        check_text("message_group", message_group)
+    plan = _Plan(topic, given, count, tag or "", tuple(key or ()), message_group or "", rate)
     started = time.monotonic()
-    receipts = run(_send(plan, nameserver, int(timeout * 1000)))
-    seconds = time.monotonic() - started
-    if as_json:
-        print_json([receipt._asdict() for receipt in receipts])
-    elif len(receipts) == 1:
-        r = receipts[0]
-        out.print(
-            f"stored {r.message_id} in {r.topic}[{r.queue_id}] of {r.broker_group} at offset {r.queue_offset}"
-        )
-    else:
-        out.print(
-            f"stored {len(receipts):,} messages in {seconds:.2f} s ({len(receipts) / seconds:,.0f} msg/s)"
-        )
+    report = _JsonReport() if as_json else _Report()
+    try:
+        run(_send(plan, nameserver, int(timeout * 1000), report))
+    except BaseException:
+        report.broken()
+        raise
+    report.end(time.monotonic() - started)
 
 
-def _bodies(body: str | None, size: int) -> tuple[bytes, ...]:
-    """Return what to send. Raises: typer.BadParameter, MessageTooLargeError; then nothing was sent."""
+def _body(body: str | None, size: int) -> bytes | None:
+    """Return what to send; None: the lines of stdin. Raises: typer.BadParameter, MessageTooLargeError."""
     if size and body is not None:
         raise typer.BadParameter("give BODY or --size, not both")
     if max(size, len(body or "")) > MAX_BODY_SIZE:
         raise MessageTooLargeError(size or len(body or ""), MAX_BODY_SIZE)
     if size:
-        return (b"x" * size,)
+        return b"x" * size
     if body == "-":
-        return _lines(sys.stdin.buffer)
+        return None
     if not body:
         raise typer.BadParameter("nothing to send: give BODY, - for stdin, or --size BYTES")
-    return (os.fsencode(body),)
+    return os.fsencode(body)
 
 
-def _lines(source: Iterable[bytes]) -> tuple[bytes, ...]:
-    """Return the lines that are not empty; all are checked before the first is sent."""
-    lines = [line.rstrip(b"\n") for line in source]
-    for number, line in enumerate(lines, 1):
-        if len(line) > MAX_BODY_SIZE:
-            raise UsageError(
-                f"line {number} of stdin has {len(line):,} bytes; the limit is {MAX_BODY_SIZE:,} (4 MiB)",
-                "Nothing was sent",
-                "Split it, or store it elsewhere and send its address",
+class _Report:
+    """What a person is told: where one message is, or how many are stored."""
+
+    def __init__(self) -> None:
+        self.stored = 0
+        self._last: SendReceipt | None = None
+
+    def add(self, receipt: SendReceipt) -> None:
+        """One more message is stored; called in the order of sending."""
+        self.stored += 1
+        self._last = receipt
+
+    def end(self, seconds: float) -> None:
+        """All are stored."""
+        if self.stored == 1 and (r := self._last) is not None:
+            out.print(
+                f"stored {r.message_id} in {r.topic}[{r.queue_id}] of {r.broker_group} at offset {r.queue_offset}"
             )
-    return tuple(line for line in lines if line)
+            return
+        out.print(f"stored {self.stored:,} messages in {seconds:.2f} s ({self.stored / seconds:,.0f} msg/s)")
+
+    def broken(self) -> None:
+        """Something failed; the error follows."""
 
 
-async def _send(plan: _Plan, nameserver: str, timeout_ms: int) -> list[SendReceipt]:
+class _JsonReport(_Report):
+    """One JSON array of all receipts, printed as they come: there may be more of them than memory holds."""
+
+    def add(self, receipt: SendReceipt) -> None:
+        """Print it."""
+        sys.stdout.write(",\n" if self.stored else "[\n")
+        sys.stdout.write(json.dumps(receipt._asdict(), ensure_ascii=False))
+        super().add(receipt)
+
+    def end(self, seconds: float) -> None:
+        """Close the array."""
+        sys.stdout.write("\n]\n" if self.stored else "[]\n")
+
+    def broken(self) -> None:
+        """Close the array of what is stored: it stays readable."""
+        self.end(0)
+
+
+async def _bodies(plan: _Plan) -> AsyncIterator[bytes]:
+    """Yield the bodies to send, at the rate that was asked for."""
+    started, number = time.monotonic(), 0
+    given = plan.body
+    source = lines_of(sys.stdin.buffer, MAX_BODY_SIZE) if given is None else _repeated(given, plan.count)
+    async for body in source:
+        if plan.rate and (ahead := number / plan.rate - (time.monotonic() - started)) > 0:
+            await asyncio.sleep(ahead)
+        elif number % 256 == 255:
+            await asyncio.sleep(0)  # let requests go out while more are made
+        yield body
+        number += 1
+
+
+async def _repeated(body: bytes, count: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield body
+
+
+async def _send(plan: _Plan, nameserver: str, timeout_ms: int, report: _Report) -> None:
+    """Send all; report in order. After the first failure nothing more is taken, and it is raised."""
+    open_sends: deque[asyncio.Future[SendReceipt]] = deque()
+    failures: list[BaseException] = []
+
+    async def settle(most: int) -> None:
+        """Report what is decided, and wait until at most so many sends are open."""
+        while open_sends and (len(open_sends) > most or open_sends[0].done()):
+            try:
+                report.add(await open_sends[0])
+            except LedgerMQError as error:
+                failures.append(error)
+            open_sends.popleft()
+
     async with Producer(nameserver, timeout_ms=timeout_ms) as producer:
         await producer.prepare(plan.topic)
-        futures = []
-        started = time.monotonic()
-        for number in range(plan.count):
-            if plan.rate and (ahead := number / plan.rate - (time.monotonic() - started)) > 0:
-                await asyncio.sleep(ahead)
-            elif number % 256 == 255:
-                await asyncio.sleep(0)  # let requests go out while more are made
-            await producer.ready()
-            futures.append(
-                producer.send_nowait(
-                    plan.topic,
-                    plan.bodies[number % len(plan.bodies)],
-                    tag=plan.tag,
-                    keys=plan.keys,
-                    message_group=plan.message_group,
+        try:
+            async for body in _bodies(plan):
+                await producer.ready()
+                await settle(_MAX_OPEN_SENDS)
+                if failures:
+                    break
+                open_sends.append(
+                    producer.send_nowait(
+                        plan.topic, body, tag=plan.tag, keys=plan.keys, message_group=plan.message_group
+                    )
                 )
-            )
-        results = await asyncio.gather(*futures, return_exceptions=True)
-        failures = [result for result in results if isinstance(result, BaseException)]
-        if failures:
-            if len(results) > 1:
-                err.print(
-                    f"{len(failures):,} of {len(results):,} messages were not acknowledged; the first error:"
-                )
-            raise failures[0]
-        return [result for result in results if isinstance(result, SendReceipt)]
+        except (LedgerMQError, OSError):  # the input ends badly: what was taken from it is still sent
+            await settle(0)
+            raise
+        await settle(0)
+    if failures:
+        if (total := report.stored + len(failures)) > 1:
+            err.print(f"{len(failures):,} of {total:,} messages were not acknowledged; the first error:")
+        raise failures[0]
 
 
 def consume(
@@ -179,6 +239,8 @@ def consume(
 ) -> None:
     """Receive, print and acknowledge messages."""
     at = position(start)
+    if not tag.strip():
+        raise typer.BadParameter('the tag filter is empty; leave --tag out, or name tags: "a || b"')
     received = 0
 
     def show(message: LeasedMessage) -> None:

@@ -7,8 +7,6 @@ import pytest
 from ledgermq.client import cli_messages
 from ledgermq.client.cli import run_cli
 from ledgermq.client.cli_output import print_table
-from ledgermq.client.errors import UsageError
-from ledgermq.proto.record import MAX_BODY_SIZE
 
 NOBODY = ["--nameserver", "127.0.0.1:1"]
 
@@ -48,13 +46,6 @@ def test_a_failure_is_one_line_with_its_exit_code(
 def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli([]) == 0
     assert "topic" in capsys.readouterr().out
-
-
-def test_all_lines_are_checked_before_the_first_is_sent() -> None:
-    lines = [b"one\n", b"\n", b"\xff\n"]
-    assert cli_messages._lines(lines) == (b"one", b"\xff")
-    with pytest.raises(UsageError, match=r"line 4 of stdin .* Nothing was sent"):
-        cli_messages._lines([*lines, bytes(MAX_BODY_SIZE + 1)])
 
 
 def test_a_body_cannot_change_the_terminal() -> None:

@@ -109,6 +109,58 @@ def test_sending_prints_where_the_message_is(ledgermq: Any, cluster: Served[Mess
     assert cluster.call(cluster.cluster.groups[0].stored) == 7
 
 
+class Lines(io.TextIOWrapper):
+    """A stdin with these bytes."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content))
+
+
+def test_every_line_of_stdin_is_a_message(
+    ledgermq: Any, cluster: Served[MessagingCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Lines(b"one\n\ntwo\n" * 1000))
+    code, out, _ = ledgermq("send", "orders", "-")
+    assert (code, out.startswith("stored 2,000 messages in")) == (0, True)
+    monkeypatch.setattr(sys, "stdin", Lines(b"last"))
+    receipts = json.loads(ledgermq("send", "orders", "-", "--json")[1])
+    assert [receipt["topic"] for receipt in receipts] == ["orders"]
+    monkeypatch.setattr(sys, "stdin", Lines(b""))
+    assert json.loads(ledgermq("send", "orders", "-", "--json")[1]) == []
+    assert cluster.call(cluster.cluster.groups[0].stored) == 2001
+
+
+def test_lines_before_one_that_is_too_long_are_sent_and_the_error_says_so(
+    ledgermq: Any, cluster: Served[MessagingCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Lines(b"one\ntwo\n" + bytes(5_000_000) + b"\nfour\n"))
+    code, out, err = ledgermq("send", "orders", "-", "--json")
+    assert (code, len(json.loads(out))) == (1, 2)
+    assert "line 3 of stdin has more than 4,194,304 bytes" in err
+    assert "The lines before it were sent" in err
+    assert cluster.call(cluster.cluster.groups[0].stored) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("send", "orders", "hi", "--tag", ""), "invalid tag: it is empty"),
+        (("send", "orders", "hi", "--message-group", " "), "invalid message_group: it is empty"),
+        (("send", "orders", "hi", "--key", ""), "invalid key: it is empty"),
+        (("send", "orders", "hi", "--tag", "t" * 20_000), "have 20000 bytes, 16384 are allowed"),
+        (("send", "orders", "-", "--count", "2"), "--count goes with BODY or --size"),
+        (("consume", "orders", "--group", "g", "--tag", ""), "the tag filter is empty"),
+    ],
+)
+def test_empty_or_endless_labels_are_refused_and_nothing_is_sent(
+    ledgermq: Any, cluster: Served[MessagingCluster], arguments: tuple[str, ...], words: str
+) -> None:
+    code, out, err = ledgermq(*arguments)
+    assert (code in (1, 2), out) == (True, "")
+    assert words in err
+    assert cluster.call(cluster.cluster.groups[0].stored) == 0
+
+
 def test_consuming_prints_bodies_and_acknowledges_them(
     ledgermq: Any, cluster: Served[MessagingCluster]
 ) -> None:
