@@ -9,12 +9,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from ledgermq.proto.entry import Buffer
 from ledgermq.proto.errors import CorruptError, LayoutError
 from ledgermq.proto.record import (
-    KNOWN_FLAGS,
     MAX_BODY_SIZE,
+    MAX_KEYS,
+    MAX_PROPERTIES_SIZE,
+    PRODUCER_FLAGS,
+    RECORD_HEADER_SIZE,
     SECTION_HEADER_SIZE,
+    RecordFlags,
     SectionHeader,
     SectionKind,
     record_flags,
@@ -28,7 +34,10 @@ from .messaging_wire import varint
 
 #: Sections in one ProduceRequest: checking more would hold the event loop for too long.
 MAX_SECTIONS: Final = 8192
-_UNKNOWN_FLAGS: Final = 0xFFFF & ~KNOWN_FLAGS
+_REFUSED_FLAGS: Final = 0xFFFF & ~PRODUCER_FLAGS
+#: Wire bytes beside the texts of tag, keys and properties: topic, message group, ids, host, and the framing of all.
+_FRAMING: Final = 2304
+_FRAMING_PER_KEY: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,23 +114,46 @@ def checked_sections(request_id: int, raw: memoryview, count: int) -> list[Produ
             start = position + SECTION_HEADER_SIZE
             body = raw[start : start + header.size]
             positions = record_positions(body, header.count)
-            if bool((record_flags(body, positions) & _UNKNOWN_FLAGS).any()):
-                raise BadProduceRequestError(
-                    "a record has flags that have no meaning; see proto/record.py", request_id, False
-                )
-            if (
-                header.size > MAX_BODY_SIZE
-                and record_headers(body, positions)["body_size"].max() > MAX_BODY_SIZE
-            ):
-                raise BadProduceRequestError(
-                    f"a message body has more than {MAX_BODY_SIZE} bytes; split it", request_id, False
-                )
+            if reason := _refused_flags(body, positions) or _too_large(body, positions):
+                raise BadProduceRequestError(reason, request_id, False)
             found.append(ProducedSection(header, bytearray(raw[position:start]), body))
     except CorruptError as error:
         raise BadProduceRequestError(f"section is damaged: {error}", request_id, True) from None
     except LayoutError as error:
         raise BadProduceRequestError(str(error), request_id, False) from None
     return found
+
+
+def _refused_flags(body: memoryview, positions: np.ndarray) -> str:
+    """Return what is wrong with the flags of a section's records, "" when nothing is."""
+    refused = int(np.bitwise_or.reduce(record_flags(body, positions))) & _REFUSED_FLAGS
+    if not refused:
+        return ""
+    if refused == RecordFlags.COPY:
+        return "a record is marked as a copy (flag COPY); only the brokers make copies. Leave the flag out"
+    return "a record has flags that have no meaning; see proto/record.py"
+
+
+def _too_large(body: memoryview, positions: np.ndarray) -> str:
+    """Return which limit a record of the section breaks, "" when none does. Only large records are looked at."""
+    small = RECORD_HEADER_SIZE + MAX_PROPERTIES_SIZE  # no record of this size can break any
+    if len(body) <= small:
+        return ""
+    last = int(positions[-1])
+    if len(body) - last <= small and (positions[1:] - positions[:-1]).max(initial=0) <= small:
+        return ""
+    headers = record_headers(body, positions[np.diff(positions, append=len(body)) > small])
+    if headers["body_size"].max() > MAX_BODY_SIZE:
+        return f"a message body has more than {MAX_BODY_SIZE} bytes; split it"
+    keys = headers["key_count"].astype(np.int64)
+    if keys.max() > MAX_KEYS:
+        return f"a message has {keys.max()} keys; at most {MAX_KEYS} are allowed. Send fewer"
+    labels = headers["system_size"].astype(np.int64) + headers["rest_size"] - headers["body_size"]
+    if bool((labels > MAX_PROPERTIES_SIZE + _FRAMING + _FRAMING_PER_KEY * keys).any()):
+        return (
+            f"tag, keys and properties of a message have more than {MAX_PROPERTIES_SIZE} bytes. Shorten them"
+        )
+    return ""
 
 
 def _integer(field: int, value: int) -> bytes:

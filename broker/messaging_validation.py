@@ -10,14 +10,13 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
-from ledgermq.proto.record import MAX_BODY_SIZE
+from ledgermq.proto.record import MAX_BODY_SIZE, MAX_KEYS, MAX_PROPERTIES_SIZE
 
 from .messaging_status import StatusError
 
 MAX_TOPIC_LENGTH: Final = 127
 MAX_GROUP_LENGTH: Final = 120
 MAX_USER_PROPERTIES: Final = 128
-MAX_PROPERTIES_SIZE: Final = 16 * 1024
 MAX_MESSAGE_GROUP_SIZE: Final = 63
 MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000
 
@@ -102,6 +101,8 @@ def check_message(message: v2.Message) -> None:
     user_size = _check_user_properties(message) if message.user_properties else 0
     if system.tag:
         _check_tag(system.tag)
+    if len(system.keys) > MAX_KEYS:
+        raise StatusError(v2.MESSAGE_PROPERTIES_TOO_LARGE, f"too many keys, max is {MAX_KEYS}")
     for key in system.keys:
         if not key.strip() or _CONTROL.search(key):
             raise StatusError(v2.ILLEGAL_MESSAGE_KEY, "message key is blank or has a control character")

@@ -17,7 +17,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from ledgermq.proto.entry import padded
-from ledgermq.proto.record import MAX_BODY_SIZE, RECORD_HEADER_SIZE, RecordFlags, encode_record, hash_text
+from ledgermq.proto.record import (
+    MAX_BODY_SIZE,
+    MAX_KEYS,
+    MAX_PROPERTIES_SIZE,
+    RECORD_HEADER_SIZE,
+    RecordFlags,
+    encode_record,
+    hash_text,
+)
 
 from .errors import InvalidMessageError, InvalidNameError, MessageTooLargeError
 
@@ -25,7 +33,6 @@ from .errors import InvalidMessageError, InvalidNameError, MessageTooLargeError
 COMPRESS_ABOVE: Final = 4096
 _GZIP_LEVEL: Final = 5
 _MAX_PROPERTIES: Final = 128
-_MAX_PROPERTIES_SIZE: Final = 16384
 _MAX_TOPIC: Final = 127
 _MAX_GROUP: Final = 120
 _MAX_MESSAGE_GROUP: Final = 63
@@ -196,6 +203,8 @@ def check_sizes(tag: str, keys: Sequence[str], properties: Mapping[str, str], me
         check_text("tag", tag)
         if "|" in tag:
             raise InvalidMessageError("tag", f"{tag!r} contains '|', which separates tags in filters")
+    if len(keys) > MAX_KEYS:
+        raise InvalidMessageError("keys", f"there are {len(keys):,}, {MAX_KEYS:,} are allowed")
     for key in keys:
         check_text("key", key)
     for name, value in properties.items():
@@ -209,9 +218,9 @@ def check_sizes(tag: str, keys: Sequence[str], properties: Mapping[str, str], me
     if len(properties) > _MAX_PROPERTIES:
         raise InvalidMessageError("property", f"there are {len(properties)}, {_MAX_PROPERTIES} are allowed")
     total = _total((tag, *keys, *properties.keys(), *properties.values()))
-    if total > _MAX_PROPERTIES_SIZE:
+    if total > MAX_PROPERTIES_SIZE:
         raise InvalidMessageError(
-            "property", f"tag, keys and properties have {total} bytes, {_MAX_PROPERTIES_SIZE} are allowed"
+            "property", f"tag, keys and properties have {total} bytes, {MAX_PROPERTIES_SIZE} are allowed"
         )
 
 

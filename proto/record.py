@@ -60,8 +60,14 @@ COMMAND_HEADER_SIZE: Final = 8
 SECTION_VERSION: Final = 1
 #: A body larger than this is refused (features.md A2.8: 4 MiB).
 MAX_BODY_SIZE: Final = 4 * 1024 * 1024
-#: Largest record: the body, 16 KiB of properties and the rest of the header fields.
-MAX_RECORD_SIZE: Final = MAX_BODY_SIZE + 64 * 1024
+#: Tag, keys and user properties together, bytes of text.
+MAX_PROPERTIES_SIZE: Final = 16 * 1024
+#: Keys of one message: each costs a hash in the record.
+MAX_KEYS: Final = 1024
+#: What a record may have beside its body: properties, key hashes, names, ids, and how they are framed.
+MAX_RECORD_OVERHEAD: Final = 64 * 1024
+#: Largest record.
+MAX_RECORD_SIZE: Final = MAX_BODY_SIZE + MAX_RECORD_OVERHEAD
 
 #: Up to so many records are looked at one by one.
 _FEW: Final = 4
@@ -102,8 +108,8 @@ class RecordFlags(IntFlag):
     FIFO = 8  # the message has a message group
 
 
-#: Every flag that has a meaning.
-KNOWN_FLAGS: Final = int(RecordFlags.GZIP | RecordFlags.V1_ID | RecordFlags.COPY | RecordFlags.FIFO)
+#: Flags that a producer may set.
+PRODUCER_FLAGS: Final = int(RecordFlags.GZIP | RecordFlags.V1_ID | RecordFlags.FIFO)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from ledgermq.broker import log_wire
+from ledgermq.client.encoding import RecordEncoder
 from ledgermq.proto import log_pb2
 from ledgermq.proto.record import MAX_BODY_SIZE, SectionKind, encode_record, encode_section
 
@@ -102,7 +105,68 @@ def test_a_body_above_the_limit_is_refused_by_the_broker_too() -> None:
 
 @pytest.mark.parametrize("records", [1, 3, 9])
 def test_flags_without_a_meaning_are_refused(records: int) -> None:
-    assert log_wire.checked_sections(7, memoryview(section(records, flags=15)), 1)
+    assert log_wire.checked_sections(7, memoryview(section(records, flags=11)), 1)
     with pytest.raises(log_wire.BadProduceRequestError, match="no meaning") as error:
         log_wire.checked_sections(7, memoryview(section(records, flags=0xFFFF)), 1)
     assert not error.value.corrupt
+
+
+@pytest.mark.parametrize("records", [1, 3, 9])
+def test_only_brokers_mark_copies(records: int) -> None:
+    with pytest.raises(log_wire.BadProduceRequestError, match="marked as a copy") as error:
+        log_wire.checked_sections(7, memoryview(section(records, flags=4)), 1)
+    assert not error.value.corrupt
+
+
+def labelled(records: int, *, system: int = 0, before_body: int = 0, keys: int = 0) -> memoryview:
+    """A section whose last record has so many bytes of labels; the others have none."""
+    parts, distance = [], 64
+    for i in range(records):
+        last = i == records - 1
+        record = encode_record(
+            bytes(system * last),
+            bytes(before_body * last) + b"body",
+            section_distance=distance,
+            body_offset_in_rest=before_body * last,
+            body_size=4,
+            message_id=bytes(16),
+            born_timestamp=1,
+            key_hashes=[1] * (keys * last),
+        )
+        parts.append(record)
+        distance += len(record)
+    return memoryview(encode_section(SectionKind.RECORDS, parts, records, topic_id=3))
+
+
+@pytest.mark.parametrize("records", [1, 3, 9])
+@pytest.mark.parametrize(
+    "labels", [{"system": 20_000}, {"before_body": 20_000}, {"system": 10_000, "before_body": 10_000}]
+)
+def test_labels_above_16_kib_are_refused(records: int, labels: dict[str, int]) -> None:
+    with pytest.raises(log_wire.BadProduceRequestError, match="have more than 16384 bytes") as error:
+        log_wire.checked_sections(7, labelled(records, **labels), 1)
+    assert not error.value.corrupt
+
+
+def test_more_keys_than_allowed_are_refused() -> None:
+    assert log_wire.checked_sections(7, labelled(2, system=5000, keys=1024), 1)
+    with pytest.raises(log_wire.BadProduceRequestError, match="3000 keys; at most 1024"):
+        log_wire.checked_sections(7, labelled(2, system=5000, keys=3000), 1)
+
+
+@pytest.mark.parametrize(
+    ("tag", "keys", "properties"),
+    [
+        ("t" * 16_384, (), {}),
+        ("", ("k" * 16_384,), {}),
+        ("", ["k" * 16] * 1024, {}),
+        ("", (), {f"{i:064}": "v" * 64 for i in range(128)}),
+    ],
+)
+def test_the_most_that_the_client_lets_through_is_taken(
+    tag: str, keys: Sequence[str], properties: dict[str, str]
+) -> None:
+    encoder = RecordEncoder("t" * 127, born_host="h" * 255)
+    record = encoder.encode(64, b"x", (bytes(16), "01" + 32 * "0"), 1, tag, keys, properties, "g" * 63)
+    raw = encode_section(SectionKind.RECORDS, [record], 1, topic_id=3)
+    assert log_wire.checked_sections(7, memoryview(raw), 1)

@@ -247,8 +247,9 @@ def test_a_stop_ends_the_watches() -> None:
 @pytest.mark.parametrize("method", ["Register", "GetRoute"])
 def test_bytes_that_are_no_request_are_refused_in_band_where_the_answer_can_say_so(method: str) -> None:
     async def scenario() -> None:
-        async with nameserver() as (server, _), aio.insecure_channel(server.addresses["default"]) as channel:
-            call: Any = channel.unary_unary(f"/ledgermq.v1.NameServerService/{method}")
+        async with nameserver() as (server, _), aio.insecure_channel(server.addresses["default"]) as plain:
+            channel: Any = plain
+            call = channel.unary_unary(f"/ledgermq.v1.NameServerService/{method}")
             answer = await call(b"\x0f\xff\xff not a request", timeout=5)
             kind = pb.RegisterResponse if method == "Register" else pb.GetRouteResponse
             refusal = kind.FromString(answer).refusal
