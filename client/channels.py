@@ -25,6 +25,10 @@ _OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
+#: A watch may have nothing to say for hours, so silence needs a question: pings tell a nameserver that is stopped or
+#: cut off from one without news. Nameservers allow a ping every 5 s.
+KEEPALIVE_MS: Final = 10_000
+KEEPALIVE_TIMEOUT_MS: Final = 5_000
 
 
 class Channels:
@@ -33,11 +37,15 @@ class Channels:
     def __init__(self) -> None:
         self._open: dict[str, aio.Channel] = {}
 
-    def get(self, address: str) -> aio.Channel:
-        """Return the channel to host:port, opened when first asked for."""
+    def get(self, address: str, *, keepalive: bool = False) -> aio.Channel:
+        """Return the channel to host:port, opened when first asked for.
+
+        `keepalive`: calls on it fail when the other side does not answer pings; for servers that allow them.
+        """
         channel = self._open.get(address)
         if channel is None:
-            channel = self._open[address] = aio.insecure_channel(address, options=_OPTIONS)
+            options = (*_OPTIONS, *_keepalive()) if keepalive else _OPTIONS
+            channel = self._open[address] = aio.insecure_channel(address, options=options)
         return channel
 
     async def close(self) -> None:
@@ -45,6 +53,14 @@ class Channels:
         channels, self._open = list(self._open.values()), {}
         for channel in channels:
             await channel.close(None)
+
+
+def _keepalive() -> tuple[tuple[str, int], ...]:
+    return (
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.max_pings_without_data", 0),  # as many as the silence takes
+    )
 
 
 def unreachable(address: str, error: grpc.RpcError) -> BrokerUnreachableError:

@@ -149,7 +149,9 @@ class Routes:
     # --- asking -----------------------------------------------------------------------------------------------
 
     def _stub(self, number: int) -> nameserver_pb2_grpc.NameServerServiceStub:
-        return nameserver_pb2_grpc.NameServerServiceStub(self._channels.get(self.nameservers[number]))
+        return nameserver_pb2_grpc.NameServerServiceStub(
+            self._channels.get(self.nameservers[number], keepalive=True)
+        )
 
     async def _ask(self, call: Callable[[nameserver_pb2_grpc.NameServerServiceStub], Awaitable[T]]) -> T:
         """Ask one nameserver after the other until one answers. Raises: NameserversDownError, NotANameserverError."""
