@@ -59,6 +59,7 @@ def _keepalive() -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # this one counts; its default is a minute
         ("grpc.http2.max_pings_without_data", 0),  # as many as the silence takes
     )
 
