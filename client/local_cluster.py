@@ -2,7 +2,8 @@
 
 Owns: `cluster.json` of the folder (what the cluster consists of), the flags of every process, the order of start and stop.
 Must not: print. `ledgermq up` and `ledgermq demo` do.
-Invariant: a folder belongs to one running cluster (lock); its nodes keep their names, ports move only when they are taken.
+Invariant: a folder belongs to one running cluster (lock); its nodes keep their names, ports move only when they are taken,
+and are reserved from the choice on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import IO, Any
 
 from . import local_ports
 from .errors import LedgerMQError, MissingExtraError, UsageError
-from .local_ports import NodePorts
+from .local_ports import NodePorts, PortReservations
 from .local_processes import ServerProcess, stop_all
 
 _FORMAT = 1
@@ -47,16 +48,18 @@ class LocalPlan:
         return json.dumps({"format": _FORMAT, **asdict(self), "nodes": nodes}, indent=2) + "\n"
 
 
-def new_plan(count: int, *, free_ports_only: bool = False, segment_size: str = "64MiB") -> LocalPlan:
-    """Choose ports for a new cluster: the well-known ones, or (`free_ports_only`) any that are free."""
+def new_plan(
+    count: int, reserved: PortReservations, *, free_ports_only: bool = False, segment_size: str = "64MiB"
+) -> LocalPlan:
+    """Reserve ports for a new cluster: the well-known ones, or (`free_ports_only`) any that are free."""
     names = [f"n{number}" for number in range(1, count + 1)]
     if free_ports_only:
-        ports = local_ports.ephemeral_ports(1 + 4 * count)
+        ports = reserved.ephemeral(1 + 4 * count)
         sets = [NodePorts(*ports[1 + 4 * i : 5 + 4 * i]) for i in range(count)]
         return LocalPlan(ports[0], dict(zip(names, sets, strict=True)), segment_size)
-    found = local_ports.node_ports()
+    found = local_ports.node_ports(reserved.take)
     nodes = {name: next(found) for name in names}
-    return LocalPlan(local_ports.nameserver_port(), nodes, segment_size)
+    return LocalPlan(local_ports.nameserver_port(reserved.take), nodes, segment_size)
 
 
 def read_plan(path: Path) -> LocalPlan | None:
@@ -94,6 +97,7 @@ class LocalCluster:
         self.nameserver: ServerProcess | None = None
         self.nodes: dict[str, ServerProcess] = {}
         self._lock: IO[str] | None = None
+        self._reserved = PortReservations()
 
     def prepare(self, wanted: int | None, *, free_ports_only: bool = False, default: int = 3) -> LocalPlan:
         """Lock the folder; read its plan or make one of `wanted` nodes. Raises: UsageError, MissingExtraError."""
@@ -109,9 +113,9 @@ class LocalCluster:
                 f"Start it as it is: ledgermq up --data {self.folder}",
             )
         if known is None:
-            self.plan = new_plan(wanted or default, free_ports_only=free_ports_only)
+            self.plan = new_plan(wanted or default, self._reserved, free_ports_only=free_ports_only)
         else:
-            self.plan = _with_free_ports(known)
+            self.plan = _with_free_ports(known, self._reserved)
         if self.plan != known:
             fresh = path.with_suffix(".new")  # renamed: a plan is there whole or not at all
             fresh.write_text(self.plan.to_json())
@@ -162,6 +166,7 @@ class LocalCluster:
         killed = stop_all(self.nodes.values())
         if self.nameserver is not None:
             killed += stop_all([self.nameserver])
+        self._reserved.release()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -243,15 +248,13 @@ def require_server(what: str = "a broker") -> None:
             raise MissingExtraError(what, "server", module)
 
 
-def _with_free_ports(plan: LocalPlan) -> LocalPlan:
+def _with_free_ports(plan: LocalPlan, reserved: PortReservations) -> LocalPlan:
     """Keep every port that is free; give a node whose ports are taken the next free set."""
-    taken = {port for ports in plan.nodes.values() for port in ports.all()}
-    fresh = (ports for ports in local_ports.node_ports() if not taken & set(ports.all()))
-    nodes = {
-        name: ports if all(map(local_ports.is_free, ports.all())) else next(fresh)
-        for name, ports in plan.nodes.items()
-    }
+    kept = {name: all([reserved.take(port) for port in ports.all()]) for name, ports in plan.nodes.items()}
     nameserver = plan.nameserver_port
-    if not local_ports.is_free(nameserver):
-        nameserver = local_ports.nameserver_port()
+    if not reserved.take(nameserver):
+        nameserver = local_ports.nameserver_port(reserved.take)
+    taken = {port for ports in plan.nodes.values() for port in ports.all()}
+    fresh = (ports for ports in local_ports.node_ports(reserved.take) if not taken & set(ports.all()))
+    nodes = {name: ports if kept[name] else next(fresh) for name, ports in plan.nodes.items()}
     return LocalPlan(nameserver, nodes, plan.segment_size, plan.queues_per_topic)

@@ -1,14 +1,18 @@
 """Which ports a local cluster gets: the well-known ones for n1, ten more per node, the next free ones when busy.
 
-Owns: the default ports (§1 of the architecture) and the search. Must not: start anything.
+Owns: the default ports (§1 of the architecture), the search, and the reservations. Must not: start anything.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import count
+from pathlib import Path
 
 NAMESERVER_PORT = 9876
 _STEP = 10
@@ -67,3 +71,50 @@ def ephemeral_ports(number: int) -> list[int]:
     finally:
         for probe in probes:
             probe.close()
+
+
+class PortReservations:
+    """Ports that belong to one local cluster from the choice to its end, also while nothing listens on them yet.
+
+    Two clusters that are started at the same moment would both find the well-known ports free. Each port has a file in a
+    folder of this user; its lock ends with the process that holds it, however that ends.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or Path(tempfile.gettempdir()) / f"ledgermq-ports-{os.getuid()}"
+        self._locks: dict[int, int] = {}  # file descriptor by port
+
+    def take(self, port: int) -> bool:
+        """Reserve a port; return False when it is bound, or reserved by anybody (this cluster too)."""
+        if port in self._locks:
+            return False
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(
+                self._folder / str(port), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
+        except OSError:
+            return is_free(port)  # no place for reservations: as good as it gets
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        if not is_free(port):
+            os.close(lock)
+            return False
+        self._locks[port] = lock
+        return True
+
+    def ephemeral(self, number: int) -> list[int]:
+        """Reserve ports that the system hands out, all different."""
+        found: list[int] = []
+        while len(found) < number:
+            found += [port for port in ephemeral_ports(number - len(found)) if self.take(port)]
+        return found
+
+    def release(self) -> None:
+        """Give all ports back."""
+        locks, self._locks = list(self._locks.values()), {}
+        for lock in locks:
+            os.close(lock)

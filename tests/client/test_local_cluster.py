@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from ledgermq.client import local_cluster, local_ports
 from ledgermq.client.errors import UsageError
 from ledgermq.client.local_cluster import LocalCluster, LocalPlan, broker_flags, read_plan
-from ledgermq.client.local_ports import NodePorts
+from ledgermq.client.local_ports import NodePorts, PortReservations
 
 
 def test_nodes_get_the_known_ports_and_ten_more_each() -> None:
@@ -72,9 +73,43 @@ def test_a_folder_in_use_is_refused_with_the_process(tmp_path: Path) -> None:
     first.stop()
 
 
-def test_every_node_is_told_all_voters() -> None:
-    plan = local_cluster.new_plan(3, free_ports_only=True)
+def test_every_node_is_told_all_voters(tmp_path: Path) -> None:
+    plan = local_cluster.new_plan(3, PortReservations(tmp_path), free_ports_only=True)
     peers = ",".join(f"{name}=127.0.0.1:{ports.raft}" for name, ports in plan.nodes.items())
     flags = broker_flags("n2", plan.nodes["n2"], plan, peers, Path("data/n2"))
     assert flags[flags.index("--peers") + 1].count("=") == 3
     assert flags[flags.index("--node") + 1] == "n2"
+
+
+def test_clusters_that_are_prepared_at_the_same_moment_get_different_ports(tmp_path: Path) -> None:
+    """Nothing listens yet when the second one chooses."""
+    clusters = [LocalCluster(tmp_path / name) for name in ("a", "b")]
+    try:
+        plans = [cluster.prepare(3) for cluster in clusters]
+        ports = [port for plan in plans for node in plan.nodes.values() for port in node.all()]
+        ports += [plan.nameserver_port for plan in plans]
+        assert len(set(ports)) == len(ports) == 26
+        for cluster in clusters:
+            cluster.stop()
+        again = LocalCluster(tmp_path / "b")
+        clusters.append(again)
+        assert again.prepare(None) == plans[1]
+    finally:
+        for cluster in clusters:
+            cluster.stop()
+
+
+def test_a_port_is_reserved_until_it_is_given_back(tmp_path: Path) -> None:
+    first, second = PortReservations(tmp_path), PortReservations(tmp_path)
+    (port,) = first.ephemeral(1)
+    assert not second.take(port)
+    assert not first.take(port)
+    first.release()
+    assert second.take(port)
+    second.release()
+
+
+def test_a_port_that_somebody_listens_on_cannot_be_reserved(tmp_path: Path) -> None:
+    reserved = PortReservations(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        assert not reserved.take(busy.getsockname()[1])
