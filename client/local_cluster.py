@@ -250,7 +250,7 @@ def require_server(what: str = "a broker") -> None:
 
 def _with_free_ports(plan: LocalPlan, reserved: PortReservations) -> LocalPlan:
     """Keep every port that is free; give a node whose ports are taken the next free set."""
-    kept = {name: all([reserved.take(port) for port in ports.all()]) for name, ports in plan.nodes.items()}
+    kept = {name: all(reserved.take(port) for port in ports.all()) for name, ports in plan.nodes.items()}
     nameserver = plan.nameserver_port
     if not reserved.take(nameserver):
         nameserver = local_ports.nameserver_port(reserved.take)
