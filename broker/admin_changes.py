@@ -80,7 +80,8 @@ async def create_topic(
     kind = MessageType(request.message_type) if request.message_type else MessageType.NORMAL
     applied = await context.pipeline.run(CreateTopic(request.topic, count, kind))
     topic: Topic = applied.result.topic
-    if not applied.result.changed and not request.if_not_exists:
+    as_wanted = topic.queue_count == count and topic.message_type == kind
+    if not (applied.result.changed or request.if_not_exists or (request.perhaps_done and as_wanted)):
         raise RefusedError(
             route_pb2.ALREADY_EXISTS, f'topic "{topic.name}" exists already, with {topic.queue_count} queues'
         )
@@ -91,6 +92,8 @@ async def delete_topic(
     context: NodeContext, request: admin_pb2.DeleteTopicRequest
 ) -> admin_pb2.DeleteTopicResponse:
     """Delete a topic with its queues and offsets."""
+    if request.perhaps_done and context.replica.state.topics.find(request.topic) is None:
+        return admin_pb2.DeleteTopicResponse()
     topic = known_topic(context, request.topic)
     await context.pipeline.run(DeleteTopic(topic.topic_id))
     return admin_pb2.DeleteTopicResponse()
@@ -109,7 +112,10 @@ async def create_group(
         raise RefusedError(route_pb2.INVALID_ARGUMENT, str(error)) from None
     command = CreateGroup(wanted.name, start, wanted.max_attempts or DEFAULT_MAX_ATTEMPTS, wanted.fifo)
     applied = await context.pipeline.run(command)
-    if not applied.result.changed and not request.if_not_exists:
+    group: ConsumerGroup = applied.result.group
+    there = (group.start, group.max_attempts, group.fifo)
+    as_wanted = there == (command.start, command.max_attempts, command.fifo)
+    if not (applied.result.changed or request.if_not_exists or (request.perhaps_done and as_wanted)):
         raise RefusedError(route_pb2.ALREADY_EXISTS, f'consumer group "{wanted.name}" exists already')
     return admin_pb2.CreateGroupResponse()
 
@@ -118,6 +124,8 @@ async def delete_group(
     context: NodeContext, request: admin_pb2.DeleteGroupRequest
 ) -> admin_pb2.DeleteGroupResponse:
     """Delete a consumer group with its offsets and leases."""
+    if request.perhaps_done and context.replica.state.groups.find(request.name) is None:
+        return admin_pb2.DeleteGroupResponse()
     group = known_group(context, request.name)
     await context.pipeline.run(DeleteGroup(group.group_id))
     return admin_pb2.DeleteGroupResponse()

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 #: Metadata that marks a forwarded call: the node it came to, and the listener whose addresses the answer must carry.
 FORWARDED_BY: Final = "x-ledgermq-forwarded-by"
 LISTENER: Final = "x-ledgermq-listener"
+#: Metadata of a call that is sent again after an attempt whose outcome is unknown.
+PERHAPS_DONE: Final = "x-ledgermq-perhaps-done"
 #: Trailing metadata of a refusal by a node that does not lead.
 NOT_LEADER: Final = "x-ledgermq-not-leader"
 
@@ -28,6 +30,8 @@ _CHANNEL_OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
+#: gRPC says so when there was no connection, so that nothing was sent.
+_NOT_CONNECTED: Final = "failed to connect to all addresses"
 _PASSED_ON: Final = "x-mq-"
 #: What gRPC answers when the handler itself failed, or takes no such request.
 _FAILED_THERE: Final = (
@@ -106,7 +110,7 @@ class Forwarder:
 
 def _translated(error: grpc.aio.AioRpcError) -> ForwardError:
     trailing: Any = error.trailing_metadata() or ()
-    definite = any(key == NOT_LEADER for key, _ in trailing)
+    definite = any(key == NOT_LEADER for key, _ in trailing) or _NOT_CONNECTED in (error.details() or "")
     return ForwardError(
         definite, f"{error.code().name}: {error.details()}", error.code() not in _FAILED_THERE
     )

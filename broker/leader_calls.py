@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostError, TransferringError
 
-from .forwarding import FORWARDED_BY, LISTENER, Forwarder, ForwardError, Metadata
+from .forwarding import FORWARDED_BY, LISTENER, PERHAPS_DONE, Forwarder, ForwardError, Metadata
 from .leadership import Leadership
 
 #: Seconds kept back from a deadline, so that the answer still arrives.
@@ -31,9 +31,9 @@ CLIENT_ID: Final = "x-mq-client-id"
 LANGUAGE: Final = "x-mq-language"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
-    """Who calls, until when, and by which way."""
+    """Who calls, until when, and by which way. `perhaps_done` is set when the outcome of an attempt is unknown."""
 
     client_id: str
     language: str
@@ -41,6 +41,7 @@ class Call:
     via: str  # node that forwarded the call; "" when it came from the client
     deadline: float  # monotonic seconds
     metadata: Metadata
+    perhaps_done: bool = False  # an earlier attempt of this call may have taken effect
 
     @classmethod
     def of(cls, context: Any, listener: str) -> Call:
@@ -55,6 +56,7 @@ class Call:
             "" if listener else str(found.get(FORWARDED_BY, "")),
             time.monotonic() + (DEFAULT_TIMEOUT if remaining is None else remaining),
             metadata,
+            PERHAPS_DONE in found,
         )
 
     @property
@@ -102,16 +104,20 @@ class LeaderCalls:
                     return await local()
                 except _LOST as error:
                     unknown = unknown or isinstance(error, ProposalLostError)
+                    call.perhaps_done = call.perhaps_done or unknown
                     if call.forwarded:
                         raise
             elif call.forwarded:
                 raise NotLeaderError(self._leadership.leader_id)
             elif leader := self._leadership.known_other:
                 metadata = self._forwarder.metadata(call.metadata, call.listener)
+                if call.perhaps_done:
+                    metadata = (*metadata, (PERHAPS_DONE, "1"))
                 try:
                     answer = await self._forwarder.unary(leader, method, request, metadata, remaining)
                 except ForwardError as error:
                     unknown = unknown or not error.definite
+                    call.perhaps_done = call.perhaps_done or unknown
                     self._count("failed")
                     if not error.repeatable:
                         raise LeaderUnavailableError(unknown) from None

@@ -45,7 +45,10 @@ def leader_handler(
         call = Call.of(grpc_context, listener)
 
         async def local() -> bytes:
-            return bytes((await serve(context, parsed(request_type, raw))).SerializeToString())
+            request = parsed(request_type, raw)
+            if call.perhaps_done and "perhaps_done" in request_type.DESCRIPTOR.fields_by_name:
+                request.perhaps_done = True
+            return bytes((await serve(context, request)).SerializeToString())
 
         try:
             return await context.calls.unary(method, raw, call, local)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import grpc
 
@@ -74,17 +74,35 @@ class Admin:
         """Return all broker groups of the cluster with their nodes."""
         return await self._routes.groups()
 
-    async def _call(self, group: BrokerGroup, call: Callable[[Stub, float], Awaitable[T]]) -> T:
-        """Call the leader of a group, or any node: each forwards to its leader."""
+    async def _call(
+        self, group: BrokerGroup, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
+    ) -> T:
+        """Call the leader of a group, or any node: each forwards to its leader.
+
+        `change`: the request, when it must say that an earlier attempt of it may have taken effect.
+        """
+
+        def unknown() -> None:
+            if change is not None:
+                change.perhaps_done = True
+
         return await call_group(
             lambda: group,
             self._channels,
             lambda channel, timeout: call(Stub(channel), timeout),
             timeout_s=self._timeout_s,
+            on_unknown=unknown,
         )
 
-    async def _call_all(self, call: Callable[[Stub, float], Awaitable[T]]) -> list[tuple[BrokerGroup, T]]:
-        return [(group, await self._call(group, call)) for group in await self.groups()]
+    async def _call_all(
+        self, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
+    ) -> list[tuple[BrokerGroup, T]]:
+        answers = []
+        for group in await self.groups():
+            if change is not None:
+                change.perhaps_done = False  # what one group did says nothing of the next
+            answers.append((group, await self._call(group, call, change)))
+        return answers
 
     # --- topics -----------------------------------------------------------------------------------------------
 
@@ -105,14 +123,16 @@ class Admin:
             message_type=MESSAGE_TYPES[message_type],
             if_not_exists=if_not_exists,
         )
-        answers = await self._call_all(lambda stub, timeout: stub.CreateTopic(request, timeout=timeout))
+        answers = await self._call_all(
+            lambda stub, timeout: stub.CreateTopic(request, timeout=timeout), request
+        )
         await self._routes.until_known(topic)
         return sum(answer.topic.queue_count for _, answer in answers)
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic with its messages from every broker group. Raises: TopicNotFoundError."""
         request = pb.DeleteTopicRequest(topic=topic)
-        await self._on_topic(topic, lambda stub, timeout: stub.DeleteTopic(request, timeout=timeout))
+        await self._on_topic(topic, lambda stub, timeout: stub.DeleteTopic(request, timeout=timeout), request)
 
     async def topics(self) -> list[route_pb2.TopicInfo]:
         """Return every topic once, sorted by name; `queue_count` is the sum over all broker groups."""
@@ -143,13 +163,15 @@ class Admin:
         return answers[0][1].topic, queues
 
     async def _on_topic(
-        self, topic: str, call: Callable[[Stub, float], Awaitable[T]]
+        self, topic: str, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
     ) -> list[tuple[BrokerGroup, T]]:
         """Call all groups; groups without the topic are left out, and it is an error when none has it."""
         answers = []
         for group in await self.groups():
+            if change is not None:
+                change.perhaps_done = False
             try:
-                answers.append((group, await self._call(group, call)))
+                answers.append((group, await self._call(group, call, change)))
             except RefusedError as error:
                 if error.code != "TOPIC_NOT_FOUND":
                     raise
@@ -179,12 +201,12 @@ class Admin:
         check_name("group", name)
         info = pb.ConsumerGroupInfo(name=name, start_position=start, max_attempts=max_attempts, fifo=fifo)
         request = pb.CreateGroupRequest(group=info, if_not_exists=if_not_exists)
-        await self._call_all(lambda stub, timeout: stub.CreateGroup(request, timeout=timeout))
+        await self._call_all(lambda stub, timeout: stub.CreateGroup(request, timeout=timeout), request)
 
     async def delete_group(self, name: str) -> None:
         """Delete a consumer group with its offsets. Raises: GroupNotFoundError."""
         request = pb.DeleteGroupRequest(name=name)
-        await self._on_group(name, lambda stub, timeout: stub.DeleteGroup(request, timeout=timeout))
+        await self._on_group(name, lambda stub, timeout: stub.DeleteGroup(request, timeout=timeout), request)
 
     async def consumer_groups(self) -> list[pb.ConsumerGroupInfo]:
         """Return every consumer group once, sorted by name."""
@@ -224,12 +246,14 @@ class Admin:
         await self._on_group(group, lambda stub, timeout: stub.ResetOffsets(request, timeout=timeout))
 
     async def _on_group(
-        self, name: str, call: Callable[[Stub, float], Awaitable[T]]
+        self, name: str, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
     ) -> list[tuple[BrokerGroup, T]]:
         answers = []
         for group in await self.groups():
+            if change is not None:
+                change.perhaps_done = False
             try:
-                answers.append((group, await self._call(group, call)))
+                answers.append((group, await self._call(group, call, change)))
             except GroupNotFoundError:
                 continue
         if not answers:

@@ -39,8 +39,11 @@ async def call_group(
     call: Callable[[Any, float], Awaitable[T]],
     *,
     timeout_s: float = CALL_TIMEOUT_S,
+    on_unknown: Callable[[], None] = lambda: None,
 ) -> T:
     """Call nodes of a group until one answers. `call(channel, timeout_s)` makes the call on a channel.
+
+    `on_unknown()` is called when an attempt may have taken effect although it brought no answer.
 
     Raises: the refusal as an error when it is not retryable; BrokerUnreachableError or the last refusal when the
     time is over; RouteError when the group has no node that could be asked.
@@ -58,6 +61,8 @@ async def call_group(
                 answer = await call(channels.get(address), min(rest, _ATTEMPT_TIMEOUT_S))
             except grpc.RpcError as error:
                 last = unreachable(address, error)
+                if not last.not_sent:
+                    on_unknown()
                 continue
             refusal: pb.Refusal | None = getattr(answer, "refusal", None)
             if refusal is None or not refusal.code:
@@ -66,6 +71,8 @@ async def call_group(
             if not failure.retryable:
                 raise failure
             last = failure
+            if refusal.code == pb.OUTCOME_UNKNOWN:
+                on_unknown()
             hint = failure.leader_address if isinstance(failure, RefusedError) else ""
             if hint and hint != address:
                 break

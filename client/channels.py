@@ -25,6 +25,8 @@ _OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
+#: gRPC says so when there was no connection, so that nothing was sent.
+_NOT_CONNECTED: Final = "failed to connect to all addresses"
 #: A watch may have nothing to say for hours, so silence needs a question: pings tell a nameserver that is stopped or
 #: cut off from one without news. Nameservers allow a ping every 5 s.
 KEEPALIVE_MS: Final = 10_000
@@ -74,4 +76,5 @@ def unreachable(address: str, error: grpc.RpcError) -> BrokerUnreachableError:
     else:
         details = error.details() if isinstance(error, aio.AioRpcError) else str(error)
         reason = f"{code.name if code else 'error'}: {details}"
-    return BrokerUnreachableError(address, reason)
+    not_sent = isinstance(error, aio.AioRpcError) and _NOT_CONNECTED in (error.details() or "")
+    return BrokerUnreachableError(address, reason, not_sent=not_sent)

@@ -201,14 +201,15 @@ class TopicNotFoundError(RouteError):
 
 
 class BrokerUnreachableError(RouteError):
-    """A node does not answer. Nothing was sent to it, or the call is safe to repeat."""
+    """A node does not answer. `not_sent`: there was no connection; else the call may have reached it."""
 
-    def __init__(self, address: str, reason: str) -> None:
+    def __init__(self, address: str, reason: str, *, not_sent: bool = False) -> None:
         super().__init__(
             f"the broker node at {address} does not answer", reason, "See: ledgermq cluster status"
         )
         self.address = address
         self.reason = reason
+        self.not_sent = not_sent
 
 
 # --- refusals --------------------------------------------------------------------------------------------------

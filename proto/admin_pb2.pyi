@@ -9,16 +9,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CreateTopicRequest(_message.Message):
-    __slots__ = ("topic", "queue_count", "message_type", "if_not_exists")
+    __slots__ = ("topic", "queue_count", "message_type", "if_not_exists", "perhaps_done")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_COUNT_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_TYPE_FIELD_NUMBER: _ClassVar[int]
     IF_NOT_EXISTS_FIELD_NUMBER: _ClassVar[int]
+    PERHAPS_DONE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_count: int
     message_type: _route_pb2.TopicMessageType
     if_not_exists: bool
-    def __init__(self, topic: _Optional[str] = ..., queue_count: _Optional[int] = ..., message_type: _Optional[_Union[_route_pb2.TopicMessageType, str]] = ..., if_not_exists: _Optional[bool] = ...) -> None: ...
+    perhaps_done: bool
+    def __init__(self, topic: _Optional[str] = ..., queue_count: _Optional[int] = ..., message_type: _Optional[_Union[_route_pb2.TopicMessageType, str]] = ..., if_not_exists: _Optional[bool] = ..., perhaps_done: _Optional[bool] = ...) -> None: ...
 
 class CreateTopicResponse(_message.Message):
     __slots__ = ("refusal", "topic")
@@ -29,10 +31,12 @@ class CreateTopicResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., topic: _Optional[_Union[_route_pb2.TopicInfo, _Mapping]] = ...) -> None: ...
 
 class DeleteTopicRequest(_message.Message):
-    __slots__ = ("topic",)
+    __slots__ = ("topic", "perhaps_done")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PERHAPS_DONE_FIELD_NUMBER: _ClassVar[int]
     topic: str
-    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+    perhaps_done: bool
+    def __init__(self, topic: _Optional[str] = ..., perhaps_done: _Optional[bool] = ...) -> None: ...
 
 class DeleteTopicResponse(_message.Message):
     __slots__ = ("refusal",)
@@ -83,12 +87,14 @@ class ConsumerGroupInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., start_position: _Optional[str] = ..., max_attempts: _Optional[int] = ..., fifo: _Optional[bool] = ..., connected_clients: _Optional[int] = ...) -> None: ...
 
 class CreateGroupRequest(_message.Message):
-    __slots__ = ("group", "if_not_exists")
+    __slots__ = ("group", "if_not_exists", "perhaps_done")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     IF_NOT_EXISTS_FIELD_NUMBER: _ClassVar[int]
+    PERHAPS_DONE_FIELD_NUMBER: _ClassVar[int]
     group: ConsumerGroupInfo
     if_not_exists: bool
-    def __init__(self, group: _Optional[_Union[ConsumerGroupInfo, _Mapping]] = ..., if_not_exists: _Optional[bool] = ...) -> None: ...
+    perhaps_done: bool
+    def __init__(self, group: _Optional[_Union[ConsumerGroupInfo, _Mapping]] = ..., if_not_exists: _Optional[bool] = ..., perhaps_done: _Optional[bool] = ...) -> None: ...
 
 class CreateGroupResponse(_message.Message):
     __slots__ = ("refusal",)
@@ -97,10 +103,12 @@ class CreateGroupResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ...) -> None: ...
 
 class DeleteGroupRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "perhaps_done")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    PERHAPS_DONE_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    perhaps_done: bool
+    def __init__(self, name: _Optional[str] = ..., perhaps_done: _Optional[bool] = ...) -> None: ...
 
 class DeleteGroupResponse(_message.Message):
     __slots__ = ("refusal",)

@@ -135,7 +135,7 @@ class TopicInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., queue_count: _Optional[int] = ..., permission: _Optional[_Union[QueuePermission, str]] = ..., message_type: _Optional[_Union[TopicMessageType, str]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class GroupRoute(_message.Message):
-    __slots__ = ("cluster", "group", "term", "leader_id", "nodes", "topics", "version", "writable")
+    __slots__ = ("cluster", "group", "term", "leader_id", "nodes", "topics", "version", "writable", "max_message_bytes", "max_request_bytes")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,8 @@ class GroupRoute(_message.Message):
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WRITABLE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     group: str
     term: int
@@ -152,4 +154,6 @@ class GroupRoute(_message.Message):
     topics: _containers.RepeatedCompositeFieldContainer[TopicInfo]
     version: int
     writable: bool
-    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicInfo, _Mapping]]] = ..., version: _Optional[int] = ..., writable: _Optional[bool] = ...) -> None: ...
+    max_message_bytes: int
+    max_request_bytes: int
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicInfo, _Mapping]]] = ..., version: _Optional[int] = ..., writable: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., max_request_bytes: _Optional[int] = ...) -> None: ...

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.broker.forwarding import ForwardError
+from ledgermq.broker.forwarding import PERHAPS_DONE, ForwardError
 from ledgermq.broker.leader_calls import Call, LeaderCalls, LeaderUnavailableError
 from ledgermq.broker.leadership import Leadership
 from ledgermq.raft.errors import NotLeaderError, ProposalLostError
@@ -22,6 +22,7 @@ class FakeForwarder:
         self.down: dict[str, ForwardError] = {}
         self.after_failure: Callable[[], None] = lambda: None
         self.asked: list[str] = []
+        self.perhaps_done: list[bool] = []
         self._leadership = leadership
 
     def metadata(self, received: Any, listener: str) -> Any:
@@ -29,6 +30,7 @@ class FakeForwarder:
 
     async def unary(self, node_id: str, method: str, request: bytes, metadata: Any, timeout: float) -> bytes:
         self.asked.append(node_id)
+        self.perhaps_done.append(any(key == PERHAPS_DONE for key, _ in metadata))
         if node_id in self.down:
             self.after_failure()
             raise self.down[node_id]
@@ -77,6 +79,18 @@ def test_a_lost_forward_is_repeated_at_the_next_leader() -> None:
         forwarder.after_failure = lambda: leadership.on_changed("n3", 2)
         assert await calls.unary("/m", b"", call(), local) == b"n3"
         assert forwarder.asked == ["n2", "n3"]
+        assert forwarder.perhaps_done == [False, True]
+
+    run(body)
+
+
+def test_a_forward_that_was_refused_leaves_nothing_perhaps_done() -> None:
+    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
+        leadership.on_changed("n2", 1)
+        forwarder.down["n2"] = ForwardError(True, "not leader")
+        forwarder.after_failure = lambda: leadership.on_changed("n3", 2)
+        assert await calls.unary("/m", b"", call(), local) == b"n3"
+        assert forwarder.perhaps_done == [False, False]
 
     run(body)
 
@@ -102,6 +116,7 @@ def test_a_leader_that_loses_the_proposal_lets_the_next_one_serve() -> None:
             raise ProposalLostError("lost")
 
         assert await calls.unary("/m", b"", call(), lost) == b"n3"
+        assert forwarder.perhaps_done == [True]
 
     run(body)
 

@@ -96,7 +96,7 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
         self.peers: dict[str, FakeNode] = {node_id: self}
         self.refusals: deque[pb.Refusal] = deque()  # answers to the next requests instead of storing them
         self.register: Callable[[FakeGroup], None] = lambda group: None  # tells the nameserver of a new topic
-        self.drop_answers = 0  # store, then break the stream instead of answering
+        self.drop_answers = 0  # do it, then break the stream instead of answering
         self.requests: list[int] = []  # section counts of produce requests
         self._server: aio.Server | None = None
 
@@ -208,20 +208,27 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
     async def CreateTopic(
         self, request: admin_pb2.CreateTopicRequest, context: Any
     ) -> admin_pb2.CreateTopicResponse:
-        if request.topic in self.group.topics and not request.if_not_exists:
+        if request.topic in self.group.topics and not (request.if_not_exists or request.perhaps_done):
             refusal = pb.Refusal(code=pb.ALREADY_EXISTS, message=f'topic "{request.topic}" exists already')
             return admin_pb2.CreateTopicResponse(refusal=refusal)
         if request.topic not in self.group.topics:
             self.group.create_topic(request.topic, request.queue_count or 4)
             self.register(self.group)
+        await self._maybe_drop(context)
         return admin_pb2.CreateTopicResponse(topic=self._info(request.topic))
+
+    async def _maybe_drop(self, context: Any) -> None:
+        if self.drop_answers:
+            self.drop_answers -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
 
     async def DeleteTopic(
         self, request: admin_pb2.DeleteTopicRequest, context: Any
     ) -> admin_pb2.DeleteTopicResponse:
-        if self.group.topics.pop(request.topic, None) is None:
+        if self.group.topics.pop(request.topic, None) is None and not request.perhaps_done:
             refusal = pb.Refusal(code=pb.TOPIC_NOT_FOUND, message=f'topic "{request.topic}" does not exist')
             return admin_pb2.DeleteTopicResponse(refusal=refusal)
+        await self._maybe_drop(context)
         return admin_pb2.DeleteTopicResponse()
 
     async def ListTopics(self, request: Any, context: Any) -> admin_pb2.ListTopicsResponse:

@@ -44,6 +44,36 @@ def test_a_topic_is_created_in_every_group_and_its_queues_are_counted_together()
     run(scenario())
 
 
+def test_a_change_whose_answer_was_lost_is_not_called_impossible() -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup()) as cluster, Admin(cluster.address) as admin:
+            cluster.node().drop_answers = 1
+            assert await admin.create_topic("new", 4) == 4
+            with pytest.raises(AlreadyExistsError):
+                await admin.create_topic("new", 4)
+            cluster.node().drop_answers = 1
+            await admin.delete_topic("new")
+            with pytest.raises(TopicNotFoundError):
+                await admin.delete_topic("new")
+
+    run(scenario())
+
+
+def test_a_node_that_is_down_makes_no_change_perhaps_done() -> None:
+    async def scenario() -> None:
+        async with (
+            FakeCluster(FakeGroup(topics={"orders": 2}), nodes=2) as cluster,
+            Admin(cluster.address) as admin,
+        ):
+            await cluster.node().stop()
+            with pytest.raises(AlreadyExistsError):
+                await admin.create_topic("orders", 2)
+            with pytest.raises(TopicNotFoundError):
+                await admin.delete_topic("order")
+
+    run(scenario())
+
+
 def test_a_created_topic_is_known_to_the_nameserver_when_the_call_returns() -> None:
     async def scenario() -> None:
         group = FakeGroup()

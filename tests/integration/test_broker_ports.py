@@ -93,6 +93,27 @@ def test_admin_says_what_may_have_been_meant(cluster: Cluster) -> None:
         assert bad.code == route_pb2.INVALID_ARGUMENT
 
 
+def test_what_an_unanswered_attempt_has_done_is_a_success_and_nothing_else_is(cluster: Cluster) -> None:
+    with grpc.insecure_channel(cluster.address("n1")) as channel:
+        admin = admin_pb2_grpc.AdminServiceStub(channel)
+        topic = admin_pb2.CreateTopicRequest(topic="twice", queue_count=2, perhaps_done=True)
+        info = admin_pb2.ConsumerGroupInfo(name="twice", fifo=True)
+        group = admin_pb2.CreateGroupRequest(group=info, perhaps_done=True)
+        for _ in range(2):
+            assert not admin.CreateTopic(topic, timeout=5).refusal.code
+            assert not admin.CreateGroup(group, timeout=5).refusal.code
+        topic.queue_count, group.group.fifo = 3, False
+        assert admin.CreateTopic(topic, timeout=5).refusal.code == route_pb2.ALREADY_EXISTS
+        assert admin.CreateGroup(group, timeout=5).refusal.code == route_pb2.ALREADY_EXISTS
+        for _ in range(2):
+            gone = admin_pb2.DeleteTopicRequest(topic="twice", perhaps_done=True)
+            assert not admin.DeleteTopic(gone, timeout=5).refusal.code
+            left = admin_pb2.DeleteGroupRequest(name="twice", perhaps_done=True)
+            assert not admin.DeleteGroup(left, timeout=5).refusal.code
+        missing = admin.DeleteTopic(admin_pb2.DeleteTopicRequest(topic="twice"), timeout=5).refusal
+        assert missing.code == route_pb2.TOPIC_NOT_FOUND
+
+
 def test_the_http_port_tells_life_readiness_and_metrics(cluster: Cluster) -> None:
     for path in ("/livez", "/readyz", "/healthz"):
         assert cluster.http("n1", path)[0] == 200
