@@ -25,6 +25,11 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from ledgermq.proto.record import MAX_BODY_SIZE
+from ledgermq.raft.config import MAX_ENTRY_DIVISOR
+
+from .produce import largest_message
+
 ENV_PREFIX: Final = "LEDGERMQ_"
 _SIZE: Final = re.compile(r"(\d+)\s*(B|KiB|MiB|GiB|TiB)?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
@@ -151,6 +156,7 @@ class BrokerConfig(BaseSettings):
     raft_bind: Address = "127.0.0.1:20911"
     http_bind: Address = "127.0.0.1:5557"
     segment_size: Size = 1 << 30
+    max_message_bytes: Size = MAX_BODY_SIZE
     auto_create_topics: bool = False
     queues_per_topic: int = Field(default=4, ge=1, le=1024)
     max_store_bytes: Size = 0  # 0: the whole file system counts
@@ -186,9 +192,24 @@ class BrokerConfig(BaseSettings):
             )
         if len({listener.name for listener in self.listener}) < len(self.listener):
             raise ValueError("listener: two listeners have the same name")
+        self._fit_messages_into_segments()
+        return self
+
+    def _fit_messages_into_segments(self) -> None:
+        """An entry is at most a quarter of a segment, and the largest message must fit into one."""
         if self.segment_size < 1 << 20:
             raise ValueError("segment_size: must be at least 1MiB")
-        return self
+        if not 1 << 10 <= self.max_message_bytes <= MAX_BODY_SIZE:
+            raise ValueError(f"max_message_bytes: must be between 1KiB and {MAX_BODY_SIZE} bytes (4MiB)")
+        largest = largest_message(self.segment_size // MAX_ENTRY_DIVISOR)
+        if self.max_message_bytes > largest:
+            overhead = self.segment_size // MAX_ENTRY_DIVISOR - largest
+            needed = -(-(self.max_message_bytes + overhead) * MAX_ENTRY_DIVISOR // (1 << 20))
+            raise ValueError(
+                f"segment_size: segments of {self.segment_size} bytes hold messages of at most {largest} bytes, and "
+                f"max_message_bytes is {self.max_message_bytes}. Set segment_size to at least {needed}MiB, or "
+                f"max_message_bytes to at most {largest} (all nodes of a group alike)"
+            )
 
     @property
     def voters(self) -> dict[str, str]:

@@ -35,6 +35,8 @@ def group_route(context: NodeContext) -> route_pb2.GroupRoute:
         topics=[topic_info(topic) for topic in context.replica.state.topics],
         version=context.replica.state.applied_index,
         writable=not context.replica.produce_refusal,
+        max_message_bytes=context.config.max_message_bytes,
+        max_request_bytes=min(context.pipeline.max_request_bytes, 0xFFFFFFFF),
     )
 
 

@@ -104,7 +104,9 @@ class LogService:
             request_id, sections, count = split_produce_request(raw)
             if refused := self._context.replica.produce_refusal:
                 raise RefusedError(route_pb2.DISK_FULL, refused, retryable=True, retry_after_ms=1000)
-            work = ProduceWork(checked_sections(request_id, sections, count))
+            work = ProduceWork(
+                checked_sections(request_id, sections, count, self._context.config.max_message_bytes)
+            )
             self._context.pipeline.submit(work)
         except BadProduceRequestError as error:
             code = route_pb2.CORRUPT_SECTION if error.corrupt else route_pb2.INVALID_ARGUMENT

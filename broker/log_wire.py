@@ -93,7 +93,9 @@ def split_produce_request(raw: bytes) -> tuple[int, memoryview, int]:
     return request_id, sections, count
 
 
-def checked_sections(request_id: int, raw: memoryview, count: int) -> list[ProducedSection]:
+def checked_sections(
+    request_id: int, raw: memoryview, count: int, max_message_bytes: int = MAX_BODY_SIZE
+) -> list[ProducedSection]:
     """Check structure and checksums of the sections of a request. Raises: BadProduceRequestError."""
     found: list[ProducedSection] = []
     if not count:
@@ -114,7 +116,7 @@ def checked_sections(request_id: int, raw: memoryview, count: int) -> list[Produ
             start = position + SECTION_HEADER_SIZE
             body = raw[start : start + header.size]
             positions = record_positions(body, header.count)
-            if reason := _refused_flags(body, positions) or _too_large(body, positions):
+            if reason := _refused_flags(body, positions) or _too_large(body, positions, max_message_bytes):
                 raise BadProduceRequestError(reason, request_id, False)
             found.append(ProducedSection(header, bytearray(raw[position:start]), body))
     except CorruptError as error:
@@ -134,17 +136,17 @@ def _refused_flags(body: memoryview, positions: np.ndarray) -> str:
     return "a record has flags that have no meaning; see proto/record.py"
 
 
-def _too_large(body: memoryview, positions: np.ndarray) -> str:
+def _too_large(body: memoryview, positions: np.ndarray, max_message_bytes: int) -> str:
     """Return which limit a record of the section breaks, "" when none does. Only large records are looked at."""
-    small = RECORD_HEADER_SIZE + MAX_PROPERTIES_SIZE  # no record of this size can break any
+    small = RECORD_HEADER_SIZE + min(MAX_PROPERTIES_SIZE, max_message_bytes)  # such a record can break none
     if len(body) <= small:
         return ""
     last = int(positions[-1])
     if len(body) - last <= small and (positions[1:] - positions[:-1]).max(initial=0) <= small:
         return ""
     headers = record_headers(body, positions[np.diff(positions, append=len(body)) > small])
-    if headers["body_size"].max() > MAX_BODY_SIZE:
-        return f"a message body has more than {MAX_BODY_SIZE} bytes; split it"
+    if headers["body_size"].max() > max_message_bytes:
+        return f"a message body has more than {max_message_bytes} bytes; split it"
     keys = headers["key_count"].astype(np.int64)
     if keys.max() > MAX_KEYS:
         return f"a message has {keys.max()} keys; at most {MAX_KEYS} are allowed. Send fewer"

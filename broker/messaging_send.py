@@ -22,7 +22,7 @@ _NOT_BUILT = {v2.DELAY: "delayed messages", v2.TRANSACTION: "transactions"}
 
 async def send(context: NodeContext, request: v2.SendMessageRequest) -> v2.SendMessageResponse:
     """Store the messages; return when a majority has them on disk. Raises: StatusError, and what the pipeline raises."""
-    name = check_messages(request.messages)
+    name = check_messages(request.messages, context.config.max_message_bytes)
     if refused := context.replica.produce_refusal:
         raise StatusError(v2.TOO_MANY_REQUESTS, refused)
     topic = await ensure_topic(context, name)

@@ -22,21 +22,26 @@ _NODE_LANGUAGE: Final = "HTTP"
 
 
 def settings_command(
-    settings: v2.Settings, *, fifo: bool, max_attempts: int, language: str
+    settings: v2.Settings,
+    *,
+    fifo: bool,
+    max_attempts: int,
+    language: str,
+    max_message_bytes: int = MAX_BODY_SIZE,
 ) -> v2.TelemetryCommand:
     """Return the answer to a client's settings. `fifo` and `max_attempts` are those of its consumer group."""
     out = v2.Settings()
     out.CopyFrom(settings)
     out.metric.on = False
     if settings.HasField("publishing"):
-        _merge_producer(out)
+        _merge_producer(out, max_message_bytes)
     else:
         _merge_consumer(out, fifo, max_attempts, language)
     return v2.TelemetryCommand(status=ok(), settings=out)
 
 
-def _merge_producer(out: v2.Settings) -> None:
-    out.publishing.max_body_size = MAX_BODY_SIZE
+def _merge_producer(out: v2.Settings, max_message_bytes: int) -> None:
+    out.publishing.max_body_size = max_message_bytes
     out.publishing.validate_message_type = True
     out.backoff_policy.max_attempts = PRODUCER_MAX_ATTEMPTS
     backoff = out.backoff_policy.exponential_backoff

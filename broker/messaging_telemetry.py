@@ -34,10 +34,12 @@ class TelemetryStreams:
         group_policy: GroupPolicy,
         on_sign_of_life: Callable[[str], None],
         on_end: Callable[[str], None],
+        max_message_bytes: int,
     ) -> None:
         self._group_policy = group_policy
         self._on_sign_of_life = on_sign_of_life
         self._on_end = on_end
+        self._max_message_bytes = max_message_bytes
         self._open: Counter[str] = Counter()
 
     def client_ids(self) -> Iterable[str]:
@@ -74,7 +76,13 @@ class TelemetryStreams:
         except StatusError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
         fifo, max_attempts = self._group_policy(settings.subscription.group.name)
-        return settings_command(settings, fifo=fifo, max_attempts=max_attempts, language=language)
+        return settings_command(
+            settings,
+            fifo=fifo,
+            max_attempts=max_attempts,
+            language=language,
+            max_message_bytes=self._max_message_bytes,
+        )
 
 
 def check_settings(settings: v2.Settings) -> None:

@@ -77,7 +77,7 @@ def group_problem(name: str) -> str:
     return ""
 
 
-def check_messages(messages: Sequence[v2.Message]) -> str:
+def check_messages(messages: Sequence[v2.Message], max_message_bytes: int = MAX_BODY_SIZE) -> str:
     """Check a whole SendMessage request; return its topic. Raises: StatusError."""
     if not messages:
         raise StatusError(v2.MESSAGE_CORRUPTED, "no message to send")
@@ -86,17 +86,19 @@ def check_messages(messages: Sequence[v2.Message]) -> str:
     for message in messages:
         if message.topic != first:
             raise StatusError(v2.MESSAGE_CORRUPTED, "topic in message is not same")
-        check_message(message)
+        check_message(message, max_message_bytes)
     return first.name
 
 
-def check_message(message: v2.Message) -> None:
+def check_message(message: v2.Message, max_message_bytes: int) -> None:
     """Check everything of one message that does not depend on its topic. Raises: StatusError."""
     size = len(message.body)
     if size == 0:
         raise StatusError(v2.MESSAGE_BODY_EMPTY, "message body cannot be empty")
-    if size > MAX_BODY_SIZE:
-        raise StatusError(v2.MESSAGE_BODY_TOO_LARGE, f"message body cannot exceed the max {MAX_BODY_SIZE}")
+    if size > max_message_bytes:
+        raise StatusError(
+            v2.MESSAGE_BODY_TOO_LARGE, f"message body cannot exceed the max {max_message_bytes}"
+        )
     system = message.system_properties
     user_size = _check_user_properties(message) if message.user_properties else 0
     if system.tag:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from ledgermq.proto.entry import HEADER_SIZE, Buffer
-from ledgermq.proto.record import SECTION_HEADER_SIZE
+from ledgermq.proto.record import MAX_RECORD_OVERHEAD, SECTION_HEADER_SIZE
 from ledgermq.raft.errors import (
     BusyError,
     DiskFullError,
@@ -47,6 +47,9 @@ MAX_WAITING_BYTES: Final = 64 << 20
 #: An entry counts its sections in 16 bits.
 MAX_WORKS_PER_TURN: Final = 8192
 
+#: Bytes that an entry has besides what producers sent: its header, and room for commands that share it.
+_ENTRY_OVERHEAD: Final = HEADER_SIZE + 4096
+
 #: What proposing can be refused with: definite, nothing was appended.
 DEFINITE_ERRORS: Final = (
     NotLeaderError,
@@ -56,6 +59,11 @@ DEFINITE_ERRORS: Final = (
     DiskFullError,
     NodeStoppedError,
 )
+
+
+def largest_message(max_entry_size: int) -> int:
+    """Return the largest body (bytes) whose record surely fits into an entry of that size; below 0: none does."""
+    return max_entry_size - _ENTRY_OVERHEAD - SECTION_HEADER_SIZE - MAX_RECORD_OVERHEAD
 
 
 class TooManyRequestsError(Exception):
@@ -205,7 +213,7 @@ class AppendPipeline:
         observe_commit: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._proposer = proposer
-        self._max_payload = max_entry_size - HEADER_SIZE - 4096
+        self._max_payload = max_entry_size - _ENTRY_OVERHEAD
         self._max_turn = min(MAX_TURN_BYTES, self._max_payload)
         self._observe_commit = observe_commit
         self._view: LeaderView | None = None
@@ -217,6 +225,11 @@ class AppendPipeline:
         self._flights: dict[int, Flight] = {}  # by index, until applied
         self._scheduled = False
         self.turns = 0
+
+    @property
+    def max_request_bytes(self) -> int:
+        """The largest work that is taken: one request's sections must fit into one entry."""
+        return self._max_payload
 
     @property
     def bytes_waiting(self) -> int:

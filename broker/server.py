@@ -112,7 +112,10 @@ class BrokerNode:
         self._replica.on_damage = lambda error: self._raft.fail(str(error))
         self._pipeline = pipeline
         self._telemetry = TelemetryStreams(
-            self._group_policy, self._sign_of_life, lambda client_id: self._clients.stream_ended(client_id)
+            self._group_policy,
+            self._sign_of_life,
+            lambda client_id: self._clients.stream_ended(client_id),
+            config.max_message_bytes,
         )
         self._clients = ClientsHere(self._telemetry.client_ids)
         self._listeners = Listeners(config.listener, tls_front=config.tls_front)

@@ -141,6 +141,7 @@ class SendWindow:
         """`new_session` returns a producer id that was never used."""
         self._new_session = new_session
         self._max_in_flight = max_in_flight
+        self._max_request, self._max_section = MAX_REQUEST_BYTES, MAX_SECTION_BYTES
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._old_lanes: list[Lane] = []  # of topics that were created again, while something of them is open
         self._ready: dict[int, Lane] = {}  # lanes with something to send, by id(), in arrival order
@@ -148,6 +149,11 @@ class SendWindow:
         self._next_request_id = 1
         self._waiting_bytes = 0
         self.paused_until = 0
+
+    def limit(self, max_request_bytes: int) -> None:
+        """Keep below what the group takes in one request: its log has small segments. One message still fits."""
+        self._max_request = min(MAX_REQUEST_BYTES, max_request_bytes)
+        self._max_section = min(MAX_SECTION_BYTES, max_request_bytes // 2)
 
     # --- adding -----------------------------------------------------------------------------------------------
 
@@ -185,7 +191,7 @@ class SendWindow:
         """Return the section that the next record of at most `room` bytes joins. Call `added` with the record."""
         if lane.waiting:
             section = lane.waiting[-1]
-            full = section.size + room > MAX_SECTION_BYTES or len(section.tickets) >= MAX_SECTION_COUNT
+            full = section.size + room > self._max_section or len(section.tickets) >= MAX_SECTION_COUNT
             if not full and now - section.opened < _OPEN_MS:
                 return section
         return Section(lane, deadline, now)
@@ -248,11 +254,11 @@ class SendWindow:
 
     def _collect(self) -> Iterator[Section]:
         """Take sections, lane by lane, up to the size of a request."""
-        room = MAX_REQUEST_BYTES
+        room = self._max_request
         for lane in list(self._ready.values()):
             taken_all = True
             for section in self._sendable(lane):
-                if section.size > room and room < MAX_REQUEST_BYTES:
+                if section.size > room and room < self._max_request:
                     taken_all = False
                     break
                 self._number(lane, section)

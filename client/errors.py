@@ -77,7 +77,7 @@ class MessageTooLargeError(UsageError):
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(
-            f"the message body has {size:,} bytes; the limit is {limit:,} (4 MiB)",
+            f"the message body has {size:,} bytes; the limit is {limit:,}{' (4 MiB)' * (limit == 4 << 20)}",
             "Nothing was sent",
             "Split it, or store it elsewhere and send its address",
         )

@@ -27,6 +27,7 @@ from .errors import (
     BufferFullError,
     ClosedError,
     LedgerMQError,
+    MessageTooLargeError,
     SendTimeoutError,
     TopicNotFoundError,
     error_of,
@@ -197,6 +198,8 @@ class Producer:
     ) -> asyncio.Future[SendReceipt]:
         connection = state.windows[number]
         window = connection.window
+        if len(body) > connection.group.max_message_bytes:
+            raise MessageTooLargeError(len(body), connection.group.max_message_bytes)
         now = now_ms()
         section = window.open_section(
             state.lanes[number], now, now + self.timeout_ms, len(body) + _RECORD_ROOM
@@ -307,6 +310,7 @@ class Producer:
             self._connections[group.name] = connection
         else:
             connection.update(group)
+        connection.window.limit(group.max_request_bytes)
         return connection
 
     def _on_route(self, route: TopicRoute) -> None:

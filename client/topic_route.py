@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ledgermq.proto import route_pb2 as pb
+from ledgermq.proto.record import MAX_BODY_SIZE
 
 from .message import MessageQueue
 
@@ -29,6 +30,8 @@ class BrokerGroup:
     leader_id: str
     nodes: tuple[Node, ...]
     writable: bool
+    max_message_bytes: int = MAX_BODY_SIZE  # largest body
+    max_request_bytes: int = 4 * MAX_BODY_SIZE  # all sections of a produce request
 
     @property
     def leader(self) -> Node | None:
@@ -85,6 +88,8 @@ def group_of(view: pb.GroupRoute) -> BrokerGroup:
         view.leader_id,
         tuple(n for n in nodes if n.log_address),
         view.writable,
+        view.max_message_bytes or MAX_BODY_SIZE,
+        view.max_request_bytes or 4 * MAX_BODY_SIZE,
     )
 
 

@@ -146,8 +146,9 @@ class RouteTable:
         records = dict(self._records(key))
         _, best = max(records.items(), key=lambda item: (item[1].order, item[0]))
         view = pb.GroupRoute(
-            cluster=key[0], group=key[1], version=best.route.version, writable=best.route.writable
-        )
+            cluster=key[0], group=key[1], version=best.route.version, writable=best.route.writable,
+            max_message_bytes=best.route.max_message_bytes, max_request_bytes=best.route.max_request_bytes,
+        )  # fmt: skip
         view.term, view.leader_id = _leader(records)
         view.topics.extend(sorted(best.route.topics, key=lambda info: info.name))
         infos = {info.node_id: info for info in best.route.nodes}

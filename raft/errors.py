@@ -85,7 +85,7 @@ class EntryTooLargeError(RaftError):
     """An entry above the limit of a quarter of a segment. Nothing was appended."""
 
     def __init__(self, size: int, limit: int, unit: str = "bytes") -> None:
-        super().__init__(f"an entry of {size} {unit} is above the limit of {limit} {unit}")
+        super().__init__(f"an entry of {size} {unit} is above the limit of {limit} {unit}; send less at once")
         self.size = size
         self.limit = limit
 

@@ -83,3 +83,12 @@ def test_sizes_and_addresses_are_parsed() -> None:
     assert split_address("[::1]:80") == ("::1", 80)
     with pytest.raises(ValueError, match="host:port"):
         split_address("localhost")
+
+
+def test_segments_must_hold_the_largest_message() -> None:
+    with pytest.raises(ConfigError, match="at least 17MiB, or max_message_bytes to at most 978816"):
+        load(None, {"segment_size": "4MiB"}, {})
+    assert load(None, {"segment_size": "17MiB"}, {}).max_message_bytes == 4 << 20
+    assert load(None, {"segment_size": "4MiB", "max_message_bytes": "978816"}, {}).segment_size == 4 << 20
+    with pytest.raises(ConfigError, match="flag --max-message-bytes: must be between"):
+        load(None, {"max_message_bytes": "5MiB"}, {})

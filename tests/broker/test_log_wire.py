@@ -170,3 +170,13 @@ def test_the_most_that_the_client_lets_through_is_taken(
     record = encoder.encode(64, b"x", (bytes(16), "01" + 32 * "0"), 1, tag, keys, properties, "g" * 63)
     raw = encode_section(SectionKind.RECORDS, [record], 1, topic_id=3)
     assert log_wire.checked_sections(7, memoryview(raw), 1)
+
+
+def test_a_group_may_take_smaller_messages_only() -> None:
+    record = RecordEncoder("t", born_host="h", compress_above=None).encode(
+        64, bytes(2000), (bytes(16), "01" + 32 * "0"), 1
+    )
+    raw = memoryview(encode_section(SectionKind.RECORDS, [record], 1, topic_id=3))
+    assert log_wire.checked_sections(7, raw, 1, 2000)
+    with pytest.raises(log_wire.BadProduceRequestError, match="more than 1999 bytes"):
+        log_wire.checked_sections(7, raw, 1, 1999)

@@ -98,6 +98,20 @@ def test_a_request_is_bounded_in_bytes() -> None:
     assert len(payload(driver.must_request())) <= MAX_REQUEST_BYTES
 
 
+def test_a_request_is_cut_to_what_the_group_takes() -> None:
+    driver = Driver()
+    driver.window.limit(100 * 1024)
+    for name in range(40):
+        driver.add(name % 2, name, size=10 * 1024)
+    sizes = []
+    while driver.window.wants_to_send:
+        request = driver.must_request()
+        sizes.append(len(request.payload))
+        driver.window.on_response(stored(request), 0)
+    assert max(sizes) <= 100 * 1024
+    assert sum(sizes) > 400 * 1024
+
+
 def test_sequences_count_records_and_go_on_from_section_to_section() -> None:
     driver = Driver()
     for name in "abc":

@@ -26,7 +26,9 @@ def kill_all(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("mode", ["async_timed", "async_notify"])
 def test_killing_all_nodes_loses_nothing_that_was_acknowledged(tmp_path: Path, mode: str) -> None:
-    with Cluster(tmp_path, nodes=3, settings={"flush": mode, "segment-size": "8MiB"}) as cluster:
+    with Cluster(
+        tmp_path, nodes=3, settings={"flush": mode, "segment-size": "8MiB", "max-message-bytes": "1MiB"}
+    ) as cluster:
         for name in cluster.nodes:
             status = cluster.status(name)
             assert status is not None and status.flush == mode, f"{name} says {status}"

@@ -110,6 +110,13 @@ ALONE = [
     Row("unknown broker flag", "broker --segmentsize 64MiB", 2, ("--segmentsize", "--help")),
     Row("size that is none", BROKER + " --segment-size 64parsecs", 2, ("--segment-size", "64parsecs", "MiB")),
     Row("segment too small", BROKER + " --segment-size 4KiB", 2, ("segment-size", "1MiB")),
+    Row(
+        "segments too small for the largest message",
+        BROKER + " --segment-size 4MiB",
+        2,
+        ("--segment-size", "at least 17MiB", "max_message_bytes to at most 978816"),
+    ),
+    Row("messages of no size", BROKER + " --max-message-bytes 5MiB", 2, ("--max-message-bytes", "4194304")),
     Row("flush that is none", BROKER + " --flush never", 2, ("--flush", "sync")),
     Row("peers without myself", BROKER + " --peers n2=127.0.0.1:1", 2, ("--peers", "n1", "n2")),
     Row(

@@ -22,7 +22,11 @@ SHORT_MS = 300
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("consumption")
-    with Cluster(folder, nodes=3, settings={"min-invisible-ms": "50", "segment-size": "8MiB"}) as running:
+    with Cluster(
+        folder,
+        nodes=3,
+        settings={"min-invisible-ms": "50", "segment-size": "8MiB", "max-message-bytes": "1MiB"},
+    ) as running:
         yield running
 
 

@@ -23,7 +23,7 @@ from .test_power_cut import PowerCutCluster
 
 TOPIC = "crash"
 #: Small, so that a few seconds of load fill several.
-SMALL_SEGMENTS = {"segment-size": "1MiB"}
+SMALL_SEGMENTS = {"segment-size": "1MiB", "max-message-bytes": "128KiB"}
 
 
 def wait_for_more(load: Load, count: int = 100) -> None:

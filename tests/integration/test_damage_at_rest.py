@@ -81,7 +81,9 @@ async def _fill(nameserver: str) -> None:
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
     folder = tmp_path_factory.mktemp("rest")
-    with Cluster(folder, nodes=3, settings={"segment-size": "1MiB"}) as cluster:
+    with Cluster(
+        folder, nodes=3, settings={"segment-size": "1MiB", "max-message-bytes": "128KiB"}
+    ) as cluster:
         asyncio.run(_fill(cluster.nameserver_addresses[0]))
         leader = cluster.wait_leader()
         victim = next(name for name in cluster.nodes if name != leader)
@@ -209,7 +211,9 @@ def test_a_flipped_byte_is_found_by_dump_and_check_with_node_index_and_offset(
 
 
 def test_a_damaged_leader_is_replaced_and_consumers_get_what_was_sent(tmp_path: Path) -> None:
-    with Cluster(tmp_path, nodes=3, settings={"segment-size": "1MiB"}) as cluster:
+    with Cluster(
+        tmp_path, nodes=3, settings={"segment-size": "1MiB", "max-message-bytes": "128KiB"}
+    ) as cluster:
         nameserver = cluster.nameserver_addresses[0]
         asyncio.run(_fill(nameserver))
         sent = set(read_topic(cluster.address(cluster.wait_leader()), TOPIC).values())

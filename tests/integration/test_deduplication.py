@@ -27,7 +27,9 @@ METADATA = (("x-mq-client-id", "retries"), ("x-mq-language", "PYTHON"))
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(
-        tmp_path_factory.mktemp("deduplication"), nodes=3, settings={"segment-size": "8MiB"}
+        tmp_path_factory.mktemp("deduplication"),
+        nodes=3,
+        settings={"segment-size": "8MiB", "max-message-bytes": "1MiB"},
     ) as running:
         yield running
 

@@ -47,7 +47,9 @@ def cluster(tmp_path: Path) -> Iterator[SmallDisk]:
     if mounted.returncode:
         pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
     try:
-        with SmallDisk(tmp_path, nodes=3, settings={"segment-size": "1MiB"}) as running:
+        with SmallDisk(
+            tmp_path, nodes=3, settings={"segment-size": "1MiB", "max-message-bytes": "128KiB"}
+        ) as running:
             yield running
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)

@@ -22,7 +22,9 @@ from .history import Load, run_client
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, nodes=3, nameservers=2, settings={"segment-size": "8MiB"}) as running:
+    with Cluster(
+        tmp_path, nodes=3, nameservers=2, settings={"segment-size": "8MiB", "max-message-bytes": "1MiB"}
+    ) as running:
         yield running
 
 

@@ -12,7 +12,7 @@ from ledgermq.proto.record import SectionKind, encode_record, encode_section
 from .cluster import Cluster, wait_until
 
 BODY = bytes(64 * 1024)
-SETTINGS = {"segment-size": "1MiB", "max-store-bytes": "4MiB"}
+SETTINGS = {"segment-size": "1MiB", "max-message-bytes": "128KiB", "max-store-bytes": "4MiB"}
 
 
 def produce_until_refused(stub: log_pb2_grpc.LogServiceStub, topic_id: int) -> route_pb2.Refusal:
