@@ -45,6 +45,24 @@ _HELP: Final = {
     "peers": "all voters, this node included: n1=host:port,n2=host:port",
     "listener": "name=x,messaging_bind=h:p,log_bind=h:p[,messaging_advertise=h:p,log_advertise=h:p]; more after a ';'",
     "nameservers": "host:port,host:port",
+    "cluster": "name of the cluster",
+    "group": "name of the broker group, equal on its nodes",
+    "zone": "where this node stands, for clients that prefer the near",
+    "flush": "sync, async_timed or async_notify: what an acknowledgement promises (docs/architecture.md)",
+    "raft_bind": "host:port for the other nodes of the group",
+    "http_bind": "host:port for /livez, /readyz and /metrics",
+    "segment_size": "size of a log segment, e.g. 64MiB; fixed when the group is made",
+    "max_message_bytes": "largest message body; an entry, a quarter of a segment, must hold it",
+    "auto_create_topics": "true: a topic comes into being by its first use",
+    "queues_per_topic": "queues of a new topic when its creator names no number",
+    "max_store_bytes": "room for the log, e.g. 100GiB; 0: the whole file system",
+    "retention_hours": "age at which messages may be deleted",
+    "clean_at": "time of day at which they are",
+    "heartbeat_ms": "interval of the leader's heartbeats",
+    "election_timeout_ms": "range of the election timeout, e.g. 400-800",
+    "min_invisible_ms": "shortest time that a consumer may keep a message to itself",
+    "tls_front": "false: do not look for TLS on the messaging ports",
+    "log_level": "debug, info, warning or error",
     "rejoin": "come back with an empty data folder under a known node id, as a non-voting learner first",
 }
 
@@ -52,14 +70,23 @@ _HELP: Final = {
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and what to do, without a page of usage."""
-        sys.stderr.write(f"ledgermq broker: {message}. See all flags: python -m ledgermq.broker --help\n")
+        sys.stderr.write(f"ledgermq broker: {message}. See all flags: ledgermq broker --help\n")
         raise SystemExit(EXIT_USAGE)
+
+
+def _help(key: str) -> str:
+    """Return what a setting means, with its default where that is a plain value."""
+    default = BrokerConfig.model_fields[key].default
+    if isinstance(default, bool):
+        default = str(default).lower()
+    shown = f" (default {default})" if isinstance(default, str | int | float | Path) and str(default) else ""
+    return _HELP[key] + shown
 
 
 def parse_flags(arguments: Sequence[str]) -> tuple[Path | None, dict[str, Any]]:
     """Return the configuration file and the flags that were given, by key."""
     parser = _Parser(
-        prog="python -m ledgermq.broker", description="One node of a broker group.", allow_abbrev=False
+        prog="ledgermq broker", description="Run one node of a broker group.", allow_abbrev=False
     )
     parser.add_argument("--config", type=Path, help="TOML file; environment and flags are stronger")
     for key in BrokerConfig.model_fields:
@@ -67,7 +94,7 @@ def parse_flags(arguments: Sequence[str]) -> tuple[Path | None, dict[str, Any]]:
         if key in _SWITCHES:
             parser.add_argument(*names, dest=key, action="store_true", default=None, help=_HELP.get(key))
         else:
-            parser.add_argument(*names, dest=key, default=None, metavar="VALUE", help=_HELP.get(key))
+            parser.add_argument(*names, dest=key, default=None, metavar="VALUE", help=_help(key))
     given = vars(parser.parse_args(arguments))
     config_file = given.pop("config")
     return config_file, {key: value for key, value in given.items() if value is not None}

@@ -72,6 +72,8 @@ def status(
 ) -> int:
     """Show every node. Exit code: 0 healthy, 1 degraded, 2 no quorum, 3 nothing answers."""
     seconds = parse_duration(wait) if wait else 0.0
+    if watch and (as_json or wait):
+        raise typer.BadParameter("--watch shows a screen until Ctrl-C; it goes without --json and --wait")
     if watch:
         return run(_watch(nameserver, node or []))
     reports, failure = run(_until_healthy(nameserver, node or [], seconds))

@@ -75,7 +75,8 @@ def up(
                 raise UsageError(
                     f'there is no node "{rejoin}" in {data}', f"The nodes are {', '.join(plan.nodes)}"
                 )
-            out.print(f"starting a nameserver and {len(plan.nodes)} brokers, data in {escape(str(data))} ...")
+            brokers = "1 broker" if len(plan.nodes) == 1 else f"{len(plan.nodes)} brokers"
+            out.print(f"starting a nameserver and {brokers}, data in {escape(str(data))} ...")
             cluster.start(rejoin=rejoin, on_ready=lambda name: out.print(f"  {name} is ready"))
             run(_until_healthy(plan.nameserver))
             _print_cluster(cluster, plan)
@@ -137,8 +138,9 @@ def _print_cluster(cluster: LocalCluster, plan: LocalPlan) -> None:
     out.print(f"  {program} consume orders --group billing --count 1")
     out.print(f"  {program} cluster status")
     first = next(iter(plan.nodes))
+    stays = ", the group stays" if len(plan.nodes) > 1 else ""
     out.print(
-        f"  kill -9 {cluster.nodes[first].pid}                # {first} goes, the group stays; it is restarted here"
+        f"  kill -9 {cluster.nodes[first].pid}                # {first} goes{stays}; it is restarted here"
     )
     out.print("Ctrl-C stops everything. Logs: " + escape(str(cluster.folder / "logs")))
 

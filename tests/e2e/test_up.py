@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from .conftest import ROOT
 from .processes import LEDGERMQ, environment, left_behind, run, wait_for
@@ -78,3 +81,21 @@ def test_one_node_is_a_cluster_too(tmp_path: Path) -> None:
     with up(tmp_path / "data", "--nodes", "1") as (nameserver, _):
         assert run(["send", "orders", "hi", "-n", nameserver]).returncode == 0
         assert run(["cluster", "status", "--json", "-n", nameserver]).returncode == 0
+
+
+@pytest.mark.skipif(
+    shutil.which("setpriv") is None, reason="needs setpriv of util-linux: the runbook says so"
+)
+def test_killing_up_itself_leaves_no_process_behind(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with (tmp_path / "out").open("w") as output:
+        process = subprocess.Popen(
+            [*LEDGERMQ, "up", "--nodes", "1", "--data", str(data)],
+            cwd=ROOT, env=environment(), stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        wait_for(lambda: (data / "n1" / "identity").exists(), "n1 runs", 90)
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: not left_behind(data), "the children have ended")

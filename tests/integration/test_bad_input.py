@@ -74,6 +74,9 @@ ALONE = [
     Row("not a number", "send orders hi --count many", 2, ("--count", "integer", "--help")),
     Row("not a length of time", "cluster status --wait soon", 1, ("soon", "30s")),
     Row("the version", "--version", 0, ("ledgermq 0.",)),
+    Row("empty tag", "send orders hi --tag ''", 1, ("invalid tag", "empty", "Nothing was sent")),
+    Row("empty tag filter", "consume orders --group g --tag ''", 2, ("tag filter is empty", "--help")),
+    Row("stdin more than once", "send orders - --count 2", 2, ("--count", "stdin", "--help")),
     Row("delete without a terminal", "topic delete orders", 1, ("nothing was deleted", "--yes")),
     Row("delete a group without a terminal", "group delete g", 1, ("nothing was deleted", "--yes")),
     # --- nobody there
@@ -86,6 +89,8 @@ ALONE = [
     ),
     Row("status of nothing", "cluster status -n 127.0.0.1:{p1}", 3, ("127.0.0.1:{p1}", "ledgermq up")),
     Row("status of a dead node", "cluster status --node 127.0.0.1:{p1}", 3, ("127.0.0.1:{p1}",)),
+    Row("a watch for programs", "cluster status --watch --json", 2, ("--watch", "--json", "--help")),
+    Row("a watch with an end", "cluster status --watch --wait 5s", 2, ("--watch", "--wait", "--help")),
     Row("leader of nothing", "cluster leader -q -n 127.0.0.1:{p1}", 3, ("127.0.0.1:{p1}",)),
     Row("nameserver without port", "topic list -n localhost", 2, ("localhost", "host:port")),
     # --- up

@@ -123,6 +123,22 @@ def test_the_http_port_tells_life_readiness_and_metrics(cluster: Cluster) -> Non
     assert cluster.http("n1", "/nothing")[0] == 404
 
 
+@pytest.mark.parametrize("handle", ["", "x", "g0", "g0:1:2", "\u00e4" * 5000, "AAAA", "/" * 300])
+def test_receipt_handles_that_are_none_are_refused_in_band(
+    cluster: Cluster, messaging: v2_grpc.MessagingServiceStub, handle: str
+) -> None:
+    names: dict[str, Any] = {"group": v2.Resource(name="g"), "topic": v2.Resource(name="orders")}
+    acks = v2.AckMessageRequest(**names, entries=[v2.AckMessageEntry(message_id="m", receipt_handle=handle)])
+    answer = messaging.AckMessage(acks, metadata=CLIENT, timeout=5)
+    codes = {answer.status.code, *(entry.status.code for entry in answer.entries)}
+    assert codes == {v2.INVALID_RECEIPT_HANDLE}
+    change = v2.ChangeInvisibleDurationRequest(**names, receipt_handle=handle, message_id="m")
+    change.invisible_duration.FromSeconds(30)
+    code = messaging.ChangeInvisibleDuration(change, metadata=CLIENT, timeout=5).status.code
+    assert code == v2.INVALID_RECEIPT_HANDLE
+    assert "Traceback" not in cluster.nodes["n1"].log()
+
+
 def test_bytes_that_are_no_request_are_refused_and_leave_no_trace_in_the_log(cluster: Cluster) -> None:
     garbage = b"\x0f\xff\xff not a request"
     in_band: dict[str, Any] = {
