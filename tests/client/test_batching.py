@@ -106,7 +106,7 @@ def test_a_request_is_cut_to_what_the_group_takes() -> None:
     sizes = []
     while driver.window.wants_to_send:
         request = driver.must_request()
-        sizes.append(len(request.payload))
+        sizes.append(len(payload(request)))
         driver.window.on_response(stored(request), 0)
     assert max(sizes) <= 100 * 1024
     assert sum(sizes) > 400 * 1024
