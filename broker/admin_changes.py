@@ -17,6 +17,7 @@ from .commands import (
     DeleteGroup,
     DeleteTopic,
     MessageType,
+    SetTopicRetention,
     StartPosition,
     position_rows,
 )
@@ -78,14 +79,43 @@ async def create_topic(
             f"there is no message type {request.message_type}; the highest is {max(MessageType)}",
         )
     kind = MessageType(request.message_type) if request.message_type else MessageType.NORMAL
-    applied = await context.pipeline.run(CreateTopic(request.topic, count, kind))
+    _check_retention(context, request.retention_ms)
+    applied = await context.pipeline.run(CreateTopic(request.topic, count, kind, request.retention_ms))
     topic: Topic = applied.result.topic
-    as_wanted = topic.queue_count == count and topic.message_type == kind
+    there = (topic.queue_count, topic.message_type, topic.retention_ms)
+    as_wanted = there == (count, kind, request.retention_ms)
     if not (applied.result.changed or request.if_not_exists or (request.perhaps_done and as_wanted)):
         raise RefusedError(
             route_pb2.ALREADY_EXISTS, f'topic "{topic.name}" exists already, with {topic.queue_count} queues'
         )
     return admin_pb2.CreateTopicResponse(topic=topic_info(topic))
+
+
+async def update_topic(
+    context: NodeContext, request: admin_pb2.UpdateTopicRequest
+) -> admin_pb2.UpdateTopicResponse:
+    """Change how long a topic shows its messages. What is hidden already stays hidden."""
+    topic = known_topic(context, request.topic)
+    if not request.HasField("retention_ms"):
+        raise RefusedError(
+            route_pb2.INVALID_ARGUMENT, "nothing to change was named; retention_ms can be changed"
+        )
+    _check_retention(context, request.retention_ms)
+    applied = await context.pipeline.run(SetTopicRetention(topic.topic_id, request.retention_ms))
+    if applied.result.topic is None:
+        raise RefusedError(route_pb2.TOPIC_NOT_FOUND, f'topic "{request.topic}" was deleted meanwhile')
+    return admin_pb2.UpdateTopicResponse(topic=topic_info(applied.result.topic))
+
+
+def _check_retention(context: NodeContext, retention_ms: int) -> None:
+    """Refuse a promise that the log cannot keep."""
+    log_hours = context.config.retention_hours
+    if retention_ms > log_hours * 3_600_000:
+        raise RefusedError(
+            route_pb2.INVALID_ARGUMENT,
+            f"a topic cannot keep messages for {retention_ms / 3_600_000:g} hours: the log deletes them after {log_hours:g} "
+            "(retention_hours of the brokers). Give at most that, or raise it on all nodes first",
+        )
 
 
 async def delete_topic(

@@ -80,6 +80,7 @@ def _progress(context: NodeContext, group: ConsumerGroup, topic: Topic) -> list[
                 begin_offset=queue.begin,
                 end_offset=queue.end,
                 leased=state.leased_count(group.group_id, *queue.key),
+                lost=state.lost_count(group.group_id, *queue.key),
             )
         )
     return found

@@ -53,6 +53,11 @@ class AdminService:
                 admin_pb2.CreateTopicResponse,
                 admin_changes.create_topic,
             ),
+            "UpdateTopic": (
+                admin_pb2.UpdateTopicRequest,
+                admin_pb2.UpdateTopicResponse,
+                admin_changes.update_topic,
+            ),
             "DeleteTopic": (
                 admin_pb2.DeleteTopicRequest,
                 admin_pb2.DeleteTopicResponse,

@@ -8,8 +8,9 @@ Little-endian. A file is a header, shards, and a manifest that comes last:
     end       u32 shard count · u32 crc32c of header and manifest · "LMQCEND\\n"
 
 Kinds: 1 numbers · 2 topics · 3 queues · 4 groups · 5 consumption · 6 producer streams · 7 message ids · 8 checksums of
-the blocks of queue units, from the block that holds the queue's begin (queue_sums.py). Everything is sorted by its
-key; message ids keep the order in which they were applied, which is the same everywhere.
+the blocks of queue units, from the block that holds the queue's begin (queue_sums.py) · 9 retention of topics · 10 messages
+that groups lost. Everything is sorted by its key; message ids keep the order in which they were applied, which is the same
+everywhere. Kinds 9 and 10 are there when they are not empty, and only then the version is 2: older nodes read the rest.
 
 A checkpoint at an index says also that the ConsumeQueue files hold everything up to the queue ends in it, durably: who
 writes it syncs them first (checkpoint_store.py). So recovery replays the log from index + 1, and nothing else.
@@ -19,7 +20,7 @@ Owns: the bytes.   Must not: touch files.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -41,7 +42,7 @@ from .state import BrokerState
 from .topics import Topic
 
 MAGIC: Final = b"LMQC"
-VERSION: Final = 1
+VERSION: Final = 2
 _END_MAGIC: Final = b"LMQCEND\n"
 _HEADER: Final = struct.Struct("<4sIQQQ")
 _SHARD: Final = struct.Struct("<IIQQ")
@@ -54,6 +55,8 @@ _STREAM: Final = struct.Struct("<QIIqQqI")
 _GENERATION: Final = struct.Struct("<qqI")
 _QUEUE_DTYPE: Final = np.dtype([("topic_id", "<u4"), ("queue_id", "<u4"), ("begin", "<i8"), ("end", "<i8")])
 _SUMS: Final = struct.Struct("<IIQII")
+_RETENTION: Final = struct.Struct("<Iq")
+_LOST: Final = struct.Struct("<IIIQ")
 _ID_SIZE: Final = 20
 
 
@@ -66,6 +69,11 @@ class Shard(IntEnum):
     STREAMS = 6
     MESSAGE_IDS = 7
     QUEUE_SUMS = 8
+    TOPIC_RETENTION = 9
+    LOST = 10
+
+
+_OPTIONAL: Final = (Shard.TOPIC_RETENTION, Shard.LOST)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,16 +143,19 @@ def restore_state(snapshot: Snapshot) -> BrokerState:
 # --- encoding ---------------------------------------------------------------------------------------------------
 def encode_snapshot(snapshot: Snapshot) -> Iterator[bytes]:
     """Yield the checkpoint's bytes in pieces, each complete shards. The pieces joined are the file."""
-    header = _HEADER.pack(MAGIC, VERSION, snapshot.index, snapshot.term, snapshot.timestamp)
+    optional = {kind: _ENCODERS[kind](snapshot) for kind in _OPTIONAL}
+    wanted = [kind for kind in _ENCODERS if optional.get(kind) != b""]
+    version = VERSION if any(optional.values()) else 1
+    header = _HEADER.pack(MAGIC, version, snapshot.index, snapshot.term, snapshot.timestamp)
     yield header
     position, table = len(header), b""
-    for kind, encode in _ENCODERS.items():
-        payload = encode(snapshot)
+    for kind in wanted:
+        payload = optional[kind] if kind in optional else _ENCODERS[kind](snapshot)
         table += _SHARD.pack(kind, crc32c(payload), position, len(payload))
         piece = payload.ljust(padded(len(payload)), b"\0")
         position += len(piece)
         yield piece
-    yield table + _END.pack(len(_ENCODERS), crc32c(table, crc32c(header)), _END_MAGIC)
+    yield table + _END.pack(len(wanted), crc32c(table, crc32c(header)), _END_MAGIC)
 
 
 def _encode_numbers(snapshot: Snapshot) -> bytes:
@@ -222,6 +233,16 @@ def _encode_queue_sums(snapshot: Snapshot) -> bytes:
     return b"".join(out)
 
 
+def _encode_topic_retention(snapshot: Snapshot) -> bytes:
+    kept = ((topic.topic_id, topic.retention_ms) for topic in snapshot.topics if topic.retention_ms)
+    return b"".join(_RETENTION.pack(*row) for row in sorted(kept))
+
+
+def _encode_lost(snapshot: Snapshot) -> bytes:
+    lost = ((*key, found.lost) for key, found in snapshot.consumption.items() if found.lost)
+    return b"".join(_LOST.pack(*row) for row in sorted(lost))
+
+
 _ENCODERS: Final[dict[Shard, Callable[[Snapshot], bytes]]] = {
     Shard.NUMBERS: _encode_numbers,
     Shard.TOPICS: _encode_topics,
@@ -231,6 +252,8 @@ _ENCODERS: Final[dict[Shard, Callable[[Snapshot], bytes]]] = {
     Shard.STREAMS: _encode_streams,
     Shard.MESSAGE_IDS: _encode_message_ids,
     Shard.QUEUE_SUMS: _encode_queue_sums,
+    Shard.TOPIC_RETENTION: _encode_topic_retention,
+    Shard.LOST: _encode_lost,
 }
 
 
@@ -251,13 +274,15 @@ def decode_snapshot(raw: bytes, path: str) -> Snapshot:
         raise CheckpointError(path, "the checksum of its manifest is wrong")
     shards = _shards(raw, table, path)
     try:
-        topics = tuple(_decode_topics(shards[Shard.TOPICS]))
+        retention = dict(_RETENTION.iter_unpack(shards.get(Shard.TOPIC_RETENTION, b"")))
+        lost = {row[:3]: row[3] for row in _LOST.iter_unpack(shards.get(Shard.LOST, b""))}
+        topics = tuple(_decode_topics(shards[Shard.TOPICS], retention))
         numbers: Any = _NUMBERS.unpack(shards[Shard.NUMBERS])
         return Snapshot(
             index, term, timestamp, numbers, topics,
             tuple(_decode_groups(shards[Shard.GROUPS])),
             np.frombuffer(shards[Shard.QUEUES], _QUEUE_DTYPE).tolist(),
-            dict(_decode_consumption(shards[Shard.CONSUMPTION])),
+            dict(_decode_consumption(shards[Shard.CONSUMPTION], lost)),
             dict(_decode_streams(shards[Shard.STREAMS])),
             list(_decode_message_ids(shards[Shard.MESSAGE_IDS])),
             dict(_decode_queue_sums(shards[Shard.QUEUE_SUMS])),
@@ -276,13 +301,14 @@ def _shards(raw: bytes, table: bytes, path: str) -> dict[int, bytes]:
     return shards
 
 
-def _decode_topics(raw: bytes) -> Iterator[Topic]:
+def _decode_topics(raw: bytes, retention: Mapping[int, int]) -> Iterator[Topic]:
     position = 0
     while position < len(raw):
         topic_id, queues, kind, version, created_at, size = _TOPIC.unpack_from(raw, position)
         position += _TOPIC.size
         name = raw[position : position + size].decode()
-        yield Topic(topic_id, name, queues, MessageType(kind), version, created_at)
+        kept = retention.get(topic_id, 0)
+        yield Topic(topic_id, name, queues, MessageType(kind), version, created_at, kept)
         position += size
 
 
@@ -296,13 +322,16 @@ def _decode_groups(raw: bytes) -> Iterator[ConsumerGroup]:
         position += size
 
 
-def _decode_consumption(raw: bytes) -> Iterator[tuple[ConsumptionKey, Consumption]]:
+def _decode_consumption(
+    raw: bytes, lost: Mapping[ConsumptionKey, int]
+) -> Iterator[tuple[ConsumptionKey, Consumption]]:
     position = 0
     while position < len(raw):
-        group_id, topic_id, queue_id, count, at = _CONSUMPTION.unpack_from(raw, position)
+        *names, count, at = _CONSUMPTION.unpack_from(raw, position)
         position += _CONSUMPTION.size
         leases = np.frombuffer(raw, LEASE_DTYPE, count, position)
-        yield (group_id, topic_id, queue_id), Consumption(at, leases)
+        key = (names[0], names[1], names[2])
+        yield key, Consumption(at, leases, lost.get(key, 0))
         position += count * LEASE_DTYPE.itemsize
 
 

@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from .checkpoint_store import CheckpointStore, begin_checkpoint, finish_checkpoint
+from .consume_queue_files import bounds_of
 from .effects import Effects
 from .replica import Replica
 
@@ -52,13 +54,14 @@ class Checkpointing:
         self._last_time = 0.0
         self.floor = 0
         # Queue files that an entry (its index) made useless: a kept checkpoint before that entry still counts on them.
-        self._useless: list[tuple[int, Callable[[], None]]] = []
+        self._useless: list[tuple[int, Callable[[], list[Path]]]] = []
 
     def start(self) -> None:
         """Begin to write checkpoints."""
         self._last_index = self._replica.state.applied_index
         self._last_end, self._last_time = self._log_end(), time.monotonic()
         self.floor = self._store.kept_index + 1
+        self._trim_again()
         self._replica.observe(self._on_effects)
         self._task = asyncio.create_task(self._run())
 
@@ -129,17 +132,23 @@ class Checkpointing:
             self._useless.append((effects.index, partial(files.remove_topic, topic.folder)))
         if effects.log_start is not None:
             self._wanted = True  # segments go as far as the older checkpoint reaches
-            for topic_id, queue_id, _ in effects.log_start.rows.tolist():
-                queue = self._replica.state.queues.get(topic_id, queue_id)
-                if queue is not None:
-                    remove = partial(files.remove_below, queue.folder, queue_id, queue.begin)
-                    self._useless.append((effects.index, remove))
+        for key in effects.trimmed:
+            queue = self._replica.state.queues.get(*key)
+            if queue is not None:
+                self._useless.append((effects.index, partial(files.remove_below, [bounds_of(queue)])))
+
+    def _trim_again(self) -> None:
+        """Of what retention hid before this start, files may be left: forgotten by a stop, or by a crash while they went."""
+        state = self._replica.state
+        begun = [bounds_of(queue) for queue in state.queues if queue.begin]
+        if begun:
+            self._useless.append((state.applied_index, partial(self._store.files.remove_below, begun)))
 
     async def _remove_useless(self) -> None:
         """Delete the files that no kept checkpoint counts on any more."""
         while self._useless and self._useless[0][0] < self.floor:
             _, remove = self._useless.pop(0)
             try:
-                await self._in_worker(remove)
+                self._store.files.forget(await self._in_worker(remove))
             except OSError as error:
                 logger.warning("queue files not deleted path=%s reason=%s", error.filename, error.strerror)

@@ -23,7 +23,7 @@ from ledgermq.proto.record import encode_command
 
 from .errors import UnknownCommandError
 
-#: Rows of CommitOffsets, SetPositions (queues of one topic) and LogStart.
+#: Rows of CommitOffsets, SetPositions (queues of one topic), LogStart and TrimQueues.
 POSITION_DTYPE: Final = np.dtype([("topic_id", "<u4"), ("queue_id", "<u4"), ("offset", "<i8")])
 #: Rows that name leases: Ack, ReleaseLeases.
 LEASE_ROW_DTYPE: Final = np.dtype([("queue_id", "<u4"), ("offset", "<i8"), ("lease_id", "<u8")])
@@ -51,6 +51,8 @@ class CommandType(IntEnum):
     EVICT_DEDUP = 12
     LOG_START = 13
     FEATURE_LEVEL = 14
+    SET_TOPIC_RETENTION = 15
+    TRIM_QUEUES = 16
 
 
 class MessageType(IntEnum):
@@ -98,11 +100,15 @@ LATEST: Final = StartPosition(_LATEST)
 
 @dataclass(frozen=True, slots=True)
 class CreateTopic:
-    """Result: TopicResult (the topic's id; `created` False when the name is taken, nothing changes then)."""
+    """Result: TopicResult (the topic's id; `created` False when the name is taken, nothing changes then).
+
+    `retention_ms`: how long its messages are shown, in log time; 0: as long as the log holds them.
+    """
 
     name: str
     queue_count: int
     message_type: MessageType = MessageType.NORMAL
+    retention_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +250,24 @@ class LogStart:
 
 
 @dataclass(frozen=True, slots=True)
+class SetTopicRetention:
+    """Messages of a topic are shown for `retention_ms` of log time; 0: as long as the log holds them.
+
+    What is hidden already stays hidden. Result: TopicResult (`topic` None when there is none of that id).
+    """
+
+    topic_id: int
+    retention_ms: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrimQueues:
+    """Retention of topics: each queue begins at the offset in `rows` (POSITION_DTYPE). Never goes back; no segment goes."""
+
+    rows: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
 class FeatureLevel:
     """Raise the group's feature level (D23)."""
 
@@ -265,6 +289,8 @@ Command = (
     | EvictDedup
     | LogStart
     | FeatureLevel
+    | SetTopicRetention
+    | TrimQueues
 )
 
 
@@ -286,6 +312,8 @@ def change_rows(rows: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
 def encode(command: Command) -> bytes:
     """Return the command as it stands in a COMMANDS section (padded)."""
     codec = _BY_CLASS[type(command)]
+    if isinstance(command, CreateTopic) and command.retention_ms:
+        codec = _CREATE_TOPIC_2  # version 1 has no place for it, and is what older nodes read
     return encode_command(codec.number, codec.version, codec.pack(command))
 
 
@@ -311,6 +339,7 @@ class _Codec:
 
 _U32: Final = struct.Struct("<I")
 _TOPIC: Final = struct.Struct("<IB")
+_TOPIC_2: Final = struct.Struct("<IBq")
 _GROUP: Final = struct.Struct("<qIB")
 _ROWS: Final = struct.Struct("<IIB")
 _GRANT: Final = struct.Struct("<IIqQI")
@@ -318,6 +347,7 @@ _QUEUE_GRANT: Final = struct.Struct("<IqqI")
 _LOG_START: Final = struct.Struct("<QQ")
 _PAIR: Final = struct.Struct("<qq")
 _SESSION: Final = struct.Struct("<Qq")
+_RETENTION: Final = struct.Struct("<Iq")
 
 
 def _pack_text(text: str) -> bytes:
@@ -340,6 +370,11 @@ def _rows(payload: memoryview, position: int, dtype: np.dtype) -> np.ndarray:
 def _unpack_topic(payload: memoryview) -> Command:
     count, kind = _TOPIC.unpack_from(payload)
     return CreateTopic(_unpack_text(payload, _TOPIC.size), count, MessageType(kind))
+
+
+def _unpack_topic_2(payload: memoryview) -> Command:
+    count, kind, retention_ms = _TOPIC_2.unpack_from(payload)
+    return CreateTopic(_unpack_text(payload, _TOPIC_2.size), count, MessageType(kind), retention_ms)
 
 
 def _unpack_group(payload: memoryview) -> Command:
@@ -448,6 +483,23 @@ _CODECS: Final = (
         CommandType.FEATURE_LEVEL, FeatureLevel,
         lambda c: _U32.pack(c.level), lambda p: FeatureLevel(*_U32.unpack_from(p)),
     ),
+    _Codec(
+        CommandType.SET_TOPIC_RETENTION, SetTopicRetention,
+        lambda c: _RETENTION.pack(c.topic_id, c.retention_ms), lambda p: SetTopicRetention(*_RETENTION.unpack_from(p)),
+    ),
+    _Codec(
+        CommandType.TRIM_QUEUES, TrimQueues,
+        lambda c: c.rows.tobytes(), lambda p: TrimQueues(_rows(p, 0, POSITION_DTYPE)),
+    ),
 )  # fmt: skip
-_BY_TYPE: Final[dict[tuple[int, int], _Codec]] = {(codec.number, codec.version): codec for codec in _CODECS}
+_CREATE_TOPIC_2: Final = _Codec(
+    CommandType.CREATE_TOPIC,
+    CreateTopic,
+    lambda c: _TOPIC_2.pack(c.queue_count, c.message_type, c.retention_ms) + _pack_text(c.name),
+    _unpack_topic_2,
+    version=2,
+)
+_BY_TYPE: Final[dict[tuple[int, int], _Codec]] = {
+    (codec.number, codec.version): codec for codec in (*_CODECS, _CREATE_TOPIC_2)
+}
 _BY_CLASS: Final = {codec.kind: codec for codec in _CODECS}

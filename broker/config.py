@@ -161,6 +161,9 @@ class BrokerConfig(BaseSettings):
     queues_per_topic: int = Field(default=4, ge=1, le=1024)
     max_store_bytes: Size = 0  # 0: the whole file system counts
     retention_hours: float = Field(default=72, gt=0)
+    delete_unexpired: bool = True  # above 85 % of the disk, oldest first
+    delete_segments_per_second: float = Field(default=10, gt=0)
+    protect_unconsumed: bool = False
     clean_at: Annotated[str, AfterValidator(_check_clock)] = "04:00"
     heartbeat_ms: int = Field(default=75, ge=10)
     election_timeout_ms: Annotated[tuple[int, int], NoDecode, BeforeValidator(_parse_range)] = (400, 800)

@@ -27,6 +27,15 @@ _OPEN_FILES: Final = 64  # per role: readers and the writer
 FILE_SIZE: Final = UNITS_PER_FILE * UNIT_SIZE
 
 
+#: Folder of the topic, queue id, and the queue offset that the queue begins at.
+QueueBounds = tuple[str, int, int]
+
+
+def bounds_of(queue: ConsumeQueue) -> QueueBounds:
+    """Return what `remove_below` needs to know of a queue."""
+    return queue.folder, queue.key[1], queue.begin
+
+
 class _OpenFiles:
     """The most recently used descriptors."""
 
@@ -80,6 +89,11 @@ class ConsumeQueueFiles:
             raise ConsumeQueueError(str(path), "the file is gone") from None
         return file.pread_nowait(count * UNIT_SIZE, start % UNITS_PER_FILE * UNIT_SIZE)
 
+    def forget(self, paths: Iterable[Path]) -> None:
+        """Close what is open of files that were deleted: until then they take space."""
+        for path in paths:
+            self._readers.forget(path)
+
     def damaged(self, folder: str, queue_id: int, start: int, reason: str) -> ConsumeQueueError:
         """See UnitReader."""
         position = start % UNITS_PER_FILE * UNIT_SIZE
@@ -131,22 +145,27 @@ class ConsumeQueueFiles:
             self._filesystem.sync_directory(folder)
         self._new_names.clear()
 
-    def remove_topic(self, folder: str) -> None:
-        """Delete the files of a deleted topic."""
-        for queue_id in self._filesystem.list_directory(self._root / folder):
-            self._remove(self._root / folder / queue_id, FILE_SIZE << 40)
+    def remove_topic(self, folder: str) -> list[Path]:
+        """Delete the files of a deleted topic; return them, for `forget`."""
+        queues = self._filesystem.list_directory(self._root / folder)
+        return [path for name in queues for path in self._remove(self._root / folder / name, FILE_SIZE << 40)]
 
-    def remove_below(self, folder: str, queue_id: int, begin: int) -> None:
-        """Delete the files whose units are all below `begin` (retention)."""
-        self._remove(self._root / folder / str(queue_id), begin * UNIT_SIZE)
+    def remove_below(self, bounds: Iterable[QueueBounds]) -> list[Path]:
+        """Delete the files whose units are all below the begin of their queue (retention); return them, for `forget`."""
+        return [
+            path
+            for folder, queue_id, begin in bounds
+            for path in self._remove(self._root / folder / str(queue_id), begin * UNIT_SIZE)
+        ]
 
-    def _remove(self, folder: Path, limit: int) -> None:
-        for name in self._filesystem.list_directory(folder):
-            if name.isdigit() and int(name) + FILE_SIZE <= limit:
-                path = folder / name
-                self._writers.forget(path)
-                self._unsynced.discard(path)
-                self._filesystem.unlink(path)
+    def _remove(self, folder: Path, limit: int) -> list[Path]:
+        names = self._filesystem.list_directory(folder)
+        gone = [folder / name for name in names if name.isdigit() and int(name) + FILE_SIZE <= limit]
+        for path in gone:
+            self._writers.forget(path)
+            self._unsynced.discard(path)
+            self._filesystem.unlink(path)
+        return gone
 
     def remove_orphans(self, known: set[str]) -> None:
         """At start: delete the files of topics that the state does not know any more."""

@@ -6,13 +6,13 @@ Must not: choose what to lease, read clocks, know records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from .commands import Ack, ChangeInvisible, CommitOffsets, GrantLeases, LogStart, ReleaseLeases, SetPositions
-from .consume_queue import ConsumeQueues
-from .effects import Effects, GrantedQueue, GrantResult, RowsResult
+from .commands import Ack, ChangeInvisible, CommitOffsets, GrantLeases, ReleaseLeases, SetPositions
+from .consume_queue import ConsumeQueues, QueueKey
+from .effects import Effects, GrantedQueue, GrantResult, Loss, RowsResult
 from .groups import ConsumerGroup
 from .leases import NEVER, Consumption
 
@@ -99,7 +99,8 @@ class ConsumptionTable:
                 queue.start, queue.end, queue.offsets, index, deadline, command.session, now
             )
             if len(offsets):
-                granted.append(GrantedQueue(queue.queue_id, offsets, attempts))
+                begin = self._queues.named(command.topic_id, queue.queue_id).begin if found.lost else 0
+                granted.append(GrantedQueue(queue.queue_id, offsets, attempts, found.lost, begin))
                 if command.session:
                     self._sessions.setdefault(command.session, set()).add(key)
         return GrantResult(index, tuple(granted))
@@ -153,13 +154,16 @@ class ConsumptionTable:
                 self._table[key] = found.end_session(session, deadline)
                 effects.released.add(key[:2])
 
-    def log_start(self, command: LogStart) -> None:
-        """Messages below the new begin offsets are gone: nobody owes an acknowledgement for them."""
-        begins = {(topic_id, queue_id): begin for topic_id, queue_id, begin in command.rows.tolist()}
-        for key, found in list(self._table.items()):
+    def trim(self, begins: Mapping[QueueKey, int], effects: Effects) -> None:
+        """Messages below the new begin offsets are gone: nobody owes an acknowledgement for them; say who loses some."""
+        if not begins:
+            return
+        for key, found in sorted(self._table.items(), key=lambda item: item[0]):
             begin = begins.get(key[1:])
-            if begin is not None:
-                self._table[key] = found.advance(begin)
+            if begin is not None and found.committed < begin:
+                self._table[key], count = found.lose(begin)
+                if count:
+                    effects.losses.append(Loss(*key, count, begin))
 
     def remove_group(self, group_id: int) -> None:
         self._remove(lambda key: key[0] == group_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ledgermq.proto.route_pb2 import ListenerAddresses
 from ledgermq.raft.node import RaftNode
@@ -21,6 +21,7 @@ from .metrics import Metrics
 from .polls import Polls
 from .produce import AppendPipeline
 from .replica import Replica
+from .retention_policy import RetentionView
 from .sessions import ClientsHere
 
 
@@ -42,6 +43,7 @@ class NodeContext:
     clients: ClientsHere
     metrics: Metrics
     deliveries: RecentDeliveries
+    retention: RetentionView = field(default_factory=RetentionView)
     waiting_readers: int = 0
     stopping: bool = False  # long polls end
 

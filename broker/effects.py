@@ -57,11 +57,16 @@ class RowsResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GrantedQueue:
-    """Offsets of one queue that were leased (sorted int64), and for each the delivery attempt (from 1)."""
+    """Offsets of one queue that were leased (sorted int64), and for each the delivery attempt (from 1).
+
+    `lost`: messages that retention deleted before the group got here; the queue begins at `begin` since.
+    """
 
     queue_id: int
     offsets: np.ndarray
     attempts: np.ndarray
+    lost: int = 0
+    begin: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +75,17 @@ class GrantResult:
 
     lease_id: int
     queues: tuple[GrantedQueue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Messages that retention took from a group before it had consumed them; it goes on at queue offset `begin`."""
+
+    group_id: int
+    topic_id: int
+    queue_id: int
+    count: int
+    begin: int
 
 
 CommandResult = TopicResult | GroupResult | RowsResult | GrantResult | None
@@ -91,3 +107,5 @@ class Effects:
         default_factory=set
     )  # something became deliverable again: wake polls
     log_start: LogStart | None = None  # segments below it can be unlinked
+    trimmed: list[tuple[int, int]] = field(default_factory=list)  # (topic id, queue id) with a new begin
+    losses: list[Loss] = field(default_factory=list)

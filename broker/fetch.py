@@ -64,11 +64,10 @@ async def _gather(context: NodeContext, request: log_pb2.FetchRequest) -> list[l
     frames: list[list[Buffer]] = []
     for position in request.positions:
         frame: QueueFrame | None = None
-        begin = end = 0
         try:
             if _is_ahead(context, position):
                 continue
-            begin, end = _range(context, position)
+            end = _end(context, position)
             if position.offset >= end:
                 continue
             frame = QueueFrame(position.topic_id, position.queue_id)
@@ -76,10 +75,10 @@ async def _gather(context: NodeContext, request: log_pb2.FetchRequest) -> list[l
         except RefusedError as error:
             frame = frame or QueueFrame(position.topic_id, position.queue_id)
             frame.refuse(error.refusal.SerializeToString())
-            frames.append(frame.close(begin, end))
+            frames.append(frame.close(*_bounds(context, position)))
         else:
             if frame.sections:
-                frames.append(frame.close(begin, end))
+                frames.append(frame.close(*_bounds(context, position)))
         if room <= 0:
             break
     return frames
@@ -95,8 +94,14 @@ def _is_ahead(context: NodeContext, position: log_pb2.FetchPosition) -> bool:
     return position.offset > queue.end
 
 
-def _range(context: NodeContext, position: log_pb2.FetchPosition) -> tuple[int, int]:
-    """Return (begin, end) of a queue. Raises: RefusedError when the position is outside."""
+def _bounds(context: NodeContext, position: log_pb2.FetchPosition) -> tuple[int, int]:
+    """Return (begin, end) of a queue as they are now; zeros when there is none."""
+    queue = context.replica.state.queues.get(position.topic_id, position.queue_id)
+    return (queue.begin, queue.end) if queue is not None else (0, 0)
+
+
+def _end(context: NodeContext, position: log_pb2.FetchPosition) -> int:
+    """Return the end of a queue. Raises: RefusedError when the position is outside."""
     state = context.replica.state
     try:
         queue = state.queues.named(position.topic_id, position.queue_id)
@@ -104,12 +109,24 @@ def _range(context: NodeContext, position: log_pb2.FetchPosition) -> tuple[int, 
         gone = state.topics.was_deleted(position.topic_id)
         code = route_pb2.STALE_ROUTE if gone else route_pb2.QUEUE_NOT_FOUND
         raise RefusedError(code, f"{error}; refresh the route") from None
-    if not queue.begin <= position.offset <= queue.end:
+    if position.offset < queue.begin:
+        raise _below_begin(context, position.offset, queue.begin)
+    if position.offset > queue.end:
         raise RefusedError(
             route_pb2.OFFSET_OUT_OF_RANGE,
-            f"offset {position.offset} is not stored: the queue holds {queue.begin} to {queue.end}",
+            f"offset {position.offset} is not stored yet: the queue holds {queue.begin} to {queue.end}",
         )
-    return queue.begin, queue.end
+    return queue.end
+
+
+def _below_begin(context: NodeContext, offset: int, begin: int) -> RefusedError:
+    """Return the refusal of a read below what is stored, and count it."""
+    context.metrics.reads_below_begin.inc()
+    return RefusedError(
+        route_pb2.OFFSET_OUT_OF_RANGE,
+        f"offset {offset} was deleted by retention: the queue begins at {begin} now, {begin - offset:,} messages are gone. "
+        f"Go on at {begin}",
+    )
 
 
 async def _take(
@@ -135,10 +152,21 @@ async def _take(
             offset = section.end_queue_offset
     except LogCompactedError:
         if not frame.sections:
-            raise RefusedError(
-                route_pb2.OFFSET_OUT_OF_RANGE, f"offset {offset} was deleted by retention meanwhile"
-            ) from None
+            raise _gone(context, position) from None
     return taken
+
+
+def _gone(context: NodeContext, position: log_pb2.FetchPosition) -> RefusedError:
+    """Return the refusal for a message whose segment is deleted; the queue may learn its new begin only by apply."""
+    begin = context.replica.state.queue_begin(position.topic_id, position.queue_id)
+    if begin > position.offset:
+        return _below_begin(context, position.offset, begin)
+    return RefusedError(
+        route_pb2.OFFSET_OUT_OF_RANGE,
+        f"offset {position.offset} was deleted by retention; this node does not know yet where the queue begins now. Ask again",
+        retryable=True,
+        retry_after_ms=100,
+    )
 
 
 async def _section_at(
@@ -147,6 +175,15 @@ async def _section_at(
     """Return the section that holds a queue offset; None when the offset is not stored any more."""
     units = await context.replica.units(topic_id, queue_id, offset, 1)
     return await context.reader.section_of(int(units["physical_offset"][0])) if len(units) else None
+
+
+async def stored_at(context: NodeContext, topic_id: int, queue_id: int, offset: int) -> int | None:
+    """Return when (ms of log time) a message was stored; None when it is not stored any more.
+
+    Raises: QueueNotFoundError, LogCompactedError.
+    """
+    section = await _section_at(context, topic_id, queue_id, offset)
+    return None if section is None else section.store_timestamp
 
 
 async def offset_at_time(context: NodeContext, topic_id: int, queue_id: int, timestamp: int) -> int:

@@ -21,6 +21,7 @@ def topic_info(topic: Topic) -> route_pb2.TopicInfo:
         permission=route_pb2.READ_WRITE,
         message_type=route_pb2.TopicMessageType.Name(int(topic.message_type)),
         version=topic.version,
+        retention_ms=topic.retention_ms,
     )
 
 
@@ -72,6 +73,8 @@ def package_version() -> str:
 def status(context: NodeContext, listener: str, started: float) -> admin_pb2.GetStatusResponse:
     """Return this node's own view. `started`: monotonic seconds."""
     raft, refusal = context.raft.status(), context.replica.produce_refusal
+    retention, log = context.retention, context.raft.log
+    first = log.header_nowait(log.first_index) if log.first_index <= log.last_index else None
     return admin_pb2.GetStatusResponse(
         cluster=context.config.cluster,
         group=context.config.group,
@@ -92,6 +95,14 @@ def status(context: NodeContext, listener: str, started: float) -> admin_pb2.Get
         first_index=raft.first_index,
         log_bytes=raft.log_bytes,
         uptime_ms=int((time.monotonic() - started) * 1000),
+        log_start_ms=first.timestamp if first is not None else 0,
+        log_start_offset=log.first_offset,
+        disk_step=retention.step,
+        disk_step_text=retention.step.text,
+        disk_used_bytes=retention.use.used,
+        disk_limit_bytes=retention.use.limit,
+        segments_going=retention.going,
+        protection=retention.protection,
     )
 
 

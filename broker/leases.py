@@ -46,6 +46,8 @@ class Consumption:
 
     position: int
     leases: np.ndarray = field(default_factory=lambda: NO_LEASES)
+    #: Messages that retention took from the group before it was given any or committed anything again.
+    lost: int = 0
     _next_deadline: int | None = field(default=None, init=False, repr=False)
 
     @property
@@ -107,7 +109,8 @@ class Consumption:
         leases["session"][touched] = session
         leases["flags"][touched] = 0
         position = max(self.position, end) if start == self.position else self.position
-        return Consumption(position, leases), leases["offset"][touched], leases["attempt"][touched]
+        lost = 0 if len(touched) else self.lost  # who gets messages is told what is missing before them
+        return Consumption(position, leases, lost), leases["offset"][touched], leases["attempt"][touched]
 
     def acknowledge(
         self, offsets: np.ndarray, lease_ids: np.ndarray, now: int, *, force: bool, fifo: bool
@@ -128,7 +131,7 @@ class Consumption:
             return self, accepted
         leases = self.leases.copy()
         leases["flags"][done] |= ACKED
-        return Consumption(self.position, _without_acked(leases, fifo)), accepted
+        return Consumption(self.position, _without_acked(leases, fifo), self.lost), accepted
 
     def change(
         self, offsets: np.ndarray, lease_ids: np.ndarray, deadlines: np.ndarray, new_id: int, now: int
@@ -146,7 +149,7 @@ class Consumption:
         leases["deadline"][touched] = deadlines[accepted]
         leases["lease_id"][touched] = new_id
         leases["session"][touched] = 0
-        return Consumption(self.position, leases), accepted
+        return Consumption(self.position, leases, self.lost), accepted
 
     def release(self, offsets: np.ndarray, lease_ids: np.ndarray, now: int) -> tuple[Consumption, np.ndarray]:
         """End current leases now and take the attempt back. Returns the new state and what was accepted."""
@@ -162,7 +165,7 @@ class Consumption:
         leases["session"][touched] = 0
         leases["lease_id"][touched] = 0  # no handle fits any more
         leases["attempt"][touched] -= np.minimum(leases["attempt"][touched], 1)
-        return Consumption(self.position, leases), accepted
+        return Consumption(self.position, leases, self.lost), accepted
 
     def end_session(self, session: int, deadline: int) -> Consumption:
         """The leases of a session end at `deadline`."""
@@ -172,7 +175,7 @@ class Consumption:
         leases = self.leases.copy()
         leases["deadline"][mine] = deadline
         leases["session"][mine] = 0
-        return Consumption(self.position, leases)
+        return Consumption(self.position, leases, self.lost)
 
     def advance(self, offset: int) -> Consumption:
         """Everything below `offset` is done; never goes back."""
@@ -180,6 +183,13 @@ class Consumption:
             return self
         kept = self.leases[self.leases["offset"] >= offset]
         return Consumption(max(self.position, offset), kept)
+
+    def lose(self, begin: int) -> tuple[Consumption, int]:
+        """Messages below `begin` are deleted. Returns the new state and how many of them were not done."""
+        open_rows = (self.leases["flags"] & ACKED == 0) & (self.leases["offset"] < begin)
+        count = int(np.count_nonzero(open_rows)) + max(begin - self.position, 0)
+        kept = self.leases[self.leases["offset"] >= begin]
+        return Consumption(max(self.position, begin), kept, self.lost + count), count
 
     def _current(
         self, offsets: np.ndarray, lease_ids: np.ndarray

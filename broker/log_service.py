@@ -241,6 +241,7 @@ def query_offsets(context: NodeContext, request: log_pb2.QueryOffsetsRequest) ->
                 offset=-1 if committed is None else committed,
                 begin_offset=queue.begin,
                 end_offset=queue.end,
+                lost=state.lost_count(group.group_id, *queue.key) if group is not None else 0,
             )
         )
     return log_pb2.QueryOffsetsResponse(offsets=offsets)

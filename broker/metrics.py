@@ -55,6 +55,14 @@ class Metrics:
         self.duplicates = counter("ledgermq_duplicates", "Retried sends that were recognised", "service")
         self.refusals = counter("ledgermq_refusals", "Requests refused, by reason", "code")
         self.forwards = counter("ledgermq_forwards", "Calls forwarded to the leader", "result")
+        self.reads_below_begin = counter(
+            "ledgermq_reads_below_begin", "Fetches of messages that retention had deleted"
+        )
+        self.segments_deleted = counter("ledgermq_retention_segments_deleted", "Log segments unlinked here")
+        self.messages_lost = counter(
+            "ledgermq_retention_unconsumed_messages",
+            "Messages deleted before a consumer group had consumed them",
+        )
         self.commit_seconds = Histogram(
             "ledgermq_commit_seconds", "Proposal to commit", buckets=_LATENCY_BUCKETS, registry=self.registry
         )

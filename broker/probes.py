@@ -32,6 +32,26 @@ class Probes:
                 lambda: bool(context.replica.produce_refusal),
             ),
         )
+        retention = context.retention
+        readings += (
+            (
+                "ledgermq_disk_step",
+                "0 normal, 1 expired segments go at once, 2 the oldest too, 3 messages refused, 4 writes refused",
+                lambda: retention.step,
+            ),
+            (
+                "ledgermq_disk_share",
+                "Used part of the disk, as retention counts it",
+                lambda: retention.use.share,
+            ),
+            ("ledgermq_log_first_index", "First entry of the log here", lambda: raft.first_index),
+            ("ledgermq_retention_segments_going", "Segments that are being deleted", lambda: retention.going),
+            (
+                "ledgermq_retention_protected_bytes",
+                "Expired, and kept for consumer groups (protect_unconsumed)",
+                lambda: retention.protected_bytes,
+            ),
+        )
         for name, text, read in readings:
             metrics.add_reading(name, "gauge", text, read)
 

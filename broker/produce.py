@@ -31,7 +31,18 @@ from ledgermq.raft.errors import (
 )
 from ledgermq.raft.state_machine import Proposal
 
-from .commands import Command, LogStart, encode
+from .commands import (
+    Command,
+    DeleteGroup,
+    DeleteTopic,
+    EvictDedup,
+    LogStart,
+    ReleaseLeases,
+    SessionLost,
+    SetTopicRetention,
+    TrimQueues,
+    encode,
+)
 from .effects import Effects
 from .errors import ConsumeQueueError
 from .leader_view import LeaderView, Turn
@@ -46,6 +57,17 @@ MAX_TURN_BYTES: Final = 4 << 20
 MAX_WAITING_BYTES: Final = 64 << 20
 #: An entry counts its sections in 16 bits.
 MAX_WORKS_PER_TURN: Final = 8192
+#: Commands that are taken however full the disk is: they free space, or are the broker's own small housekeeping.
+ESSENTIAL: Final = (
+    DeleteGroup,
+    DeleteTopic,
+    EvictDedup,
+    LogStart,
+    ReleaseLeases,
+    SessionLost,
+    SetTopicRetention,
+    TrimQueues,
+)
 
 #: Bytes that an entry has besides what producers sent: its header, and room for commands that share it.
 _ENTRY_OVERHEAD: Final = HEADER_SIZE + 4096
@@ -138,6 +160,7 @@ class Work(Protocol):
 
     size: int  # bytes that it will about add to the log
     section_bound: int  # sections that it will at most add
+    essential: bool  # taken also while `AppendPipeline.refusal` is set
 
     def place(self, flight: Flight, now: int) -> None:
         """Add its sections and commands to `flight.turn`, its records to `flight.records`; `now` is log time."""
@@ -166,13 +189,14 @@ class CommandWork:
     It is encoded here, where only its own caller fails when it cannot be, and its size is exact.
     """
 
-    __slots__ = ("_command", "_raw", "_slot", "future", "section_bound", "size", "urgent")
+    __slots__ = ("_command", "_raw", "_slot", "essential", "future", "section_bound", "size", "urgent")
 
     def __init__(self, command: Command, future: asyncio.Future[Applied]) -> None:
         self._command = command
         self._raw = encode(command)
         self._slot = 0
         self.urgent = isinstance(command, LogStart)
+        self.essential = isinstance(command, ESSENTIAL)
         self.size = len(self._raw) + SECTION_HEADER_SIZE
         self.section_bound = 0
         self.future = future
@@ -225,6 +249,8 @@ class AppendPipeline:
         self._flights: dict[int, Flight] = {}  # by index, until applied
         self._scheduled = False
         self.turns = 0
+        #: Why nothing but essential works is taken ("" = all are): the disk is nearly full.
+        self.refusal = ""
 
     @property
     def max_request_bytes(self) -> int:
@@ -249,9 +275,14 @@ class AppendPipeline:
             _fail(works, NotLeaderError(None))
 
     def submit(self, work: Work) -> None:
-        """Queue a work for the next turn. Raises: NotLeaderError, TooManyRequestsError, EntryTooLargeError."""
+        """Queue a work for the next turn.
+
+        Raises: NotLeaderError, TooManyRequestsError, EntryTooLargeError, DiskFullError.
+        """
         if self._view is None:
             raise NotLeaderError(None)
+        if self.refusal and not work.essential:
+            raise DiskFullError(self.refusal)
         if work.size > self._max_payload:
             raise EntryTooLargeError(work.size, self._max_payload)
         if self.bytes_waiting + work.size > MAX_WAITING_BYTES:

@@ -35,6 +35,7 @@ class _ProducerWork:
     def __init__(self, size: int, section_bound: int) -> None:
         self.size = size
         self.section_bound = section_bound
+        self.essential = False
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.timestamp = 0  # log time of the entry, ms
         self._undecided = 1

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
@@ -21,13 +21,13 @@ from . import messaging_wire as wire
 from .commands import SetPositions, position_rows
 from .context import NodeContext
 from .deliveries import release_of
-from .effects import Effects
+from .effects import Effects, GrantResult
 from .fetch import offset_at_time
 from .groups import ConsumerGroup
 from .leader_calls import Call
 from .leader_view import Delivery, GrantPlan, ReceiveRequest
 from .log_reader import StoredSection
-from .messaging_status import StatusError, ok, topic_not_found
+from .messaging_status import StatusError, topic_not_found
 from .messaging_validation import check_group, check_topic, invisible_ms
 from .polls import TooManyPollsError
 from .produce import Flight, TooManyRequestsError, settle, settle_error
@@ -51,10 +51,18 @@ class ReceiveWork:
 
     section_bound = 0
     size = 512
+    essential = False
 
-    def __init__(self, request: ReceiveRequest, release: Callable[[list[Delivery]], None]) -> None:
+    def __init__(
+        self,
+        request: ReceiveRequest,
+        release: Callable[[list[Delivery]], None],
+        tell: Callable[[GrantResult], None] = lambda result: None,
+    ) -> None:
+        """`release` gets messages that nobody waits for any more, `tell` what was granted."""
         self._request = request
         self._release = release
+        self._tell = tell
         self._plan: GrantPlan | None = None
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -70,6 +78,7 @@ class ReceiveWork:
         plan = self._plan
         if plan is not None and plan.slot is not None:
             result: Any = effects.results[plan.slot]
+            self._tell(result)
             deliveries = plan.repeats + plan.deliveries(result)
             if self.future.done():
                 self._release(deliveries)
@@ -88,6 +97,16 @@ class _Receiver:
     group: ConsumerGroup
     request: ReceiveRequest
     until: float  # monotonic seconds: end of the long poll
+    notes: list[str] = field(default_factory=list)  # what the consumer should know besides
+
+    def note(self, result: GrantResult) -> None:
+        """Say what retention took from the group before these messages."""
+        for queue in result.queues:
+            if queue.lost:
+                self.notes.append(
+                    f"retention deleted {queue.lost} messages of topic {self.topic.name} queue {queue.queue_id} before group "
+                    f"{self.group.name} had consumed them; the queue begins at offset {queue.begin} now"
+                )
 
 
 def tags_of(expression: v2.FilterExpression) -> frozenset[int] | None:
@@ -130,7 +149,8 @@ async def receive(
         raise
     context.deliveries.add(time.monotonic(), call.via, receiver.request, deliveries)
     if frames:
-        yield v2.ReceiveMessageResponse(status=ok()).SerializeToString()
+        status = v2.Status(code=v2.OK, message="; ".join(receiver.notes) or "OK")
+        yield v2.ReceiveMessageResponse(status=status).SerializeToString()
     else:
         status = v2.Status(code=v2.MESSAGE_NOT_FOUND, message="no new message")
         yield v2.ReceiveMessageResponse(status=status).SerializeToString()
@@ -186,7 +206,7 @@ async def _granted(context: NodeContext, receiver: _Receiver) -> list[Delivery]:
         except TooManyPollsError as error:
             raise StatusError(v2.TOO_MANY_REQUESTS, f"polling full: {error}") from None
         try:
-            deliveries = await _select(context, receiver.request)
+            deliveries = await _select(context, receiver)
             remaining = receiver.until - time.monotonic()
             if deliveries or remaining <= 0:
                 return deliveries
@@ -208,15 +228,16 @@ def _until_expiry(context: NodeContext, receiver: _Receiver) -> float:
     return max((expiry - context.raft.next_timestamp()) / 1000, 0.001)
 
 
-async def _select(context: NodeContext, request: ReceiveRequest) -> list[Delivery]:
+async def _select(context: NodeContext, receiver: _Receiver) -> list[Delivery]:
     """Select once, fetching what the selection needs from disk or log first."""
+    request = receiver.request
     while True:
         view = context.replica.view
         if view is None:
             raise NotLeaderError(context.leadership.leader_id)
         if not view.has_deliverable(request, context.raft.next_timestamp()):
             return []
-        work = ReceiveWork(request, lambda deliveries: release(context, request, deliveries))
+        work = ReceiveWork(request, lambda deliveries: release(context, request, deliveries), receiver.note)
         try:
             context.pipeline.submit(work)
         except TooManyRequestsError as error:

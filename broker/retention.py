@@ -1,8 +1,9 @@
-"""Retention: deletes whole segments of the log that expired, refuses producing when the disk is nearly full (D8).
+"""Retention: deletes whole segments of the log, and refuses writing when the disk is nearly full (D8).
 
-The leader decides and proposes where the log begins; every node hides what is below when it applies that, and unlinks it.
-Never past this node's checkpoint: `floor` says how far. Owns: the timers, and the refusal with its hysteresis.
-Must not: stop reads, acknowledgements or administration.
+The leader decides and proposes where the log begins; every node hides what is below when it applies that, and unlinks it at a
+limited rate. Never past this node's checkpoint: `floor` says how far. What is decided, and when, is `retention_policy`.
+Owns: the timers, the refusals, the Clean call. Must not: stop reads or what frees space; wait for a disk (the log unlinks in
+a thread of its own, after its new beginning is durable, and finishes at start what a crash interrupted).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Final
@@ -18,57 +20,39 @@ from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.raft.errors import RaftError
 from ledgermq.raft.files import DiskUse
 from ledgermq.raft.segment import SegmentInfo
+from ledgermq.raft.types import LogIndex
 
+from .commands import LogStart, position_rows
 from .consume_queue import ColdRead
 from .context import NodeContext
-from .effects import Effects
+from .effects import Effects, Loss
 from .produce import TooManyRequestsError
 from .refusals import RefusedError
+from .retention_policy import (
+    DeletionPace,
+    DiskStep,
+    DiskWatch,
+    Expiry,
+    Use,
+    bytes_to_free,
+    expired_before,
+    hindering_share,
+    next_step,
+    oldest_before,
+    protected_by,
+)
+from .unconsumed import Protection, protection
 
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL: Final = 1.0  # seconds between two looks at the disk
-#: Producing is refused above the first share of the disk, and taken again below the second.
-REFUSE_ABOVE: Final = 0.90
-TAKE_BELOW: Final = 0.88
+#: A daily expiry that nobody could do in time (an election was on) is made up for within this time.
+MAKE_UP: Final = timedelta(hours=1)
+#: How often it is looked what `protect_unconsumed` keeps, while nothing is to be deleted.
+PROTECTION_INTERVAL: Final = 30.0
+#: How often a start of the log is repeated while segments wait for checkpoints.
+PUSH_INTERVAL: Final = 5.0
 _HOUR_MS: Final = 3_600_000
-
-
-class DiskWatch:
-    """Decides when producing is refused. Pure: shares and sizes come in, a sentence comes out."""
-
-    def __init__(self, node_id: str, folder: str) -> None:
-        self._node_id = node_id
-        self._folder = folder
-        self.refusal = ""
-
-    def look(self, used: int, limit: int, full: bool) -> bool:
-        """Note the use in bytes of `limit` bytes, and whether a write met a full disk; return whether it changed."""
-        share = used / limit if limit else 0.0
-        refuse = full or share > (TAKE_BELOW if self.refusal else REFUSE_ABOVE)
-        if not refuse:
-            changed, self.refusal = bool(self.refusal), ""
-            return changed
-        changed = not self.refusal
-        self.refusal = (
-            f"{self._node_id} refuses messages: its disk is {'full' if full else f'{share:.0%} used'} "
-            f"({used:,} of {limit:,} bytes at {self._folder}; the limit is {REFUSE_ABOVE:.0%}). "
-            "Delete expired segments: ledgermq admin clean"
-        )
-        return changed
-
-
-def expired_before(segments: list[SegmentInfo], now: int, keep_ms: int, floor: int) -> SegmentInfo | None:
-    """Return the first segment to keep: those before it are older than `keep_ms` and wholly below index `floor`.
-
-    None: nothing may go. The last segment always stays.
-    """
-    keep = 0
-    for segment in segments[:-1]:
-        if now - segment.last_timestamp < keep_ms or segment.last_index >= floor:
-            break
-        keep += 1
-    return segments[keep] if keep else None
 
 
 def next_clean(now: datetime, clean_at: str) -> datetime:
@@ -79,7 +63,7 @@ def next_clean(now: datetime, clean_at: str) -> datetime:
 
 
 class Retention:
-    """Runs the daily expiry and the disk watch of one node, and the Clean call. Use: `start`, `stop`."""
+    """Runs the disk watch, expiry and deletion of one node, and the Clean call. Use: `start`, `stop`."""
 
     def __init__(
         self,
@@ -90,21 +74,34 @@ class Retention:
         floor: Callable[[], int],
         on_change: Callable[[], None],
     ) -> None:
+        config = context.config
         self._context = context
         self._disk_use = disk_use
         self._checkpoint_now = checkpoint_now
         self._floor = floor
         self._on_change = on_change
-        self._watch = DiskWatch(context.config.node_id, str(context.config.data_dir))
+        self._keep_ms = int(config.retention_hours * _HOUR_MS)
+        self._watch = DiskWatch(config.node_id, str(config.data_dir))
+        self._pace = DeletionPace(config.delete_segments_per_second)
         self._tasks: list[asyncio.Task[None]] = []
         self._wanted_start = 0
         self._again: asyncio.Task[None] | None = None
+        self._fullest = (
+            DiskStep.NORMAL
+        )  # of the fullest node of the group: what has expired there may go everywhere
+        self._hindering = DiskStep.NORMAL  # of the use at which the group can hardly commit
+        self._clean_at = next_clean(datetime.now(), config.clean_at)
+        self._make_up_until: datetime | None = None
+        self._protection_looked = 0.0
+        self._proposed_at = 0.0
+        self._need = 0  # bytes that must go until the group can commit at ease
+        self._last_failure = ""
 
     def start(self) -> None:
         """Begin to watch."""
         self._context.replica.observe(self._on_effects)
         self._wanted_start = self._context.replica.state.log_start_index
-        self._tasks = [asyncio.create_task(self._watch_disk()), asyncio.create_task(self._daily())]
+        self._tasks = [asyncio.create_task(self._watch_disk()), asyncio.create_task(self._decide_often())]
 
     async def stop(self) -> None:
         """Stop watching."""
@@ -126,60 +123,135 @@ class Retention:
         used, limit = use.total - use.available, use.total
         if config.max_store_bytes:
             used, limit = raft.log.end_offset - raft.log.first_offset, config.max_store_bytes
-        if self._watch.look(used, limit, raft.storage.statistics().disk_full):
-            self._context.replica.produce_refusal = self._watch.refusal
-            if self._watch.refusal:
-                logger.error("produce refused: %s", self._watch.refusal)
-            else:
-                logger.info("produce taken again node=%s", config.node_id)
+        before, watch, replica = self._watch.step, self._watch, self._context.replica
+        changed = watch.look(Use(used, limit, raft.storage.statistics().disk_full))
+        view = self._context.retention
+        view.step, view.use = watch.step, watch.use
+        view.going = raft.log.deleting + sum(
+            segment.last_index < self._wanted_start for segment in raft.log.segments()[:-1]
+        )
+        if not changed:
+            return
+        refused_before = replica.produce_refusal
+        replica.produce_refusal, self._context.pipeline.refusal = watch.refusal, watch.write_refusal
+        level = logging.ERROR if watch.step >= DiskStep.REFUSE_MESSAGES else logging.WARNING
+        logger.log(
+            level if watch.step > before else logging.INFO,
+            "disk step=%d node=%s used=%.0f%%: %s", watch.step, config.node_id, 100 * watch.use.share,
+            watch.write_refusal or watch.refusal or watch.step.text or "there is room again",
+        )  # fmt: skip
+        if bool(refused_before) != bool(watch.refusal):
             self._on_change()
 
-    # --- expiry ---------------------------------------------------------------------------------------------
-    async def _daily(self) -> None:
+    def _note_group(self) -> None:
+        """Leader: take the disks of the others into account; `max_store_bytes` is the same on all of them."""
+        use, raft = self._watch.use, self._context.raft.status()
+        others = []
+        if not self._context.config.max_store_bytes:
+            own = self._context.config.node_id
+            others = [
+                peer.disk_used_ratio
+                for peer in raft.peers
+                if peer.node_id != own and peer.connected and peer.disk_used_ratio is not None
+            ]
+        self._fullest = next_step(self._fullest, max((use.share, *others)), full=use.full)
+        hindering = hindering_share(use.share, others, raft.voters)
+        self._hindering = next_step(self._hindering, hindering, full=use.full)
+        self._need = bytes_to_free(use, hindering)
+
+    # --- deciding -------------------------------------------------------------------------------------------
+    async def _decide_often(self) -> None:
         while True:
-            now = datetime.now()
-            await asyncio.sleep((next_clean(now, self._context.config.clean_at) - now).total_seconds())
+            await asyncio.sleep(CHECK_INTERVAL)
+            due = self._is_due(datetime.now())
             if not self._context.leadership.ready:
                 continue
             try:
-                answer = await self.clean(self._context, admin_pb2.CleanRequest())
+                await self._decide(due=due)
             except (RaftError, RefusedError, TooManyRequestsError) as error:
-                logger.warning("daily expiry failed, the next is tomorrow reason=%s", error)
+                if str(error) != self._last_failure:
+                    logger.warning("nothing deleted, the next try follows reason=%s", error)
+                self._last_failure = str(error)
             else:
-                logger.info("daily expiry segments=%d bytes=%d", len(answer.segments), answer.bytes)
+                self._last_failure = ""
 
-    async def clean(self, context: NodeContext, request: admin_pb2.CleanRequest) -> admin_pb2.CleanResponse:
-        """Delete (or name) expired segments, on the leader. Raises: RefusedError, and what the pipeline raises."""
-        if request.older_than_ms < 0:
-            raise RefusedError(route_pb2.INVALID_ARGUMENT, "an age cannot be negative")
-        log = context.raft.log
-        segments = list(log.segments())
-        keep_ms = request.older_than_ms or int(context.config.retention_hours * _HOUR_MS)
-        if request.even_unexpired:
-            keep_ms = 0
-        applied = context.raft.applied_index
-        reached = applied if request.dry_run else await self._checkpoint_now()
-        if reached < applied:
+    def _is_due(self, now: datetime) -> bool:
+        """Tell whether the daily expiry is to be done; every node follows the clock, whoever leads does it."""
+        if now >= self._clean_at:
+            self._make_up_until = self._clean_at + MAKE_UP
+            self._clean_at = next_clean(now, self._context.config.clean_at)
+        if self._make_up_until is not None and now >= self._make_up_until:
+            self._make_up_until = None
+        return self._make_up_until is not None
+
+    async def _decide(self, *, due: bool) -> None:
+        """Delete what the steps and the time of day want. One decision at a time: its effect on the disk must be seen first."""
+        self._note_group()
+        log = self._context.raft.log
+        if self._context.retention.going:
+            await self._push_on()
+            return
+        if due or self._fullest >= DiskStep.DELETE_EXPIRED:
+            first_kept = await self._first_unexpired(self._keep_ms)
+            if first_kept is not None:
+                await self._begin_at(first_kept, "expired")
+            self._make_up_until = None
+            if first_kept is not None:
+                return
+        elif time.monotonic() - self._protection_looked >= PROTECTION_INTERVAL:
+            await self._first_unexpired(self._keep_ms)
+        if self._hindering >= DiskStep.DELETE_OLDEST and self._context.config.delete_unexpired:
+            floor = self._context.raft.applied_index + 1
+            first_kept = oldest_before(list(log.segments()), self._need, floor)
+            if first_kept is not None:
+                await self._begin_at(first_kept, "oldest")
+
+    async def _first_unexpired(self, keep_ms: int, *, protect: bool = True) -> SegmentInfo | None:
+        """Return the first segment to keep, None when nothing may go; note what is protected."""
+        raft, view = self._context.raft, self._context.retention
+        held = None
+        if protect and self._context.config.protect_unconsumed and self._hindering < DiskStep.DELETE_OLDEST:
+            held = await self._protection()
+        expiry = Expiry(
+            raft.next_timestamp(), keep_ms, raft.applied_index + 1, held.physical_offset if held else None
+        )
+        segments = list(raft.log.segments())
+        kept = protected_by(segments, expiry)
+        view.protected_segments = len(kept)
+        view.protected_bytes = sum(segment.end_offset - segment.start_offset for segment in kept)
+        view.protected_for = f"group {held.group} in topic {held.topic}" if held and kept else ""
+        self._protection_looked = time.monotonic()
+        return expired_before(segments, expiry)
+
+    async def _protection(self) -> Protection | None:
+        """Return from where on the log is needed."""
+        replica = self._context.replica
+        while isinstance(found := protection(replica.state), ColdRead):
+            await replica.warm((found,))
+        return found
+
+    async def _begin_at(self, first_kept: SegmentInfo, reason: str) -> None:
+        """Write the checkpoint that must come first, then replicate that the log begins at a segment.
+
+        Raises: RefusedError (the checkpoint cannot be written), and what the pipeline raises.
+        """
+        config, applied = self._context.config, first_kept.first_index - 1
+        if await self._checkpoint_now() < applied:
             raise RefusedError(
                 route_pb2.DISK_FULL,
-                f"{context.config.node_id} deleted nothing: the checkpoint that must come first could not be written to "
-                f"{context.config.data_dir / 'checkpoint'} (its log says why). Free some of that disk by other means, "
+                f"{config.node_id} deleted nothing: the checkpoint that must come first could not be written to "
+                f"{config.data_dir / 'checkpoint'} (its log says why). Free some of that disk by other means, "
                 "then repeat: ledgermq admin clean",
                 retryable=True,
             )
-        first_kept = expired_before(segments, context.raft.next_timestamp(), keep_ms, reached + 1)
-        if first_kept is None:
-            return admin_pb2.CleanResponse(log_start_index=context.replica.state.log_start_index)
-        gone = [segment for segment in segments if segment.start_offset < first_kept.start_offset]
-        answer = admin_pb2.CleanResponse(
-            segments=[f"{segment.start_offset:020d}" for segment in gone],
-            bytes=sum(segment.end_offset - segment.start_offset for segment in gone),
-            log_start_index=first_kept.first_index,
-        )
-        if not request.dry_run:
-            await self._propose_start(first_kept)
-            self._again = asyncio.create_task(self._propose_again(first_kept))
-        return answer
+        before = self._context.raft.log.first_offset
+        await self._propose_start(first_kept)
+        logger.log(
+            logging.WARNING if reason == "oldest" else logging.INFO,
+            "log begins later reason=%s index=%d bytes=%d used=%.0f%%", reason, first_kept.first_index,
+            first_kept.start_offset - before, 100 * self._watch.use.share,
+        )  # fmt: skip
+        self._again = asyncio.create_task(self._propose_again(first_kept))
 
     async def _propose_start(self, first_kept: SegmentInfo) -> None:
         """Replicate that the log begins at a segment."""
@@ -188,7 +260,18 @@ class Retention:
             command := state.log_start_command(first_kept.first_index, first_kept.start_offset), ColdRead
         ):
             await context.replica.warm((command,))
+        self._proposed_at = time.monotonic()
         await context.pipeline.run(command)
+
+    async def _push_on(self) -> None:
+        """Segments below the start wait for checkpoints, and without entries there are none: repeat the start now and then."""
+        state, now = self._context.replica.state, time.monotonic()
+        waits = self._context.raft.log.deleting == 0 and self._floor() < state.log_start_index
+        if waits and now - self._proposed_at >= PUSH_INTERVAL:
+            self._proposed_at = now
+            await self._context.pipeline.run(
+                LogStart(state.log_start_index, state.log_start_offset, position_rows([]))
+            )
 
     async def _propose_again(self, first_kept: SegmentInfo) -> None:
         """Say the same a moment later: nodes write a checkpoint each time, and segments below both may go."""
@@ -198,21 +281,72 @@ class Retention:
         except (RaftError, TooManyRequestsError) as error:
             logger.info("segments go with the next checkpoints reason=%s", error)
 
+    # --- by hand --------------------------------------------------------------------------------------------
+    async def clean(self, context: NodeContext, request: admin_pb2.CleanRequest) -> admin_pb2.CleanResponse:
+        """Delete (or name) expired segments, on the leader. Raises: RefusedError, and what the pipeline raises."""
+        if request.older_than_ms < 0:
+            raise RefusedError(route_pb2.INVALID_ARGUMENT, "an age cannot be negative")
+        keep_ms = 0 if request.even_unexpired else request.older_than_ms or self._keep_ms
+        segments = list(context.raft.log.segments())
+        first_kept = await self._first_unexpired(keep_ms, protect=not request.even_unexpired)
+        answer = admin_pb2.CleanResponse(
+            log_start_index=context.replica.state.log_start_index,
+            note=self._note(segments, first_kept, keep_ms),
+        )
+        if first_kept is None:
+            return answer
+        gone = [segment for segment in segments if segment.start_offset < first_kept.start_offset]
+        answer.segments.extend(f"{segment.start_offset:020d}" for segment in gone)
+        answer.bytes = sum(segment.end_offset - segment.start_offset for segment in gone)
+        answer.log_start_index = first_kept.first_index
+        if not request.dry_run:
+            await self._begin_at(first_kept, "by hand")
+        return answer
+
+    def _note(self, segments: list[SegmentInfo], first_kept: SegmentInfo | None, keep_ms: int) -> str:
+        """Say for a person why the oldest segment that stays does."""
+        now = self._context.raft.next_timestamp()
+        oldest = first_kept or (segments[0] if segments else None)
+        if oldest is None or oldest is segments[-1]:
+            return "the newest segment always stays"
+        if kept := self._context.retention.protection:
+            return kept
+        age = (now - oldest.last_timestamp) / _HOUR_MS
+        return f"the oldest segment that stays ends {age:.1f} hours ago; what is older than {keep_ms / _HOUR_MS:g} hours goes"
+
+    # --- unlinking ------------------------------------------------------------------------------------------
     def _on_effects(self, effects: Effects) -> None:
         if effects.log_start is not None:
             self._wanted_start = max(self._wanted_start, effects.log_start.index)
+        if effects.losses:
+            self._tell_losses(effects.losses)
+
+    def _tell_losses(self, losses: list[Loss]) -> None:
+        """One line per group and topic: `ledgermq group describe` shows the queues."""
+        state, counts = self._context.replica.state, Counter[tuple[int, int]]()
+        for loss in losses:
+            counts[loss.group_id, loss.topic_id] += loss.count
+        for (group_id, topic_id), count in sorted(counts.items()):
+            topic, group = state.topics.get(topic_id), state.groups.get(group_id)
+            self._context.metrics.messages_lost.inc(count)
+            logger.warning(
+                "messages deleted before they were consumed group=%s topic=%s count=%d",
+                group.name if group else group_id, topic.name if topic else topic_id, count,
+            )  # fmt: skip
 
     def _unlink(self) -> None:
-        """Unlink segments below the replicated start, as far as this node's checkpoint allows."""
+        """Unlink segments below the replicated start, as far as this node's checkpoint and the rate allow."""
         raft = self._context.raft
         below = min(self._wanted_start, self._floor())
-        if below > raft.first_index:
-            started = time.monotonic()
-            count = raft.delete_segments_before(below)  # type: ignore[arg-type]
-            if count:
-                logger.info(
-                    "segments deleted count=%d below=%d seconds=%.3f",
-                    count,
-                    below,
-                    time.monotonic() - started,
-                )
+        if below <= raft.first_index or raft.log.deleting:
+            return
+        ready = [segment for segment in raft.log.segments()[:-1] if segment.last_index < below]
+        count = self._pace.take(len(ready), time.monotonic())
+        if not count:
+            return
+        started, stop = time.monotonic(), LogIndex(ready[count - 1].last_index + 1)
+        deleted = raft.delete_segments_before(stop)
+        self._context.metrics.segments_deleted.inc(deleted)
+        logger.info(
+            "segments deleted count=%d below=%d seconds=%.3f", deleted, stop, time.monotonic() - started
+        )

@@ -47,6 +47,7 @@ from .registration import Registration
 from .replica import Replica
 from .retention import Retention
 from .sessions import ClientsHere, session_of
+from .topic_retention import TopicRetention
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +133,7 @@ class BrokerNode:
         self._peers.start()
         self._checkpointing.start()
         self._retention.start()
+        self._topic_retention.start()
         await self._listeners.start(self._client_handlers)
         await self._http.start(*split_address(self.config.http_bind))
         self._registration.start()
@@ -168,6 +170,7 @@ class BrokerNode:
             floor=lambda: self._checkpointing.floor,
             on_change=self._changed,
         )
+        self._topic_retention = TopicRetention(self._context)
         self._messaging = MessagingService(self._context)
         self._log = LogService(self._context)
         self._admin = AdminService(self._context, self._retention.clean)
@@ -232,6 +235,7 @@ class BrokerNode:
         await self._listeners.stop(DRAIN_SECONDS)
         await self._peers.stop()
         await self._retention.stop()
+        await self._topic_retention.stop()
         await self._http.stop()
         await self._forwarder.close()
         await self._checkpointing.stop()

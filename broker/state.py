@@ -24,7 +24,7 @@ from ledgermq.proto.record import (
 )
 
 from . import commands as c
-from .consume_queue import ColdRead, ConsumeQueue, ConsumeQueues, record_starts, units_of
+from .consume_queue import ColdRead, ConsumeQueue, ConsumeQueues, QueueKey, record_starts, units_of
 from .consumption import ConsumptionTable
 from .dedup import MessageIds, ProducerStreams
 from .effects import AppliedSection, CommandResult, Effects, GroupResult, RowsResult, TopicResult
@@ -177,13 +177,28 @@ class BrokerState:
         if command.index > self.log_start_index:
             self.log_start_index = command.index
             self.log_start_offset = command.physical_offset
-        for topic_id, queue_id, begin in command.rows.tolist():
-            queue = self.queues.get(topic_id, queue_id)
-            if queue is not None:
-                queue.begin = min(max(queue.begin, begin), queue.end)
-        self.consumption.log_start(command)
+        self._trim(command.rows, effects)
         effects.log_start = command
         return None
+
+    def _trim_queues(self, command: c.TrimQueues, effects: Effects) -> CommandResult:
+        self._trim(command.rows, effects)
+        return None
+
+    def _trim(self, rows: np.ndarray, effects: Effects) -> None:
+        """Let queues begin at the offsets in `rows`; none goes back, none begins behind its end."""
+        begins: dict[QueueKey, int] = {}
+        for topic_id, queue_id, begin in rows.tolist():
+            queue = self.queues.get(topic_id, queue_id)
+            if queue is not None and begin > queue.begin:
+                queue.begin = begins[queue.key] = min(begin, queue.end)
+        self.consumption.trim(begins, effects)
+        effects.trimmed += begins
+
+    def _set_topic_retention(self, command: c.SetTopicRetention, effects: Effects) -> CommandResult:
+        topic, changed = self.topics.set_retention(command.topic_id, command.retention_ms, effects.index)
+        effects.topics_changed |= changed
+        return TopicResult(topic, changed)
 
     def _feature_level(self, command: c.FeatureLevel, effects: Effects) -> CommandResult:
         self.feature_level = max(self.feature_level, command.level)
@@ -207,6 +222,11 @@ class BrokerState:
         """Messages delivered and not acknowledged."""
         found = self.consumption.get((group_id, topic_id, queue_id))
         return 0 if found is None else found.leased_count
+
+    def lost_count(self, group_id: int, topic_id: int, queue_id: int) -> int:
+        """Messages that retention deleted before the group consumed them, since it last went on there."""
+        found = self.consumption.get((group_id, topic_id, queue_id))
+        return 0 if found is None else found.lost
 
     def consumed_topics(self, group_id: int) -> list[int]:
         """Topic ids in which the group has a position."""
@@ -258,5 +278,7 @@ _APPLY: Final[dict[type, Callable[[BrokerState, Any, Effects], CommandResult]]] 
     c.SessionLost: BrokerState._session_lost,
     c.EvictDedup: BrokerState._evict,
     c.LogStart: BrokerState._log_start,
+    c.TrimQueues: BrokerState._trim_queues,
+    c.SetTopicRetention: BrokerState._set_topic_retention,
     c.FeatureLevel: BrokerState._feature_level,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from .commands import CreateTopic, MessageType
@@ -24,7 +24,7 @@ DEAD_LETTER_PREFIX: Final = "%DLQ%"
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic of this broker group. `version`: log index of its last change."""
+    """A topic of this broker group. `version`: log index of its last change. `retention_ms` 0: as long as the log's."""
 
     topic_id: int
     name: str
@@ -32,6 +32,7 @@ class Topic:
     message_type: MessageType
     version: int
     created_at: int  # log time, ms
+    retention_ms: int = 0
 
     @property
     def folder(self) -> str:
@@ -89,10 +90,22 @@ class TopicTable:
         found = self._by_name.get(command.name)
         if found is not None:
             return found, False
-        topic = Topic(self.next_id, command.name, command.queue_count, command.message_type, index, timestamp)
+        topic = Topic(
+            self.next_id, command.name, command.queue_count, command.message_type, index, timestamp,
+            command.retention_ms,
+        )  # fmt: skip
         self.next_id += 1
         self.put(topic)
         return topic, True
+
+    def set_retention(self, topic_id: int, retention_ms: int, index: int) -> tuple[Topic | None, bool]:
+        """Change how long messages are shown; return the topic (None: there is none) and whether that is news."""
+        found = self._by_id.get(topic_id)
+        if found is None or found.retention_ms == retention_ms:
+            return found, False
+        changed = replace(found, retention_ms=retention_ms, version=index)
+        self.put(changed)
+        return changed, True
 
     def put(self, topic: Topic) -> None:
         """Add a topic that has its id (from a checkpoint)."""

@@ -9,20 +9,38 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CreateTopicRequest(_message.Message):
-    __slots__ = ("topic", "queue_count", "message_type", "if_not_exists", "perhaps_done")
+    __slots__ = ("topic", "queue_count", "message_type", "if_not_exists", "perhaps_done", "retention_ms")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_COUNT_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_TYPE_FIELD_NUMBER: _ClassVar[int]
     IF_NOT_EXISTS_FIELD_NUMBER: _ClassVar[int]
     PERHAPS_DONE_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_count: int
     message_type: _route_pb2.TopicMessageType
     if_not_exists: bool
     perhaps_done: bool
-    def __init__(self, topic: _Optional[str] = ..., queue_count: _Optional[int] = ..., message_type: _Optional[_Union[_route_pb2.TopicMessageType, str]] = ..., if_not_exists: _Optional[bool] = ..., perhaps_done: _Optional[bool] = ...) -> None: ...
+    retention_ms: int
+    def __init__(self, topic: _Optional[str] = ..., queue_count: _Optional[int] = ..., message_type: _Optional[_Union[_route_pb2.TopicMessageType, str]] = ..., if_not_exists: _Optional[bool] = ..., perhaps_done: _Optional[bool] = ..., retention_ms: _Optional[int] = ...) -> None: ...
 
 class CreateTopicResponse(_message.Message):
+    __slots__ = ("refusal", "topic")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    topic: _route_pb2.TopicInfo
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., topic: _Optional[_Union[_route_pb2.TopicInfo, _Mapping]] = ...) -> None: ...
+
+class UpdateTopicRequest(_message.Message):
+    __slots__ = ("topic", "retention_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    retention_ms: int
+    def __init__(self, topic: _Optional[str] = ..., retention_ms: _Optional[int] = ...) -> None: ...
+
+class UpdateTopicResponse(_message.Message):
     __slots__ = ("refusal", "topic")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -137,20 +155,22 @@ class DescribeGroupRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
 
 class GroupQueueProgress(_message.Message):
-    __slots__ = ("topic", "queue_id", "committed_offset", "end_offset", "leased", "begin_offset")
+    __slots__ = ("topic", "queue_id", "committed_offset", "end_offset", "leased", "begin_offset", "lost")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_OFFSET_FIELD_NUMBER: _ClassVar[int]
     END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
     BEGIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     committed_offset: int
     end_offset: int
     leased: int
     begin_offset: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., committed_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., leased: _Optional[int] = ..., begin_offset: _Optional[int] = ...) -> None: ...
+    lost: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., committed_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., leased: _Optional[int] = ..., begin_offset: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class DescribeGroupResponse(_message.Message):
     __slots__ = ("refusal", "group", "queues")
@@ -209,7 +229,7 @@ class NodeStatus(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., role: _Optional[str] = ..., addresses: _Optional[_Union[_route_pb2.ListenerAddresses, _Mapping]] = ..., durable_index: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., behind_bytes: _Optional[int] = ..., fsync_p50_ms: _Optional[float] = ..., fsync_p99_ms: _Optional[float] = ..., disk_used_ratio: _Optional[float] = ..., last_contact_ms: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("cluster", "group", "node_id", "role", "term", "term_age_ms", "leader_id", "leader", "voters", "voters_in_contact", "flush", "nodes", "produce_refused", "produce_refused_reason", "version", "incarnation", "first_index", "log_bytes", "uptime_ms")
+    __slots__ = ("cluster", "group", "node_id", "role", "term", "term_age_ms", "leader_id", "leader", "voters", "voters_in_contact", "flush", "nodes", "produce_refused", "produce_refused_reason", "version", "incarnation", "first_index", "log_bytes", "uptime_ms", "log_start_ms", "log_start_offset", "disk_step", "disk_step_text", "disk_used_bytes", "disk_limit_bytes", "segments_going", "protection")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +249,14 @@ class GetStatusResponse(_message.Message):
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     LOG_BYTES_FIELD_NUMBER: _ClassVar[int]
     UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_MS_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DISK_STEP_FIELD_NUMBER: _ClassVar[int]
+    DISK_STEP_TEXT_FIELD_NUMBER: _ClassVar[int]
+    DISK_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_GOING_FIELD_NUMBER: _ClassVar[int]
+    PROTECTION_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     group: str
     node_id: str
@@ -248,7 +276,15 @@ class GetStatusResponse(_message.Message):
     first_index: int
     log_bytes: int
     uptime_ms: int
-    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., term_age_ms: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader: _Optional[_Union[_route_pb2.ListenerAddresses, _Mapping]] = ..., voters: _Optional[int] = ..., voters_in_contact: _Optional[int] = ..., flush: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., produce_refused: _Optional[bool] = ..., produce_refused_reason: _Optional[str] = ..., version: _Optional[str] = ..., incarnation: _Optional[str] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ...) -> None: ...
+    log_start_ms: int
+    log_start_offset: int
+    disk_step: int
+    disk_step_text: str
+    disk_used_bytes: int
+    disk_limit_bytes: int
+    segments_going: int
+    protection: str
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., term_age_ms: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader: _Optional[_Union[_route_pb2.ListenerAddresses, _Mapping]] = ..., voters: _Optional[int] = ..., voters_in_contact: _Optional[int] = ..., flush: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., produce_refused: _Optional[bool] = ..., produce_refused_reason: _Optional[str] = ..., version: _Optional[str] = ..., incarnation: _Optional[str] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., log_start_ms: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., disk_step: _Optional[int] = ..., disk_step_text: _Optional[str] = ..., disk_used_bytes: _Optional[int] = ..., disk_limit_bytes: _Optional[int] = ..., segments_going: _Optional[int] = ..., protection: _Optional[str] = ...) -> None: ...
 
 class TransferLeadershipRequest(_message.Message):
     __slots__ = ("to_node",)
@@ -295,13 +331,15 @@ class CleanRequest(_message.Message):
     def __init__(self, dry_run: _Optional[bool] = ..., older_than_ms: _Optional[int] = ..., even_unexpired: _Optional[bool] = ...) -> None: ...
 
 class CleanResponse(_message.Message):
-    __slots__ = ("refusal", "segments", "bytes", "log_start_index")
+    __slots__ = ("refusal", "segments", "bytes", "log_start_index", "note")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     LOG_START_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     refusal: _route_pb2.Refusal
     segments: _containers.RepeatedScalarFieldContainer[str]
     bytes: int
     log_start_index: int
-    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., segments: _Optional[_Iterable[str]] = ..., bytes: _Optional[int] = ..., log_start_index: _Optional[int] = ...) -> None: ...
+    note: str
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., segments: _Optional[_Iterable[str]] = ..., bytes: _Optional[int] = ..., log_start_index: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...

@@ -40,6 +40,11 @@ class AdminServiceStub:
                 request_serializer=ledgermq_dot_proto_dot_admin__pb2.CreateTopicRequest.SerializeToString,
                 response_deserializer=ledgermq_dot_proto_dot_admin__pb2.CreateTopicResponse.FromString,
                 _registered_method=True)
+        self.UpdateTopic = channel.unary_unary(
+                '/ledgermq.v1.AdminService/UpdateTopic',
+                request_serializer=ledgermq_dot_proto_dot_admin__pb2.UpdateTopicRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_admin__pb2.UpdateTopicResponse.FromString,
+                _registered_method=True)
         self.DeleteTopic = channel.unary_unary(
                 '/ledgermq.v1.AdminService/DeleteTopic',
                 request_serializer=ledgermq_dot_proto_dot_admin__pb2.DeleteTopicRequest.SerializeToString,
@@ -106,6 +111,12 @@ class AdminServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def CreateTopic(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateTopic(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -193,6 +204,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CreateTopic,
                     request_deserializer=ledgermq_dot_proto_dot_admin__pb2.CreateTopicRequest.FromString,
                     response_serializer=ledgermq_dot_proto_dot_admin__pb2.CreateTopicResponse.SerializeToString,
+            ),
+            'UpdateTopic': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateTopic,
+                    request_deserializer=ledgermq_dot_proto_dot_admin__pb2.UpdateTopicRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_admin__pb2.UpdateTopicResponse.SerializeToString,
             ),
             'DeleteTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteTopic,
@@ -282,6 +298,33 @@ class AdminService:
             '/ledgermq.v1.AdminService/CreateTopic',
             ledgermq_dot_proto_dot_admin__pb2.CreateTopicRequest.SerializeToString,
             ledgermq_dot_proto_dot_admin__pb2.CreateTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ledgermq.v1.AdminService/UpdateTopic',
+            ledgermq_dot_proto_dot_admin__pb2.UpdateTopicRequest.SerializeToString,
+            ledgermq_dot_proto_dot_admin__pb2.UpdateTopicResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -102,18 +102,20 @@ class FetchResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[FetchedQueue, _Mapping]]] = ..., applied_index: _Optional[int] = ..., node_id: _Optional[str] = ..., stale: _Optional[bool] = ...) -> None: ...
 
 class QueueOffset(_message.Message):
-    __slots__ = ("topic", "queue_id", "offset", "begin_offset", "end_offset")
+    __slots__ = ("topic", "queue_id", "offset", "begin_offset", "end_offset", "lost")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     BEGIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     offset: int
     begin_offset: int
     end_offset: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., begin_offset: _Optional[int] = ..., end_offset: _Optional[int] = ...) -> None: ...
+    lost: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., begin_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class CommitOffsetsRequest(_message.Message):
     __slots__ = ("group", "offsets", "reset")

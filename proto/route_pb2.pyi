@@ -119,20 +119,22 @@ class NodeInfo(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., listeners: _Optional[_Iterable[_Union[ListenerAddresses, _Mapping]]] = ..., zone: _Optional[str] = ..., alive: _Optional[bool] = ..., voter: _Optional[bool] = ...) -> None: ...
 
 class TopicInfo(_message.Message):
-    __slots__ = ("name", "topic_id", "queue_count", "permission", "message_type", "version")
+    __slots__ = ("name", "topic_id", "queue_count", "permission", "message_type", "version", "retention_ms")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_COUNT_FIELD_NUMBER: _ClassVar[int]
     PERMISSION_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_TYPE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
     name: str
     topic_id: int
     queue_count: int
     permission: QueuePermission
     message_type: TopicMessageType
     version: int
-    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., queue_count: _Optional[int] = ..., permission: _Optional[_Union[QueuePermission, str]] = ..., message_type: _Optional[_Union[TopicMessageType, str]] = ..., version: _Optional[int] = ...) -> None: ...
+    retention_ms: int
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., queue_count: _Optional[int] = ..., permission: _Optional[_Union[QueuePermission, str]] = ..., message_type: _Optional[_Union[TopicMessageType, str]] = ..., version: _Optional[int] = ..., retention_ms: _Optional[int] = ...) -> None: ...
 
 class GroupRoute(_message.Message):
     __slots__ = ("cluster", "group", "term", "leader_id", "nodes", "topics", "version", "writable", "max_message_bytes", "max_request_bytes")

@@ -320,6 +320,11 @@ class CommitLog:
         """The retained segments that hold entries, oldest first."""
         return [segment.info() for segment in self._log.segments]
 
+    @property
+    def deleting(self) -> int:
+        """Segments that `delete_segments_before` dropped and that still take space on the disk."""
+        return self._keeper.deleting
+
     def delete_segments_before(self, index: LogIndex) -> Sequence[SegmentInfo]:
         """Drop whole segments whose last index < `index`; never the last segment that holds entries.
 

@@ -141,6 +141,9 @@ class LogRecovery:
         for start in starts:
             if start < self._base.first_offset:  # retention was interrupted between manifest and unlink
                 self._files.unlink(segment_path(self._folders.segments, start))
+        for name in self._files.list_directory(self._folders.indexes):
+            if len(name) == 20 and name.isdecimal() and int(name) < self._base.first_offset:
+                self._files.unlink(index_path(self._folders.indexes, int(name)))
         return [start for start in starts if start >= self._base.first_offset]
 
     def _check_whole(self, starts: list[int]) -> None:

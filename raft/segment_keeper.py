@@ -89,6 +89,7 @@ class SegmentKeeper:
         self._on_full: Callable[[bool], None] = lambda full: None
         self._on_failed: Callable[[StorageError], None] = lambda error: None
         self.full = False
+        self.deleting = 0  # segments that `delete` was asked for and that still take space
         self._no_room_for: int | None = None  # the segment that is to be made as soon as there is room
 
     # --- life --------------------------------------------------------------------------------------------------
@@ -133,6 +134,8 @@ class SegmentKeeper:
 
     def delete(self, manifest: Manifest, starts: Sequence[int]) -> None:
         """Store the new base point, then remove the segments at `starts`."""
+        with self._wake:
+            self.deleting += len(starts)
         self._queue(lambda: self._delete(manifest, starts))
 
     # --- for the writer ----------------------------------------------------------------------------------------
@@ -253,9 +256,12 @@ class SegmentKeeper:
             write_manifest(self._files, self._folders.manifest, manifest)
         for start in starts:
             with self._files_lock:
-                self._files.unlink(segment_path(self._folders.segments, start))
                 self._existing.discard(start)
+            # Without the lock: unlinking a large file takes long on some file systems, and the writer may need a segment.
+            self._files.unlink(segment_path(self._folders.segments, start))
             self._unlink_index(start)
+            with self._wake:
+                self.deleting -= 1
         self._files.sync_directory(self._folders.segments)
         make_ballast(self._files, self._folders.ballast)
 

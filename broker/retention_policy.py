@@ -1,0 +1,217 @@
+"""Retention as a policy: which disk step holds, which segments go, how fast (D8).
+
+    above 75 %   expired segments go at once, not only at their time of day
+    above 85 %   the oldest segments go, expired or not
+    above 90 %   messages are refused
+    above 95 %   everything that writes is refused, except what frees space
+
+A step that was reached holds until the use is 2 points below its limit, so that nothing flutters at the edge.
+Owns: the limits, the hysteresis, the choice of segments.   Must not: know a clock, a disk, or who leads; times, sizes and shares
+come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from ledgermq.raft.segment import SegmentInfo
+
+
+class DiskStep(IntEnum):
+    """How full the disk is; each step includes what the ones before it do."""
+
+    NORMAL = 0
+    DELETE_EXPIRED = 1
+    DELETE_OLDEST = 2
+    REFUSE_MESSAGES = 3
+    REFUSE_WRITES = 4
+
+    @property
+    def text(self) -> str:
+        """What a person reads in `ledgermq cluster status`."""
+        return _STEP_TEXTS[self]
+
+
+_STEP_TEXTS: Final = {
+    DiskStep.NORMAL: "",
+    DiskStep.DELETE_EXPIRED: "expired messages are deleted at once",
+    DiskStep.DELETE_OLDEST: "the oldest messages are deleted, expired or not",
+    DiskStep.REFUSE_MESSAGES: "messages are refused",
+    DiskStep.REFUSE_WRITES: "all writes are refused, except what frees space",
+}
+#: The share of the disk above which a step begins.
+LIMITS: Final = {
+    DiskStep.DELETE_EXPIRED: 0.75,
+    DiskStep.DELETE_OLDEST: 0.85,
+    DiskStep.REFUSE_MESSAGES: 0.90,
+    DiskStep.REFUSE_WRITES: 0.95,
+}
+#: A step ends when the use is so far below its limit.
+MARGIN: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Bytes used of `limit` bytes; `full`: a write met a full disk, whatever the numbers say."""
+
+    used: int
+    limit: int
+    full: bool = False
+
+    @property
+    def share(self) -> float:
+        return self.used / self.limit if self.limit else 0.0
+
+
+def next_step(step: DiskStep, share: float, *, full: bool = False) -> DiskStep:
+    """Return the step that holds now; `step` held before. A full disk refuses messages at least."""
+    reached = DiskStep.NORMAL
+    for each, limit in LIMITS.items():
+        if share > (limit - MARGIN if each <= step else limit):
+            reached = each
+    return max(reached, DiskStep.REFUSE_MESSAGES) if full else reached
+
+
+class DiskWatch:
+    """Follows the steps of one node's disk. Pure: sizes come in, a step and sentences come out."""
+
+    def __init__(self, node_id: str, folder: str) -> None:
+        self._node_id = node_id
+        self._folder = folder
+        self.step = DiskStep.NORMAL
+        self.use = Use(0, 0)
+
+    def look(self, use: Use) -> bool:
+        """Note the use; return whether the step changed."""
+        before, self.use = self.step, use
+        self.step = next_step(before, use.share, full=use.full)
+        return self.step is not before
+
+    @property
+    def refusal(self) -> str:
+        """Why messages are refused; "" when they are taken."""
+        return self._sentence("messages", DiskStep.REFUSE_MESSAGES)
+
+    @property
+    def write_refusal(self) -> str:
+        """Why everything that writes is refused; "" when it is not."""
+        return self._sentence("all writes", DiskStep.REFUSE_WRITES)
+
+    def _sentence(self, what: str, step: DiskStep) -> str:
+        if self.step < step:
+            return ""
+        use = self.use
+        return (
+            f"{self._node_id} refuses {what}: its disk is {'full' if use.full else f'{use.share:.0%} used'} "
+            f"({use.used:,} of {use.limit:,} bytes at {self._folder}; the limit is {LIMITS[step]:.0%}). It goes on below "
+            f"{LIMITS[step] - MARGIN:.0%}. Free space: ledgermq admin clean, or more disk"
+        )
+
+
+@dataclass(slots=True)
+class RetentionView:
+    """What a node's retention says of itself, for status and metrics."""
+
+    step: DiskStep = DiskStep.NORMAL
+    use: Use = Use(0, 0)
+    going: int = 0  # segments that are to be unlinked, or are being unlinked
+    protected_segments: int = 0  # expired ones that somebody still has to read (`protect_unconsumed`)
+    protected_bytes: int = 0
+    protected_for: str = ""  # group and topic that hold the oldest of them
+
+    @property
+    def protection(self) -> str:
+        """What is kept for whom, for people; "" when nothing is."""
+        if not self.protected_segments:
+            return ""
+        return (
+            f"{self.protected_segments} expired segments ({self.protected_bytes:,} bytes) are kept for {self.protected_for}, "
+            "which has not consumed them (protect_unconsumed)"
+        )
+
+
+def hindering_share(own: float, others: Sequence[float], voters: int) -> float:
+    """Return the use at which a group can hardly commit: the leader's own, or that of so many that a majority lacks room.
+
+    `others`: shares of the followers that are in contact.
+    """
+    blocking = voters - voters // 2  # so many full disks leave less than a majority
+    shares = sorted((own, *others), reverse=True)
+    return max(own, shares[blocking - 1]) if len(shares) >= blocking else own
+
+
+# --- which segments go ------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """What makes a segment go: older than `keep_ms` (by its last entry, in log time), and wholly
+
+    below index `floor` (the state checkpoint) and in front of offset `protected_from` of the log (None: nothing is protected).
+    """
+
+    now: int
+    keep_ms: int
+    floor: int
+    protected_from: int | None = None
+
+    def has_expired(self, segment: SegmentInfo) -> bool:
+        """Tell whether its last entry is old enough."""
+        return self.now - segment.last_timestamp >= self.keep_ms
+
+    def protects(self, segment: SegmentInfo) -> bool:
+        """Tell whether somebody still has to read it."""
+        return self.protected_from is not None and segment.end_offset > self.protected_from
+
+
+def expired_before(segments: Sequence[SegmentInfo], expiry: Expiry) -> SegmentInfo | None:
+    """Return the first segment to keep: those before it go. None: nothing may go. The last segment always stays."""
+    keep = 0
+    for segment in segments[:-1]:
+        if not expiry.has_expired(segment) or segment.last_index >= expiry.floor or expiry.protects(segment):
+            break
+        keep += 1
+    return segments[keep] if keep else None
+
+
+def protected_by(segments: Sequence[SegmentInfo], expiry: Expiry) -> list[SegmentInfo]:
+    """Return the segments that would go if nobody had to read them still."""
+    return [
+        segment
+        for segment in segments[:-1]
+        if expiry.has_expired(segment) and segment.last_index < expiry.floor and expiry.protects(segment)
+    ]
+
+
+def oldest_before(segments: Sequence[SegmentInfo], need: int, floor: int) -> SegmentInfo | None:
+    """Return the first segment to keep when the fewest oldest ones go that free `need` bytes, whatever their age."""
+    keep, freed = 0, 0
+    while keep < len(segments) - 1 and freed < need and segments[keep].last_index < floor:
+        keep += 1
+        freed = segments[keep].start_offset - segments[0].start_offset
+    return segments[keep] if keep else None
+
+
+def bytes_to_free(use: Use, share: float) -> int:
+    """Return how much must go until DELETE_OLDEST ends; `share` may be that of a fuller node. At least 1 when full."""
+    over = share - (LIMITS[DiskStep.DELETE_OLDEST] - MARGIN)
+    return max(int(over * use.limit), 1 if use.full else 0)
+
+
+# --- how fast ---------------------------------------------------------------------------------------------------
+class DeletionPace:
+    """How many segments may be unlinked: `rate` per second, without saving up more than a second of it."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._allowed = max(1.0, rate)
+        self._last = 0.0
+
+    def take(self, wanted: int, now: float) -> int:
+        """Return how many of `wanted` may go at `now` (seconds, never going back)."""
+        self._allowed = min(self._allowed + (now - self._last) * self._rate, max(1.0, self._rate))
+        self._last = now
+        granted = min(wanted, int(self._allowed))
+        self._allowed -= granted
+        return granted
