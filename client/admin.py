@@ -107,12 +107,19 @@ class Admin:
     # --- topics -----------------------------------------------------------------------------------------------
 
     async def create_topic(
-        self, topic: str, queues: int = 0, *, message_type: str = "normal", if_not_exists: bool = False
+        self,
+        topic: str,
+        queues: int = 0,
+        *,
+        message_type: str = "normal",
+        if_not_exists: bool = False,
+        retention_ms: int = 0,
     ) -> int:
         """Create a topic in every broker group; return its number of queues over all of them.
 
         Returns when the nameserver has heard of it, so that what comes next finds it. `queues` is per group, 0 takes the
-        group's default. Raises: AlreadyExistsError, InvalidNameError, UsageError.
+        group's default. `retention_ms`: how long messages are shown; 0: as long as the log holds them.
+        Raises: AlreadyExistsError, InvalidNameError, UsageError.
         """
         check_name("topic", topic)
         if message_type not in MESSAGE_TYPES:
@@ -122,12 +129,21 @@ class Admin:
             queue_count=queues,
             message_type=MESSAGE_TYPES[message_type],
             if_not_exists=if_not_exists,
+            retention_ms=retention_ms,
         )
         answers = await self._call_all(
             lambda stub, timeout: stub.CreateTopic(request, timeout=timeout), request
         )
         await self._routes.until_known(topic)
         return sum(answer.topic.queue_count for _, answer in answers)
+
+    async def update_topic(self, topic: str, *, retention_ms: int) -> None:
+        """Change how long messages of a topic are shown (0: as long as the log holds them) in every broker group.
+
+        What is hidden already stays hidden. Raises: TopicNotFoundError.
+        """
+        request = pb.UpdateTopicRequest(topic=topic, retention_ms=retention_ms)
+        await self._on_topic(topic, lambda stub, timeout: stub.UpdateTopic(request, timeout=timeout))
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic with its messages from every broker group. Raises: TopicNotFoundError."""

@@ -57,7 +57,13 @@ def clean(
     if as_json:
         print_json(
             [
-                {"group": name, "segments": list(a.segments), "bytes": a.bytes, "dry_run": dry_run}
+                {
+                    "group": name,
+                    "segments": list(a.segments),
+                    "bytes": a.bytes,
+                    "dry_run": dry_run,
+                    "note": a.note,
+                }
                 for name, a in answers
             ]
         )
@@ -65,3 +71,7 @@ def clean(
     verb = "would delete" if dry_run else "deleted"
     for name, answer in answers:
         out.print(f"{name}: {verb} {len(answer.segments)} segments, {answer.bytes:,} bytes")
+        if answer.segments:
+            out.print(f"    the log begins at entry {answer.log_start_index:,} then")
+        if answer.note:
+            out.print(f"    {answer.note}", soft_wrap=True)

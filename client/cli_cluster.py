@@ -313,9 +313,17 @@ def _print(reports: list[GroupReport], failure: LedgerMQError | None) -> None:
         print_error(str(failure))
 
 
+def _log_begin(report: GroupReport) -> str:
+    if not report.log_start_ms:
+        return report.log_begin
+    age_ms = max(int(time.time() * 1000) - report.log_start_ms, 0)
+    return f"{report.log_begin}, oldest message {status_report.duration(age_ms)} ago"
+
+
 def _render(report: GroupReport) -> Group:
     head = Text(report.headline(), style="bold")
     head.highlight_words([report.verdict.text], style=_COLOURS[report.verdict])
     first, *lines = text_table(status_report.COLUMNS, [status_report.cells(row) for row in report.rows])
     notes = [Text(note) for note in report.notes]
-    return Group(head, Text(first, style="bold"), *map(Text, lines), *notes)
+    begin = [Text(_log_begin(report), style="dim")] if report.log_begin else []
+    return Group(head, *begin, Text(first, style="bold"), *map(Text, lines), *notes)

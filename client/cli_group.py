@@ -115,15 +115,25 @@ def describe(
             return await admin.describe_group(group, topic)
 
     info, progress = run(work())
-    names = ("topic", "broker_group", "queue_id", "committed_offset", "end_offset", "behind", "leased")
+    names = (
+        "topic",
+        "broker_group",
+        "queue_id",
+        "committed_offset",
+        "end_offset",
+        "behind",
+        "leased",
+        "lost",
+    )
     rows = [
-        (p.topic, where, p.queue_id, p.committed_offset, p.end_offset, p.end_offset - max(p.committed_offset, p.begin_offset), p.leased)
+        (p.topic, where, p.queue_id, p.committed_offset, p.end_offset, p.end_offset - max(p.committed_offset, p.begin_offset), p.leased,
+         p.lost)
         for where, p in progress
     ]  # fmt: skip
     if as_json:
         print_json({**_as_dict(info), "queues": [dict(zip(names, row, strict=True)) for row in rows]})
     elif rows:
-        print_table(("TOPIC", "GROUP", "QUEUE>", "COMMITTED>", "END>", "BEHIND>", "LEASED>"), rows)
+        print_table(("TOPIC", "GROUP", "QUEUE>", "COMMITTED>", "END>", "BEHIND>", "LEASED>", "LOST>"), rows)
     else:
         out.print(f'consumer group "{group}" has consumed nothing yet')
 

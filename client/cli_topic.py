@@ -22,15 +22,24 @@ from .cli_output import (
 
 _TYPE_NAMES = {number: name for name, number in MESSAGE_TYPES.items()}
 
+_HOUR_MS = 3_600_000
+
+RetentionOption = Annotated[
+    float,
+    typer.Option(
+        "--retention-hours", min=0, help="How long messages are shown; 0: as long as the log holds them."
+    ),
+]
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
     topic = typer.Typer(
-        no_args_is_help=True, help="Create, list, describe and delete topics.", rich_markup_mode=None
+        no_args_is_help=True, help="Create, list, describe, update and delete topics.", rich_markup_mode=None
     )
     topic.command("create")(create)
+    topic.command("update")(update)
     topic.command("list")(list_topics)
     topic.command("describe")(describe)
     topic.command("delete")(delete)
@@ -49,15 +58,38 @@ def create(
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="Succeed when the topic is there.")
     ] = False,
+    retention_hours: RetentionOption = 0,
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
 ) -> None:
     """Create a topic in every broker group."""
 
     async def work() -> int:
         async with Admin(nameserver) as admin:
-            return await admin.create_topic(topic, queues, message_type=kind, if_not_exists=if_not_exists)
+            return await admin.create_topic(
+                topic,
+                queues,
+                message_type=kind,
+                if_not_exists=if_not_exists,
+                retention_ms=int(retention_hours * _HOUR_MS),
+            )
 
     out.print(f'topic "{topic}" is there with {run(work())} queues. Next: ledgermq send {topic} "hello"')
+
+
+def update(
+    topic: TopicArgument,
+    retention_hours: RetentionOption,
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+) -> None:
+    """Change how long a topic shows its messages. What is hidden already stays hidden."""
+
+    async def work() -> None:
+        async with Admin(nameserver) as admin:
+            await admin.update_topic(topic, retention_ms=int(retention_hours * _HOUR_MS))
+
+    run(work())
+    kept = f"for {retention_hours:g} hours" if retention_hours else "as long as the log holds them"
+    out.print(f'topic "{topic}" shows messages {kept}')
 
 
 def list_topics(nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: JsonOption = False) -> None:
@@ -72,16 +104,28 @@ def list_topics(nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: Json
         print_json([_as_dict(info) for info in topics])
     elif topics:
         print_table(
-            ("TOPIC", "QUEUES>", "TYPE"),
-            [(info.name, info.queue_count, _TYPE_NAMES.get(info.message_type, "normal")) for info in topics],
+            ("TOPIC", "QUEUES>", "TYPE", "RETENTION>"),
+            [
+                (info.name, info.queue_count, _TYPE_NAMES.get(info.message_type, "normal"), _retention(info))
+                for info in topics
+            ],
         )
     else:
         out.print("no topics yet. Create one: ledgermq topic create orders")
 
 
+def _retention(info: route_pb2.TopicInfo) -> str:
+    return f"{info.retention_ms / _HOUR_MS:g} h" if info.retention_ms else "-"
+
+
 def _as_dict(info: route_pb2.TopicInfo) -> dict[str, Any]:
-    kind = _TYPE_NAMES.get(info.message_type, "normal")
-    return {"topic": info.name, "topic_id": info.topic_id, "queues": info.queue_count, "type": kind}
+    return {
+        "topic": info.name,
+        "topic_id": info.topic_id,
+        "queues": info.queue_count,
+        "type": _TYPE_NAMES.get(info.message_type, "normal"),
+        "retention_ms": info.retention_ms,
+    }
 
 
 def describe(

@@ -340,6 +340,22 @@ class CorruptMessageError(LedgerMQError):
         )
 
 
+class MessagesDeletedError(LedgerMQError):
+    """Retention deleted messages before this consumer had read them; the next poll goes on at offset `begin`."""
+
+    def __init__(self, topic: str, queue_id: int, count: int, begin: int) -> None:
+        super().__init__(
+            f'{count:,} messages of topic "{topic}" queue {queue_id} were deleted before they were read; the queue begins at '
+            f"offset {begin} now",
+            "This consumer was behind for longer than the messages are kept",
+            "Poll again to go on there; keep messages longer: retention_hours of the brokers, or ledgermq topic update",
+        )
+        self.topic = topic
+        self.queue_id = queue_id
+        self.count = count
+        self.begin = begin
+
+
 class MissingExtraError(LedgerMQError):
     """A command needs a part of LedgerMQ that is not installed."""
 

@@ -2,7 +2,8 @@
 
 Owns: per queue the next offset to ask for and the next to hand out; the bound on buffered bytes.
 Must not: do I/O, read clocks.
-Invariants: position <= next offset to ask for; every record between them stands in the buffer; nothing else does.
+Invariants: position <= next offset to ask for; every record between them stands in the buffer, unless retention deleted it;
+nothing else does.
 """
 
 from __future__ import annotations
@@ -93,6 +94,13 @@ class FetchBuffer:
         """Continue at `offset`; what was fetched of the queue before is dropped."""
         self._drop(assigned)
         assigned.position = assigned.fetch_offset = offset
+
+    def skip_to(self, assigned: AssignedQueue, offset: int) -> None:
+        """Ask on at `offset`, because what lies before it is gone; what is buffered stays and is handed out first."""
+        assigned.generation += 1
+        assigned.fetch_offset = offset
+        if not any(piece.assigned is assigned for piece in self._pieces):
+            assigned.position = offset
 
     def _drop(self, assigned: AssignedQueue) -> None:
         """Forget what is buffered of a queue, at once: it must not keep room from the others."""

@@ -29,7 +29,14 @@ from ledgermq.proto import log_pb2_grpc, route_pb2
 from .calls import call_group
 from .channels import Channels, unreachable
 from .encoding import check_name
-from .errors import ClosedError, CorruptMessageError, LedgerMQError, UsageError, error_of
+from .errors import (
+    ClosedError,
+    CorruptMessageError,
+    LedgerMQError,
+    MessagesDeletedError,
+    UsageError,
+    error_of,
+)
 from .fetch_buffer import MAX_BUFFER_BYTES, AssignedQueue, FetchBuffer, OutOfRange
 from .message import MessageQueue, MessageView
 from .retry_policy import LeaderSearch
@@ -156,16 +163,27 @@ class PullConsumer:
         start: str = "earliest",
         cluster: str = "",
         max_buffer_bytes: int = MAX_BUFFER_BYTES,
+        when_deleted: str = "earliest",
     ) -> None:
         """`group` "" commits nothing. `start`: "earliest" or "latest", for queues without a committed offset.
 
+        `when_deleted`: what happens when retention deleted messages before they were read. "earliest" and "latest" go on
+        at that end of the queue, with a warning in the log; with "raise" the next poll raises MessagesDeletedError, and the
+        one after it goes on at the earliest message. `deleted_count` counts them in each case.
         Raises: InvalidNameError, UsageError.
         """
         if group:
             check_name("group", group)
         if start not in ("earliest", "latest"):
             raise UsageError(f"start is {start!r}", "", 'It must be "earliest" or "latest"')
+        if when_deleted not in ("earliest", "latest", "raise"):
+            raise UsageError(
+                f"when_deleted is {when_deleted!r}", "", 'It must be "earliest", "latest" or "raise"'
+            )
         self.group = group
+        #: Messages that retention deleted before they were read.
+        self.deleted_count = 0
+        self._when_deleted = when_deleted
         self.channels = Channels()
         self._start = start
         self._max_buffer_bytes = max_buffer_bytes
@@ -253,15 +271,36 @@ class PullConsumer:
 
     async def _start_offsets(self, route: TopicRoute) -> dict[MessageQueue, int]:
         offsets = {}
-        for each in await self.offsets(route.topic):
-            queue, committed, begin, end = each
-            offsets[queue] = committed if committed >= 0 else begin if self._start == "earliest" else end
+        for queue, found in await self._query(route.topic):
+            begin, end = found.begin_offset, found.end_offset
+            if found.lost and queue not in self._assigned:
+                begin = self._on_deleted(queue, found.lost, begin, end)
+                offsets[queue] = begin if self._when_deleted == "latest" else found.offset
+            elif found.offset >= 0:
+                offsets[queue] = found.offset
+            else:
+                offsets[queue] = begin if self._start == "earliest" else end
         return offsets
+
+    def _on_deleted(self, queue: MessageQueue, count: int, begin: int, end: int) -> int:
+        """Say that messages are gone, as `when_deleted` wants it; return where to go on."""
+        self.deleted_count += count
+        logger.warning(
+            "messages were deleted before they were read queue=%s count=%d begin=%d next=%s",
+            queue, count, begin, "latest" if self._when_deleted == "latest" else "earliest",
+        )  # fmt: skip
+        if self._when_deleted == "raise":
+            self.fail(MessagesDeletedError(queue.topic, queue.queue_id, count, begin))
+        return end if self._when_deleted == "latest" else begin
 
     # --- offsets ----------------------------------------------------------------------------------------------
 
     async def offsets(self, topic: str) -> list[tuple[MessageQueue, int, int, int]]:
         """Return (queue, committed or -1, begin, end) of every queue of a topic."""
+        found = await self._query(topic)
+        return [(queue, each.offset, each.begin_offset, each.end_offset) for queue, each in found]
+
+    async def _query(self, topic: str) -> list[tuple[MessageQueue, pb.QueueOffset]]:
         route = await self._routes.get(topic)
         request = pb.QueryOffsetsRequest(group=self.group, topic=topic)
         found = []
@@ -274,10 +313,7 @@ class PullConsumer:
                 return result
 
             answer = await call_group(self._group_of(topic, name), self.channels, query)
-            found += [
-                (MessageQueue(topic, name, each.queue_id), each.offset, each.begin_offset, each.end_offset)
-                for each in answer.offsets
-            ]
+            found += [(MessageQueue(topic, name, each.queue_id), each) for each in answer.offsets]
         return found
 
     def _group_of(self, topic: str, name: str) -> Any:
@@ -441,11 +477,10 @@ class PullConsumer:
     async def _on_out_of_range(self, fetcher: _GroupFetcher, found: OutOfRange) -> None:
         assigned = found.assigned
         if assigned.fetch_offset < found.begin:
-            logger.warning(
-                "messages were deleted before they were read queue=%s from=%d to=%d",
-                assigned.queue, assigned.fetch_offset, found.begin,
-            )  # fmt: skip
-            fetcher.buffer.seek(assigned, found.begin)
+            # What is buffered below the begin was read in time: only asking goes on elsewhere.
+            count = found.begin - assigned.fetch_offset
+            to = self._on_deleted(assigned.queue, count, found.begin, found.end)
+            fetcher.buffer.skip_to(assigned, to)
         else:
             # The node has not applied as far as we have read elsewhere: it will.
             await asyncio.sleep(_BEYOND_END_PAUSE_S)

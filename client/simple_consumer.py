@@ -207,6 +207,8 @@ class SimpleConsumer:
                     messages.append(LeasedMessage(frame.message, broker_group))
                 elif frame.HasField("status") and frame.status.code != v2.MESSAGE_NOT_FOUND and not messages:
                     self._raise(frame.status, request.message_queue.topic.name)
+                    if frame.status.message not in ("", "OK"):
+                        logger.warning("group=%s: %s", self.group, frame.status.message)
         except grpc.RpcError:
             if not messages:
                 raise

@@ -64,6 +64,8 @@ class GroupReport:
     notes: tuple[str, ...] = ()
     cluster: str = ""
     version: str = ""
+    log_begin: str = ""
+    log_start_ms: int = 0  # when the first entry of the log was stored, ms since 1970; 0: not known
 
     def headline(self) -> str:
         """Return `GROUP g0   HEALTHY   leader n2   term 7 (3 m 12 s)   quorum 3/3   flush sync`."""
@@ -85,6 +87,8 @@ class GroupReport:
             "voters_in_contact",
             "flush",
             "cluster",
+            "log_begin",
+            "log_start_ms",
         )
         values: dict[str, object] = {name: getattr(self, name) for name in names}
         values["verdict"] = self.verdict.name.lower()
@@ -117,6 +121,9 @@ def report(asked: GroupAnswers) -> GroupReport:
     in_contact = view.voters_in_contact if leader else 0
     voters = view.voters or len(rows)
     verdict, notes = _judge(view, leader, rows, voters, in_contact)
+    if verdict is Verdict.HEALTHY and any(each.disk_step > 1 for each in asked.answers.values()):
+        verdict = Verdict.DEGRADED
+    notes += tuple(_retention_notes(asked.answers))
     return GroupReport(
         group=view.group or asked.group,
         verdict=verdict,
@@ -130,6 +137,8 @@ def report(asked: GroupAnswers) -> GroupReport:
         notes=notes,
         cluster=view.cluster,
         version=view.version,
+        log_begin=_log_begin(view),
+        log_start_ms=view.log_start_ms,
     )
 
 
@@ -263,6 +272,30 @@ def _judge(
         notes.append(f"produce is refused: {view.produce_refused_reason or 'see the metrics'}")
     well = all(row.is_well for row in rows) and in_contact == voters and not view.produce_refused
     return (Verdict.HEALTHY if well else Verdict.DEGRADED), tuple(notes)
+
+
+def _log_begin(view: pb.GetStatusResponse) -> str:
+    """Return where the log of a node begins, for people."""
+    if not view.first_index:
+        return ""
+    return (
+        f"log from entry {view.first_index:,} (offset {view.log_start_offset:020d}), {size(view.log_bytes)}"
+    )
+
+
+def _retention_notes(answers: Mapping[str, pb.GetStatusResponse]) -> list[str]:
+    """Say what the disks of nodes lead to, and what is kept in spite of its age."""
+    notes = []
+    for name, answer in sorted(answers.items()):
+        if answer.disk_step:
+            used = answer.disk_used_bytes / answer.disk_limit_bytes if answer.disk_limit_bytes else 0
+            notes.append(
+                f"{name}: {used:.0%} of {size(answer.disk_limit_bytes)} used: {answer.disk_step_text}. "
+                "See: docs/runbook.md, Disk"
+            )
+        if answer.protection:
+            notes.append(f"{name}: {answer.protection}")
+    return notes
 
 
 def _nothing_answers(asked: GroupAnswers) -> str:

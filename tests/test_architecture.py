@@ -87,10 +87,12 @@ CORE: dict[str, tuple[str, ...]] = {
         "produce_records",
         "receipt_handle",
         "refusals",
+        "retention_policy",
         "selection",
         "sessions",
         "state",
         "topics",
+        "unconsumed",
     ),
     "nameserver": (
         "config",

@@ -162,9 +162,15 @@ def test_files_below_the_begin_offset_and_of_deleted_topics_go(tmp_path: Path) -
     queue = queues.named(*KEY)
     queues.append(queue, some_units(0, UNITS_PER_FILE + 10))
     write_out(queues, files)
-    files.remove_below("orders@1", 0, UNITS_PER_FILE - 1)
+    assert files.remove_below([("orders@1", 0, UNITS_PER_FILE - 1)]) == []
     assert len(list((tmp_path / "orders@1" / "0").iterdir())) == 2
-    files.remove_below("orders@1", 0, UNITS_PER_FILE)
+    before = files.read_nowait("orders@1", 0, 0, 1)  # a reader has it open
+    assert before is not None
+    (gone,) = files.remove_below([("orders@1", 0, UNITS_PER_FILE)])
+    assert gone == files.path("orders@1", 0, 0)
+    files.forget([gone])
+    with pytest.raises(ConsumeQueueError, match="the file is gone"):
+        files.read_nowait("orders@1", 0, 0, 1)
     assert len(list((tmp_path / "orders@1" / "0").iterdir())) == 1
     files.remove_orphans({"orders@1"})
     assert len(list((tmp_path / "orders@1" / "0").iterdir())) == 1
