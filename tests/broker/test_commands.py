@@ -32,6 +32,9 @@ EXAMPLES: list[c.Command] = [
     c.EvictDedup(1, 2),
     c.LogStart(3, 4, c.position_rows([(1, 0, 5)])),
     c.FeatureLevel(2),
+    c.CreateTopic("short-lived", 1, c.MessageType.NORMAL, 3_600_000),
+    c.SetTopicRetention(7, 1 << 40),
+    c.TrimQueues(c.position_rows([(1, 0, 5), (1, 1, 1 << 40)])),
 ]
 
 
@@ -49,6 +52,12 @@ def test_every_command_is_read_as_it_was_written() -> None:
     found = [c.decode(*raw, 1) for raw in walk_commands(body, len(EXAMPLES))]
     assert [plain(command) for command in found] == [plain(command) for command in EXAMPLES]
     assert {type(command) for command in found} == set(c._BY_CLASS)
+
+
+def test_a_topic_without_retention_is_created_in_the_version_that_older_nodes_read() -> None:
+    (plain_topic,) = walk_commands(c.encode(c.CreateTopic("a", 1)), 1)
+    (with_retention,) = walk_commands(c.encode(c.CreateTopic("a", 1, retention_ms=5)), 1)
+    assert (plain_topic[1], with_retention[1]) == (1, 2)
 
 
 def test_a_command_cut_short_is_damage() -> None:

@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 
 from ledgermq.broker import produce
-from ledgermq.broker.commands import CreateTopic, LogStart, MessageType, position_rows
+from ledgermq.broker.commands import (
+    Ack,
+    CommitOffsets,
+    CreateTopic,
+    DeleteTopic,
+    GrantLeases,
+    LogStart,
+    MessageType,
+    lease_rows,
+    position_rows,
+)
 from ledgermq.broker.effects import Effects
 from ledgermq.broker.leader_view import LeaderView, Verdict
 from ledgermq.broker.log_wire import checked_sections
@@ -20,7 +30,7 @@ from ledgermq.broker.produce_works import ProduceWork, SendWork
 from ledgermq.broker.state import BrokerState
 from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind, entry_size
 from ledgermq.proto.record import SectionKind, encode_record, encode_section, walk_sections
-from ledgermq.raft.errors import EntryTooLargeError, NotLeaderError, ProposalLostError
+from ledgermq.raft.errors import DiskFullError, EntryTooLargeError, NotLeaderError, ProposalLostError
 from ledgermq.raft.state_machine import Proposal
 
 
@@ -287,3 +297,31 @@ def test_the_command_that_makes_room_on_a_full_disk_goes_alone_and_urgently() ->
         assert raft.urgent == [False, False, True, False]
 
     run(body)
+
+
+def test_on_a_nearly_full_disk_only_what_frees_space_is_taken() -> None:
+    async def test(raft: FakeRaft) -> None:
+        await raft.topic()
+        raft.pipeline.refusal = "n1 refuses all writes: its disk is 96% used"
+        for command in (
+            CreateTopic("b", 1, MessageType.NORMAL),
+            CommitOffsets(1, position_rows([(1, 0, 0)])),
+            Ack(1, 1, lease_rows([(0, 0, 1)])),
+            GrantLeases(1, 1, 1000, ()),
+        ):
+            with pytest.raises(DiskFullError, match="96% used"):
+                raft.pipeline.run(command)
+        with pytest.raises(DiskFullError, match="96% used"):
+            raft.pipeline.submit(ProduceWork([]))
+        assert raft.pipeline.is_idle, "nothing of it waits"
+        taken = [
+            raft.pipeline.run(command) for command in (LogStart(1, 0, position_rows([])), DeleteTopic(1))
+        ]
+        while not raft.pipeline.is_idle:
+            await settle()
+            await raft.decide(len(raft.proposals) - 1)
+        assert all(future.done() and not future.exception() for future in taken)
+        raft.pipeline.refusal = ""
+        raft.pipeline.run(CommitOffsets(1, position_rows([])))
+
+    run(test)

@@ -26,11 +26,13 @@ from ledgermq.broker.commands import (
     ReleaseLeases,
     SessionLost,
     SetPositions,
+    SetTopicRetention,
+    TrimQueues,
     change_rows,
     lease_rows,
     position_rows,
 )
-from ledgermq.broker.effects import RowsResult, TopicResult
+from ledgermq.broker.effects import Effects, GrantResult, RowsResult, TopicResult
 from ledgermq.broker.errors import DivergedError, UnknownCommandError
 from ledgermq.broker.state import BrokerState
 from ledgermq.proto.entry import EntryKind
@@ -114,7 +116,7 @@ def test_log_time_that_goes_back_stops_the_node() -> None:
         node.apply(kind=EntryKind.NOOP)
 
 
-@pytest.mark.parametrize(("number", "version"), [(999, 1), (1, 2)])
+@pytest.mark.parametrize(("number", "version"), [(999, 1), (1, 3)])
 def test_an_unknown_command_or_version_stops_the_node(number: int, version: int) -> None:
     raw = encode_section(SectionKind.COMMANDS, [encode_command(number, version, b"")], 1)
     with pytest.raises(UnknownCommandError, match="newer LedgerMQ"):
@@ -173,6 +175,74 @@ def test_the_leader_finds_the_begin_offsets_for_a_start_of_the_log() -> None:
     command = node.state.log_start_command(node.state.applied_index - 1, start)
     assert isinstance(command, LogStart)
     assert command.rows.tolist() == [(topic, 0, 3)]
+
+
+def lost(effects: Effects) -> list[tuple[int, int, int]]:
+    """(queue id, count, begin) of what groups lost."""
+    return [(loss.queue_id, loss.count, loss.begin) for loss in effects.losses]
+
+
+def test_trimmed_queues_begin_later_and_the_log_does_not() -> None:
+    node = Node()
+    topic, group = node.topic(), node.group()
+    node.fill(topic, 0, 10)
+    node.command(CommitOffsets(group, position_rows([(topic, 0, 2)])))
+    effects = node.command(TrimQueues(position_rows([(topic, 0, 6), (topic, 1, 3), (99, 0, 1)])))
+    assert (node.state.queue_begin(topic, 0), node.state.queue_begin(topic, 1)) == (6, 0), (
+        "1 has nothing to hide"
+    )
+    assert node.state.log_start_index == 1 and effects.log_start is None
+    assert lost(effects) == [(0, 4, 6)]
+    assert lost(node.command(TrimQueues(position_rows([(topic, 0, 4)])))) == []
+    assert node.state.queue_begin(topic, 0) == 6, "never back"
+    node.command(TrimQueues(position_rows([(topic, 0, 1 << 40)])))
+    assert node.state.queue_begin(topic, 0) == 10, "not behind the end: the next message is shown"
+
+
+def test_a_group_is_told_once_what_retention_took_and_commits_end_it() -> None:
+    node = Node()
+    topic, group = node.topic(queues=1), node.group()
+    node.fill(topic, 0, 20)
+    node.command(CommitOffsets(group, position_rows([(topic, 0, 1)])))
+    node.command(TrimQueues(position_rows([(topic, 0, 3)])))
+    node.command(TrimQueues(position_rows([(topic, 0, 5)])))
+    assert node.state.lost_count(group, topic, 0) == 4
+    nothing = GrantLeases(group, topic, 1000, (QueueGrant(0, 5, 5, np.array([], np.int64)),))
+    node.command(nothing)
+    assert node.state.lost_count(group, topic, 0) == 4, "nobody got anything: nobody was told"
+    granted = GrantLeases(group, topic, 1000, (QueueGrant(0, 5, 7, np.array([5, 6])),))
+    (result,) = node.command(granted).results
+    assert isinstance(result, GrantResult)
+    assert [(queue.lost, queue.begin) for queue in result.queues] == [(4, 5)]
+    assert node.state.lost_count(group, topic, 0) == 0
+    lease = result.lease_id
+    assert lost(node.command(TrimQueues(position_rows([(topic, 0, 6)])))) == [(0, 1, 6)], "leased, not done"
+    node.command(Ack(group, topic, lease_rows([(0, 6, lease)])))
+    assert node.state.lost_count(group, topic, 0) == 1, (
+        "an acknowledgement of what came earlier says nothing of it"
+    )
+    node.command(CommitOffsets(group, position_rows([(topic, 0, 9)])))
+    assert node.state.lost_count(group, topic, 0) == 0
+
+
+def test_losses_and_retention_of_topics_survive_a_checkpoint_and_cost_nothing_without_them() -> None:
+    node = Node()
+    topic, group = node.topic(queues=1), node.group()
+    node.fill(topic, 0, 10)
+    node.command(CommitOffsets(group, position_rows([(topic, 0, 2)])))
+    assert checkpoint(node.state)[4:8] == bytes([1, 0, 0, 0]), "older nodes read it"
+    result = node.command(SetTopicRetention(topic, 3_600_000)).results[0]
+    assert isinstance(result, TopicResult) and result.changed
+    node.command(TrimQueues(position_rows([(topic, 0, 6)])))
+    assert checkpoint(node.state)[4:8] == bytes([2, 0, 0, 0]), (
+        "older nodes would lose something: they refuse it"
+    )
+    restored = restore_state(decode_snapshot(checkpoint(node.state), "test"))
+    assert restored.lost_count(group, topic, 0) == 4
+    assert restored.topics.named("orders").retention_ms == 3_600_000
+    assert restored.queue_begin(topic, 0) == 6
+    again = node.command(SetTopicRetention(topic, 3_600_000), SetTopicRetention(99, 1))
+    assert [each.changed for each in again.results if isinstance(each, TopicResult)] == [False, False]
 
 
 class History:
@@ -245,11 +315,18 @@ class History:
             return ChangeInvisible(group, topic, change_rows([(queue, offset, lease, low(0, 900))]))
         if pick == 12:
             return ReleaseLeases(group, topic, lease_rows([(queue, offset, lease)]))
-        last = self.random.random()
-        if last < 0.4:
+        return self._rare(topic, queue)
+
+    def _rare(self, topic: int, queue: int) -> Command:
+        last, low = self.random.random(), self.random.randint
+        if last < 0.3:
             return SessionLost(low(1, 3), 50)
-        if last < 0.7:
+        if last < 0.5:
             return EvictDedup(self.log.now - 4_000, self.log.now - 9_000)
+        if last < 0.65:
+            return SetTopicRetention(topic, low(0, 2) * 1000)
+        if last < 0.8:
+            return TrimQueues(position_rows([(topic, q, low(0, 12)) for q in range(3)]))
         return LogStart(len(self.log.raw), self.log.end, position_rows([(topic, queue, low(0, 9))]))
 
     def _create(self) -> CreateTopic:
@@ -276,6 +353,7 @@ def test_two_nodes_with_one_history_have_equal_checkpoints_even_when_one_restart
 ) -> None:
     history = History(seed)
     steady, restarted = BrokerState(), BrokerState()
+    begins: dict[tuple[int, int], int] = {}
     for index in range(1, 301):
         history.entry()
         steady.apply(*history.log.entry(index))
@@ -284,6 +362,10 @@ def test_two_nodes_with_one_history_have_equal_checkpoints_even_when_one_restart
             raw = checkpoint(restarted)
             assert raw == checkpoint(steady), f"seed {seed} index {index}"
             restarted = without_tails(restarted, restore_state(decode_snapshot(raw, "test")))
+        for queue in steady.queues:
+            assert queue.begin >= begins.get(queue.key, 0), f"seed {seed} index {index}: a begin went back"
+            begins[queue.key] = queue.begin
+            assert restarted.queues.named(*queue.key).begin == queue.begin <= queue.end
     assert checkpoint(restarted) == checkpoint(steady)
     ends = {queue.key: queue.end for queue in steady.queues}
     assert ends == history.ends
