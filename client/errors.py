@@ -19,6 +19,7 @@ LedgerMQError
 │   └── InvalidHandleError      a receipt handle that is no longer valid
 ├── OutcomeUnknownError         sent, but no answer: it may or may not have been stored
 │   └── SendTimeoutError        the deadline passed before the answer came
+├── MessagesDeletedError        retention was quicker than the consumer, which wants to hear of it
 ├── CorruptMessageError         fetched bytes that fail their checksum, or a message that is not what it says
 └── MissingExtraError           an optional part of the installation is missing
 

@@ -68,7 +68,9 @@ def test_a_retry_that_is_too_old_to_know_says_so_or_is_refused() -> None:
             "stored; nobody knows where"
         )
         admission = produce(node, topic, 34, 4, view)
-        assert admission.verdict is Verdict.SEQUENCE_GAP, "half of it is too old to know: no batch was cut like this"
+        assert admission.verdict is Verdict.SEQUENCE_GAP, (
+            "half of it is too old to know: no batch was cut like this"
+        )
     node.command(EvictDedup(START_MS + 10_000, START_MS + 10_000))
     admission = produce(node, topic, 99, 1)
     assert (admission.verdict, admission.base_offset) == (Verdict.SEQUENCE_GAP, -1), "the stream is forgotten"

@@ -93,7 +93,12 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
 
     async def Clean(self, request: pb.CleanRequest, context: Any) -> pb.CleanResponse:
         self.cleaned = request
-        return pb.CleanResponse(segments=["00000000000000000000"], bytes=1 << 20)
+        return pb.CleanResponse(
+            segments=["00000000000000000000"],
+            bytes=1 << 20,
+            log_start_index=9,
+            note="the newest segment always stays",
+        )
 
     async def Dump(self, request: pb.DumpRequest, context: Any) -> AsyncIterator[pb.DumpChunk]:
         sizes: dict[str, int] = {}

@@ -28,6 +28,7 @@ class FakeQueue:
     sections: list[tuple[int, int, bytes]] = field(default_factory=list)  # base offset, count, bytes
     end: int = 0
     begin: int = 0
+    lost: int = 0  # told to every group
 
 
 class FakeGroup:
@@ -39,6 +40,7 @@ class FakeGroup:
         self.queues: dict[tuple[int, int], FakeQueue] = {}
         self.sessions: dict[tuple[int, int, int], tuple[int, dict[int, tuple[int, int]]]] = {}
         self.committed: dict[tuple[str, str, int], int] = {}
+        self.retention_ms: dict[str, int] = {}
         self.groups: dict[str, admin_pb2.ConsumerGroupInfo] = {}
         self.term = 1
         self.leader = "n1"
@@ -201,9 +203,18 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
             queue = self.group.queues[topic_id, queue_id]
             answer.offsets.add(
                 topic=request.topic, queue_id=queue_id, begin_offset=queue.begin, end_offset=queue.end,
-                offset=self.group.committed.get((request.group, request.topic, queue_id), -1),
+                offset=self.group.committed.get((request.group, request.topic, queue_id), -1), lost=queue.lost,
             )  # fmt: skip
         return answer
+
+    async def UpdateTopic(
+        self, request: admin_pb2.UpdateTopicRequest, context: Any
+    ) -> admin_pb2.UpdateTopicResponse:
+        if request.topic not in self.group.topics:
+            refusal = pb.Refusal(code=pb.TOPIC_NOT_FOUND, message=f'topic "{request.topic}" does not exist')
+            return admin_pb2.UpdateTopicResponse(refusal=refusal)
+        self.group.retention_ms[request.topic] = request.retention_ms
+        return admin_pb2.UpdateTopicResponse()
 
     async def CreateTopic(
         self, request: admin_pb2.CreateTopicRequest, context: Any
@@ -213,6 +224,7 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
             return admin_pb2.CreateTopicResponse(refusal=refusal)
         if request.topic not in self.group.topics:
             self.group.create_topic(request.topic, request.queue_count or 4)
+            self.group.retention_ms[request.topic] = request.retention_ms
             self.register(self.group)
         await self._maybe_drop(context)
         return admin_pb2.CreateTopicResponse(topic=self._info(request.topic))
@@ -261,6 +273,7 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
             queue_count=queues,
             permission=self.group.permission,
             message_type=pb.NORMAL,
+            retention_ms=self.group.retention_ms.get(name, 0),
         )
 
     def route(self) -> pb.GroupRoute:

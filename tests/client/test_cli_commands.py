@@ -47,7 +47,7 @@ def test_a_topic_is_created_listed_described_and_deleted(ledgermq: Any) -> None:
     )  # fmt: skip
     _, out, _ = ledgermq("topic", "list")
     assert [line.split() for line in out.splitlines()] == [
-        ["TOPIC", "QUEUES", "TYPE"], ["new", "3", "normal"], ["orders", "2", "normal"],
+        ["TOPIC", "QUEUES", "TYPE", "RETENTION"], ["new", "3", "normal", "-"], ["orders", "2", "normal", "-"],
     ]  # fmt: skip
     assert json.loads(ledgermq("topic", "list", "--json")[1])[0]["queues"] == 3
     _, out, _ = ledgermq("topic", "describe", "new")
@@ -56,6 +56,23 @@ def test_a_topic_is_created_listed_described_and_deleted(ledgermq: Any) -> None:
     assert ledgermq("topic", "delete", "new", "--yes")[0] == 0
     code, _, err = ledgermq("topic", "describe", "new")
     assert (code, "ledgermq topic create new" in err) == (1, True)
+
+
+def test_the_retention_of_a_topic_is_set_when_it_is_created_and_changed(
+    ledgermq: Any, cluster: Served[MessagingCluster]
+) -> None:
+    assert ledgermq("topic", "create", "logs", "--retention-hours", "1.5")[0] == 0
+    assert cluster.cluster.node("n1").group.retention_ms["logs"] == 5_400_000
+    assert json.loads(ledgermq("topic", "list", "--json")[1])[0]["retention_ms"] == 5_400_000
+    _, out, _ = ledgermq("topic", "list")
+    assert out.splitlines()[1].split() == ["logs", "4", "normal", "1.5", "h"]
+    assert ledgermq("topic", "update", "logs", "--retention-hours", "48") == (
+        0, 'topic "logs" shows messages for 48 hours\n', "",
+    )  # fmt: skip
+    assert "as long as the log holds them" in ledgermq("topic", "update", "logs", "--retention-hours", "0")[1]
+    assert cluster.cluster.node("n1").group.retention_ms["logs"] == 0
+    code, _, err = ledgermq("topic", "update", "lags", "--retention-hours", "1")
+    assert (code, "logs" in err) == (1, True)
 
 
 def test_deleting_asks_and_a_no_changes_nothing(
@@ -187,7 +204,9 @@ def test_fewer_messages_than_asked_for_is_an_exit_code(
 
 def test_cleaning_tells_what_is_deleted(ledgermq: Any, cluster: Served[MessagingCluster]) -> None:
     assert ledgermq("admin", "clean", "--dry-run", "--older-than-hours", "0.5") == (
-        0, "g0: would delete 1 segments, 1,048,576 bytes\n", "",
+        0,
+        "g0: would delete 1 segments, 1,048,576 bytes\n    the log begins at entry 9 then\n    the newest segment always stays\n",
+        "",
     )  # fmt: skip
     request = cluster.cluster.node("n1").cleaned
     assert request is not None

@@ -70,6 +70,21 @@ def test_messages_are_handed_out_in_the_order_of_their_offsets() -> None:
     assert (assigned.position, buffer.has_messages) == (6, False)
 
 
+def test_what_was_fetched_before_retention_deleted_the_rest_is_handed_out() -> None:
+    buffer, (assigned,) = reading(0)
+    _, asked = buffer.next_request(10)
+    buffer.on_response(answer((0, section(0, 0, b"a", b"b"))), asked)
+    buffer.skip_to(assigned, 9)
+    assert bodies(buffer) == [b"a", b"b"]
+    request, asked = buffer.next_request(10)
+    assert request.positions[0].offset == 9
+    buffer.on_response(answer((0, section(0, 9, b"c"))), asked)
+    assert bodies(buffer) == [b"c"]
+    assert assigned.position == 10
+    buffer.skip_to(assigned, 20)
+    assert assigned.position == 20, "nothing is buffered: the next one is the one that is asked for"
+
+
 def test_a_section_that_begins_before_the_position_is_cut() -> None:
     buffer, (assigned,) = reading(2)
     _, asked = buffer.next_request(10)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ledgermq.client import MessageQueue, Producer, PullConsumer
-from ledgermq.client.errors import TopicNotFoundError, UsageError
+from ledgermq.client.errors import MessagesDeletedError, TopicNotFoundError, UsageError
 
 from .fakes import FakeCluster, FakeGroup
 
@@ -140,6 +140,76 @@ def test_deleted_messages_are_skipped() -> None:
                 assert await read(consumer, 1) == [b"c"]
 
     run(scenario())
+
+
+@pytest.mark.parametrize(("when_deleted", "next_body"), [("earliest", b"d"), ("latest", b"new")])
+def test_deleted_messages_are_counted_and_reading_goes_on_where_its_user_wants(
+    when_deleted: str, next_body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster:
+            await fill(cluster, [b"a", b"b", b"c", b"d"])
+            async with PullConsumer(cluster.address, when_deleted=when_deleted) as consumer:
+                group.queues[1, 0].begin = 3
+                await consumer.assign([MessageQueue("orders", "g0", 0)])
+                consumer.seek(consumer.assignment[0], 1)
+                while not consumer.deleted_count:  # noqa: ASYNC110 (what its user sees, too)
+                    await asyncio.sleep(0.01)
+                assert consumer.deleted_count == 2
+                await fill(cluster, [b"new"])
+                assert await read(consumer, 1) == [next_body]
+
+    run(scenario())
+    assert "messages were deleted before they were read" in caplog.text
+    assert "count=2 begin=3" in caplog.text
+
+
+def test_deleted_messages_can_be_an_error_and_the_next_poll_goes_on() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster:
+            await fill(cluster, [b"a", b"b", b"c"])
+            async with PullConsumer(cluster.address, when_deleted="raise") as consumer:
+                await consumer.assign([MessageQueue("orders", "g0", 0)])
+                assert await consumer.poll(1, 5000)
+                group.queues[1, 0].begin = 2
+                consumer.seek(consumer.assignment[0], 0)
+                with pytest.raises(
+                    MessagesDeletedError, match=r"2 messages of topic .*begins at offset 2"
+                ) as told:
+                    while True:
+                        await consumer.poll(1, 5000)
+                assert (told.value.count, told.value.begin) == (2, 2)
+                assert await read(consumer, 1) == [b"c"]
+                assert consumer.deleted_count == 2
+
+    run(scenario())
+
+
+def test_a_group_that_comes_back_is_told_what_was_deleted_meanwhile() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster:
+            await fill(cluster, [b"a", b"b", b"c"])
+            group.committed["g", "orders", 0] = group.queues[1, 0].begin = 2  # as the broker moves it
+            group.queues[1, 0].lost = 2
+            async with PullConsumer(cluster.address, group="g", when_deleted="raise") as consumer:
+                await consumer.subscribe("orders")
+                with pytest.raises(MessagesDeletedError):
+                    await consumer.poll(1, 5000)
+                assert await read(consumer, 1) == [b"c"]
+            async with PullConsumer(cluster.address, group="g") as consumer:
+                await consumer.subscribe("orders")
+                assert consumer.deleted_count == 2
+                assert await read(consumer, 1) == [b"c"]
+
+    run(scenario())
+
+
+def test_an_unknown_way_to_go_on_is_refused() -> None:
+    with pytest.raises(UsageError, match="when_deleted"):
+        PullConsumer("127.0.0.1:1", when_deleted="sometimes")
 
 
 def test_a_node_that_is_behind_is_waited_for_and_the_position_stays() -> None:

@@ -121,3 +121,31 @@ def test_json_has_plain_values() -> None:
     values = status_report.report(asked(answer("n2", "leader"))).as_json()
     assert values["verdict"] == "healthy"
     assert isinstance(values["nodes"], list) and len(values["nodes"]) == 3
+
+
+def test_it_says_where_the_log_begins_and_when_that_was_stored() -> None:
+    leader = answer("n2", "leader")
+    leader.first_index, leader.log_start_offset, leader.log_bytes = 1_234, 1 << 30, 3 << 30
+    leader.log_start_ms = 1_700_000_000_000
+    report = status_report.report(asked(answer("n1", "follower"), leader, answer("n3", "follower")))
+    assert report.log_begin == "log from entry 1,234 (offset 00000000001073741824), 3 GiB"
+    assert report.as_json()["log_start_ms"] == 1_700_000_000_000
+    assert report.verdict is Verdict.HEALTHY and not report.notes
+
+
+def test_disk_steps_are_told_of_every_node_and_deleting_unexpired_messages_is_no_good_health() -> None:
+    leader, follower = answer("n2", "leader"), answer("n3", "follower")
+    follower.disk_step, follower.disk_step_text = 1, "expired messages are deleted at once"
+    follower.disk_used_bytes, follower.disk_limit_bytes = 76 << 20, 100 << 20
+    report = status_report.report(asked(answer("n1", "follower"), leader, follower))
+    assert report.verdict is Verdict.HEALTHY, "this is what retention is for"
+    assert report.notes[0].startswith("n3: 76% of 100 MiB used: expired messages are deleted at once.")
+    follower.disk_step = 2
+    assert status_report.report(asked(leader, follower, answer("n1", "follower"))).verdict is Verdict.DEGRADED
+
+
+def test_what_is_protected_is_told() -> None:
+    leader = answer("n2", "leader")
+    leader.protection = "2 expired segments (2,048 bytes) are kept for group billing in topic orders"
+    report = status_report.report(asked(answer("n1", "follower"), leader, answer("n3", "follower")))
+    assert report.notes == (f"n2: {leader.protection}",)

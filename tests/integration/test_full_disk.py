@@ -20,13 +20,18 @@ from ledgermq.client import Producer
 from ledgermq.client.errors import LedgerMQError
 from ledgermq.client.sync import Consumer
 from ledgermq.client.sync import Producer as SyncProducer
-from ledgermq.proto import admin_pb2, admin_pb2_grpc
+from ledgermq.proto import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc, route_pb2
 
 from .cluster import Cluster, Process, wait_until
 from .history import read_topic
 
 TOPIC = "full"
 DISK_SIZE = 64 << 20
+SETTINGS = {
+    "segment-size": "1MiB",
+    "max-message-bytes": "128KiB",
+    "delete-unexpired": "false",  # else a log would never fill its disk
+}
 
 
 class SmallDisk(Cluster):
@@ -47,9 +52,7 @@ def cluster(tmp_path: Path) -> Iterator[SmallDisk]:
     if mounted.returncode:
         pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
     try:
-        with SmallDisk(
-            tmp_path, nodes=3, settings={"segment-size": "1MiB", "max-message-bytes": "128KiB"}
-        ) as running:
+        with SmallDisk(tmp_path, nodes=3, settings=SETTINGS) as running:
             yield running
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
@@ -144,4 +147,55 @@ def test_a_disk_that_others_filled_to_the_last_byte_can_lose_its_leader_and_be_c
         cluster.restart(leader)
     assert clean(cluster).segments, "the command that every refusal names makes room"
     (cluster.folder / "disk" / "others").unlink()
+    wait_until(lambda: send_works(nameserver), "messages are taken again")
+
+
+def disk_share(folder: Path) -> float:
+    use = os.statvfs(folder)
+    return 1 - use.f_bavail / use.f_blocks
+
+
+def fill_to(path: Path, share: float) -> None:
+    """Let somebody else take so much that the disk is used up to `share`."""
+    with path.open("ab") as file:
+        while disk_share(path.parent) < share:
+            file.write(bytes(1 << 16))
+            file.flush()
+
+
+def commit(cluster: SmallDisk, offset: int) -> route_pb2.Refusal:
+    """Commit an offset at the leader; return the refusal."""
+    with grpc.insecure_channel(cluster.address(cluster.wait_leader())) as channel:
+        request = log_pb2.CommitOffsetsRequest(group="late")
+        request.offsets.add(topic=TOPIC, queue_id=0, offset=offset)
+        return log_pb2_grpc.LogServiceStub(channel).CommitOffsets(request, timeout=10).refusal
+
+
+def step(cluster: SmallDisk) -> int:
+    status = cluster.status(cluster.wait_leader())
+    return -1 if status is None else status.disk_step
+
+
+def test_at_90_percent_offsets_go_on_and_at_95_only_reads_and_what_frees_space(cluster: SmallDisk) -> None:
+    nameserver, others = cluster.nameserver_addresses[0], cluster.folder / "disk" / "others"
+    assert not asyncio.run(_send(nameserver, 25)), "there is room for a few segments"
+    stored = read_topic(cluster.address(cluster.wait_leader()), TOPIC)
+
+    fill_to(others, 0.92)
+    wait_until(lambda: step(cluster) == 3, "messages are refused")
+    assert "refuses messages" in asyncio.run(_send(nameserver, 1))
+    assert not commit(cluster, 1).code, "offsets are taken"
+
+    fill_to(others, 0.965)
+    wait_until(lambda: step(cluster) == 4, "all writes are refused")
+    refusal = commit(cluster, 2)
+    assert refusal.code == route_pb2.DISK_FULL and refusal.retryable
+    assert "refuses all writes" in refusal.message and "ledgermq admin clean" in refusal.message
+    assert read_topic(cluster.address(cluster.wait_leader()), TOPIC) == stored, "reading goes on"
+    segments = clean(cluster).segments
+    assert segments, "what frees space is taken"
+
+    others.unlink()
+    wait_until(lambda: step(cluster) == 0, "there is room again")
+    assert not commit(cluster, 2).code
     wait_until(lambda: send_works(nameserver), "messages are taken again")
