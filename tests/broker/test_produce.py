@@ -313,13 +313,14 @@ def test_on_a_nearly_full_disk_only_what_frees_space_is_taken() -> None:
                 raft.pipeline.run(command)
         with pytest.raises(DiskFullError, match="96% used"):
             raft.pipeline.submit(ProduceWork([]))
-        assert raft.pipeline.is_idle, "nothing of it waits"
+        assert len(raft.proposals) == 1, "nothing of it waits"
         taken = [
             raft.pipeline.run(command) for command in (LogStart(1, 0, position_rows([])), DeleteTopic(1))
         ]
-        while not raft.pipeline.is_idle:
+        for place in (1, 2):  # a start of the log goes alone
             await settle()
-            await raft.decide(len(raft.proposals) - 1)
+            await raft.decide(place)
+        assert raft.pipeline.is_idle
         assert all(future.done() and not future.exception() for future in taken)
         raft.pipeline.refusal = ""
         raft.pipeline.run(CommitOffsets(1, position_rows([])))

@@ -87,26 +87,32 @@ def test_a_disk_that_refused_a_write_refuses_messages_whatever_its_share() -> No
     assert "is full" in watch.refusal and not watch.write_refusal
 
 
+def refusals(watch: DiskWatch, used: int) -> tuple[bool, bool]:
+    """Look at `used` of 100 bytes; return whether messages and whether all writes are refused."""
+    watch.look(Use(used, 100))
+    return bool(watch.refusal), bool(watch.write_refusal)
+
+
 def test_messages_are_refused_above_90_percent_and_all_writes_above_95() -> None:
     watch = DiskWatch("n1", "/data")
-    assert watch.look(Use(90, 100))
-    assert not watch.refusal
-    assert watch.look(Use(91, 100))
-    assert (
-        "n1 refuses messages: its disk is 91% used (91 of 100 bytes at /data; the limit is 90%)"
-        in watch.refusal
-    )
+    assert refusals(watch, 90) == (False, False)
+    assert refusals(watch, 91) == (True, False)
+    told = "n1 refuses messages: its disk is 91% used (91 of 100 bytes at /data; the limit is 90%)"
+    assert told in watch.refusal
     assert "below 88%" in watch.refusal and "ledgermq admin clean" in watch.refusal
-    assert not watch.write_refusal
-    assert watch.look(Use(96, 100))
+    assert refusals(watch, 96) == (True, True)
     assert "refuses all writes: its disk is 96% used" in watch.write_refusal
-    assert watch.refusal
-    assert watch.look(Use(92, 100))
-    assert watch.refusal and not watch.write_refusal
-    assert not watch.look(Use(89, 100))
-    assert watch.refusal
-    assert watch.look(Use(87, 100))
-    assert watch.refusal == ""
+    assert refusals(watch, 94) == (True, True)
+    assert refusals(watch, 92) == (True, False)
+    assert refusals(watch, 89) == (True, False)
+    assert refusals(watch, 87) == (False, False)
+
+
+def test_a_change_of_the_step_is_told_once() -> None:
+    watch = DiskWatch("n1", "/data")
+    assert watch.look(Use(80, 100))
+    assert not watch.look(Use(81, 100))
+    assert watch.look(Use(50, 100))
 
 
 def test_a_group_is_hindered_by_its_leader_or_by_so_many_that_a_majority_lacks_room() -> None:

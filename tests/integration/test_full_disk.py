@@ -168,7 +168,10 @@ def commit(cluster: SmallDisk, offset: int) -> route_pb2.Refusal:
     with grpc.insecure_channel(cluster.address(cluster.wait_leader())) as channel:
         request = log_pb2.CommitOffsetsRequest(group="late")
         request.offsets.add(topic=TOPIC, queue_id=0, offset=offset)
-        return log_pb2_grpc.LogServiceStub(channel).CommitOffsets(request, timeout=10).refusal
+        answer: log_pb2.CommitOffsetsResponse = log_pb2_grpc.LogServiceStub(channel).CommitOffsets(
+            request, timeout=10
+        )
+    return answer.refusal
 
 
 def step(cluster: SmallDisk) -> int:

@@ -52,7 +52,8 @@ class Group:
         )
         section = bytes(encode_section(SectionKind.RECORDS, [record], 1, topic_id=topic_id, queue_id=0))
         request = log_pb2.ProduceRequest(request_id=1, sections=section, section_count=1)
-        (answer,) = self.log.Produce(iter([request]), timeout=10)
+        answers: list[log_pb2.ProduceResponse] = list(self.log.Produce(iter([request]), timeout=10))
+        (answer,) = answers
         return answer.refusal
 
     def produce_until_refused(self, topic_id: int) -> route_pb2.Refusal:
@@ -76,7 +77,8 @@ class Group:
 
     def offsets(self, topic: str = "t", group: str = "") -> log_pb2.QueueOffset:
         request = log_pb2.QueryOffsetsRequest(topic=topic, group=group)
-        return self.log.QueryOffsets(request, timeout=5).offsets[0]
+        answer: log_pb2.QueryOffsetsResponse = self.log.QueryOffsets(request, timeout=5)
+        return answer.offsets[0]
 
     def commit(self, offset: int, group: str = "billing", topic: str = "t") -> None:
         request = log_pb2.CommitOffsetsRequest(group=group)
