@@ -46,6 +46,9 @@ from .unconsumed import Protection, protection
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL: Final = 1.0  # seconds between two looks at the disk
+#: The same above CLOSE of the disk: between two looks a small disk must not get from one step past the next.
+CLOSE_INTERVAL: Final = 0.1
+CLOSE: Final = 0.8
 #: A daily expiry that nobody could do in time (an election was on) is made up for within this time.
 MAKE_UP: Final = timedelta(hours=1)
 #: How often it is looked what `protect_unconsumed` keeps, while nothing is to be deleted.
@@ -115,7 +118,7 @@ class Retention:
         while True:
             self.look()
             self._unlink()
-            await asyncio.sleep(CHECK_INTERVAL)
+            await asyncio.sleep(CLOSE_INTERVAL if self._watch.use.share > CLOSE else CHECK_INTERVAL)
 
     def look(self) -> None:
         """Look at the disk once and refuse or take messages accordingly."""

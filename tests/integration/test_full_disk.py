@@ -26,7 +26,7 @@ from .cluster import Cluster, Process, wait_until
 from .history import read_topic
 
 TOPIC = "full"
-DISK_SIZE = 64 << 20
+DISK_SIZE = 96 << 20
 SETTINGS = {
     "segment-size": "1MiB",
     "max-message-bytes": "128KiB",
@@ -58,8 +58,16 @@ def cluster(tmp_path: Path) -> Iterator[SmallDisk]:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-async def _send(nameserver: str, rounds: int) -> str:
-    """Send 100 messages of 1 KB per round until the group refuses; return what the caller is told."""
+def disk_share(folder: Path) -> float:
+    use = os.statvfs(folder)
+    return 1 - use.f_bavail / use.f_blocks
+
+
+async def _send(nameserver: str, rounds: int, pause_above: Path | None = None) -> str:
+    """Send 100 messages of 1 KB per round until the group refuses; return what the caller is told.
+
+    `pause_above`: a folder whose disk is filled slowly above 80 %, so that the first refusal comes well below the next.
+    """
     async with Producer(nameserver, timeout_ms=3000) as producer:
         for round_number in range(rounds):
             bodies = [f"{round_number}-{i}-".encode().ljust(1000, b".") for i in range(100)]
@@ -69,6 +77,8 @@ async def _send(nameserver: str, rounds: int) -> str:
             errors = [answer for answer in answers if isinstance(answer, BaseException)]
             if errors:
                 return str(errors[0])
+            if pause_above is not None and disk_share(pause_above) > 0.8:
+                await asyncio.sleep(0.1)
     return ""
 
 
@@ -115,8 +125,8 @@ def test_a_log_that_fills_its_disk_refuses_messages_and_takes_them_again_after_a
     cluster: SmallDisk,
 ) -> None:
     nameserver = cluster.nameserver_addresses[0]
-    told = asyncio.run(_send(nameserver, 1000))
-    assert re.search(r"refuses messages: its disk is .*of 67,108,864 bytes.*the limit is 90%", told), told
+    told = asyncio.run(_send(nameserver, 1000, cluster.folder / "disk"))
+    assert re.search(rf"refuses messages: its disk is .*of {DISK_SIZE:,} bytes.*the limit is 90%", told), told
     assert "ledgermq admin clean" in told
     stored = read_topic(cluster.address(cluster.wait_leader()), TOPIC)
     assert consume(nameserver, 64) >= 64, "reads and acknowledgements go on"
@@ -148,11 +158,6 @@ def test_a_disk_that_others_filled_to_the_last_byte_can_lose_its_leader_and_be_c
     assert clean(cluster).segments, "the command that every refusal names makes room"
     (cluster.folder / "disk" / "others").unlink()
     wait_until(lambda: send_works(nameserver), "messages are taken again")
-
-
-def disk_share(folder: Path) -> float:
-    use = os.statvfs(folder)
-    return 1 - use.f_bavail / use.f_blocks
 
 
 def fill_to(path: Path, share: float) -> None:
