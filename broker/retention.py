@@ -26,6 +26,7 @@ from .commands import LogStart, position_rows
 from .consume_queue import ColdRead
 from .context import NodeContext
 from .effects import Effects, Loss
+from .errors import BrokerError
 from .produce import TooManyRequestsError
 from .refusals import RefusedError
 from .retention_policy import (
@@ -171,10 +172,14 @@ class Retention:
                 continue
             try:
                 await self._decide(due=due)
-            except (RaftError, RefusedError, TooManyRequestsError) as error:
+            except (RaftError, BrokerError, RefusedError, TooManyRequestsError) as error:
                 if str(error) != self._last_failure:
                     logger.warning("nothing deleted, the next try follows reason=%s", error)
                 self._last_failure = str(error)
+            except Exception:  # a defect: yet a disk that nobody cleans any more would be worse
+                logger.exception(
+                    "retention failed, the next try follows node=%s", self._context.config.node_id
+                )
             else:
                 self._last_failure = ""
 
