@@ -359,14 +359,14 @@ class SendWindow:
             return
         first = bool(lane.unacked) and lane.unacked[0] is section
         decision = decide(refusal, section.attempts, first_of_queue=first, fifo=section.fifo)
-        section.may_be_stored = not decision.definite
+        section.may_be_stored = not decision.definite or (section.may_be_stored and decision.unseen)
         section.refused = refusal.message
         if decision.action is Action.FAIL:
             self._give_up(section)
             outcome.failed.append(Failed(section, refusal, sent=False))
             return
         newest = self._lanes.get((lane.queue.topic, lane.queue.queue_id), lane)
-        if newest is not lane and decision.definite:
+        if newest is not lane and not section.may_be_stored:
             _remove(lane.unacked, section)  # the topic was created again while this was in flight
             _forget_number(section)
             self.adopt(section, newest)

@@ -33,10 +33,15 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`definite`: it is certain that this copy was not stored. `pause_ms` holds for the whole group."""
+    """`definite`: it is certain that this copy was not stored. `pause_ms` holds for the whole group.
+
+    `unseen`: the node refused before it looked whether it has the section. Of an earlier copy, without an answer, that says
+    nothing.
+    """
 
     action: Action
     definite: bool
+    unseen: bool = False
     pause_ms: int = 0
     try_other_group: bool = False
 
@@ -52,7 +57,7 @@ def decide(refusal: pb.Refusal, attempt: int, *, first_of_queue: bool, fifo: boo
     if code == pb.OUTCOME_UNKNOWN:
         return Decision(Action.RESEND, definite=False, pause_ms=pause)
     if code == pb.NOT_LEADER:
-        return Decision(Action.FIND_LEADER, definite=True)
+        return Decision(Action.FIND_LEADER, definite=True, unseen=True)
     if code == pb.SEQUENCE_GAP:
         # A gap behind a section that is still open heals when that one is stored. With nothing before it, the
         # broker has forgotten this producer (or a section was given up): number the records anew.
@@ -64,9 +69,9 @@ def decide(refusal: pb.Refusal, attempt: int, *, first_of_queue: bool, fifo: boo
         return Decision(Action.REFRESH_ROUTE, definite=True, pause_ms=pause)
     if code in _ELSEWHERE:
         action = Action.FIND_LEADER if code in (pb.NO_QUORUM, pb.SHUTTING_DOWN) else Action.RESEND
-        return Decision(action, definite=True, pause_ms=pause, try_other_group=not fifo)
+        return Decision(action, definite=True, unseen=True, pause_ms=pause, try_other_group=not fifo)
     if refusal.retryable:
-        return Decision(Action.RESEND, definite=True, pause_ms=pause)
+        return Decision(Action.RESEND, definite=True, unseen=True, pause_ms=pause)
     return Decision(Action.FAIL, definite=True)
 
 

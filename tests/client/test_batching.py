@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -242,6 +243,21 @@ def test_a_message_that_cannot_be_encoded_leaves_no_empty_section() -> None:
     driver = Driver()
     driver.window.open_section(driver.lanes[0], 0, 1000, 10)
     assert driver.request() is None
+
+
+@pytest.mark.parametrize("code", [pb.DISK_FULL, pb.TOO_MANY_REQUESTS, pb.NO_QUORUM, pb.NOT_LEADER])
+def test_a_refusal_before_the_broker_looked_says_nothing_of_an_earlier_copy(code: int) -> None:
+    """The first copy may be stored although the disk is full now: it must not go to another group, nor count as not stored."""
+    driver = Driver()
+    driver.add(0, "a")
+    first = driver.must_request()
+    driver.window.on_disconnect()
+    again = driver.must_request(1)
+    assert payload(again) == payload(first)
+    driver.window.on_response(refused(again, code, retryable=True), 1)
+    assert driver.window.release() == []
+    (failed,) = driver.window.expire(5_000)
+    assert failed.sent, "nobody may say that it is not stored"
 
 
 def test_sections_that_certainly_are_not_stored_can_move_to_another_group() -> None:
