@@ -285,10 +285,8 @@ class PullConsumer:
     def _on_deleted(self, queue: MessageQueue, count: int, begin: int, end: int) -> int:
         """Say that messages are gone, as `when_deleted` wants it; return where to go on."""
         self.deleted_count += count
-        logger.warning(
-            "messages were deleted before they were read queue=%s count=%d begin=%d next=%s",
-            queue, count, begin, "latest" if self._when_deleted == "latest" else "earliest",
-        )  # fmt: skip
+        text = "messages were deleted before they were read queue=%s count=%d begin=%d"
+        logger.warning(text, queue, count, begin)
         if self._when_deleted == "raise":
             self.fail(MessagesDeletedError(queue.topic, queue.queue_id, count, begin))
         return end if self._when_deleted == "latest" else begin
@@ -479,8 +477,7 @@ class PullConsumer:
         if assigned.fetch_offset < found.begin:
             # What is buffered below the begin was read in time: only asking goes on elsewhere.
             count = found.begin - assigned.fetch_offset
-            to = self._on_deleted(assigned.queue, count, found.begin, found.end)
-            fetcher.buffer.skip_to(assigned, to)
+            fetcher.buffer.skip_to(assigned, self._on_deleted(assigned.queue, count, found.begin, found.end))
         else:
             # The node has not applied as far as we have read elsewhere: it will.
             await asyncio.sleep(_BEYOND_END_PAUSE_S)
