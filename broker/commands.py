@@ -251,10 +251,7 @@ class LogStart:
 
 @dataclass(frozen=True, slots=True)
 class SetTopicRetention:
-    """Messages of a topic are shown for `retention_ms` of log time; 0: as long as the log holds them.
-
-    What is hidden already stays hidden. Result: TopicResult (`topic` None when there is none of that id).
-    """
+    """Messages of a topic are shown for `retention_ms` of log time (see CreateTopic). Result: TopicResult."""
 
     topic_id: int
     retention_ms: int
@@ -439,6 +436,10 @@ def _unpack_release(payload: memoryview) -> Command:
     return ReleaseLeases(group_id, topic_id, _rows(payload, _ROWS.size, LEASE_ROW_DTYPE))
 
 
+def _unpack_trim(payload: memoryview) -> Command:
+    return TrimQueues(_rows(payload, 0, POSITION_DTYPE))
+
+
 def _unpack_log_start(payload: memoryview) -> Command:
     index, physical_offset = _LOG_START.unpack_from(payload)
     return LogStart(index, physical_offset, _rows(payload, _LOG_START.size, POSITION_DTYPE))
@@ -487,18 +488,12 @@ _CODECS: Final = (
         CommandType.SET_TOPIC_RETENTION, SetTopicRetention,
         lambda c: _RETENTION.pack(c.topic_id, c.retention_ms), lambda p: SetTopicRetention(*_RETENTION.unpack_from(p)),
     ),
-    _Codec(
-        CommandType.TRIM_QUEUES, TrimQueues,
-        lambda c: c.rows.tobytes(), lambda p: TrimQueues(_rows(p, 0, POSITION_DTYPE)),
-    ),
+    _Codec(CommandType.TRIM_QUEUES, TrimQueues, lambda c: c.rows.tobytes(), _unpack_trim),
 )  # fmt: skip
 _CREATE_TOPIC_2: Final = _Codec(
-    CommandType.CREATE_TOPIC,
-    CreateTopic,
-    lambda c: _TOPIC_2.pack(c.queue_count, c.message_type, c.retention_ms) + _pack_text(c.name),
-    _unpack_topic_2,
-    version=2,
-)
+    CommandType.CREATE_TOPIC, CreateTopic,
+    lambda c: _TOPIC_2.pack(c.queue_count, c.message_type, c.retention_ms) + _pack_text(c.name), _unpack_topic_2, 2,
+)  # fmt: skip
 _BY_TYPE: Final[dict[tuple[int, int], _Codec]] = {
     (codec.number, codec.version): codec for codec in (*_CODECS, _CREATE_TOPIC_2)
 }
