@@ -7,14 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ledgermq.broker import checkpointing
 from ledgermq.broker.checkpoint_store import CheckpointStore
 from ledgermq.broker.checkpointing import Checkpointing
-from ledgermq.broker.commands import DeleteTopic
+from ledgermq.broker.commands import DeleteTopic, TrimQueues, position_rows
+from ledgermq.broker.consume_queue import UNIT_DTYPE, UNITS_PER_FILE
 from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.effects import Effects
+from ledgermq.broker.state import BrokerState
 from ledgermq.raft.files import RealFileSystem
 
 from .entry_log import Node
@@ -23,8 +26,8 @@ from .entry_log import Node
 class Rig:
     """A node with its checkpoints; its log is durable up to `durable`."""
 
-    def __init__(self, data: Path) -> None:
-        self.node = Node()
+    def __init__(self, data: Path, state: BrokerState | None = None) -> None:
+        self.node = Node(state)
         self.state = self.node.state
         self.store = store_in(data)
         self.durable = 1 << 60
@@ -108,5 +111,34 @@ def test_many_units_are_written_before_the_next_checkpoint(
         await rig.work._write_units()
         assert rig.state.queues.unwritten() == []
         await rig.work.stop()
+
+    asyncio.run(run())
+
+
+def test_queue_files_that_are_wholly_hidden_go_with_the_checkpoints_also_after_a_crash(
+    tmp_path: Path,
+) -> None:
+    """A crash forgets which files were to go: the next start finds them by where the queues begin."""
+
+    async def run() -> None:
+        rig = Rig(tmp_path)
+        topic = rig.node.topic()
+        queue = rig.state.queues.named(topic, 0)
+        rig.state.queues.append(queue, np.zeros(UNITS_PER_FILE + 10, UNIT_DTYPE))
+        await rig.work.write_now()
+        rig.tell(rig.node.command(TrimQueues(position_rows([(topic, 0, UNITS_PER_FILE + 5)]))))
+        await rig.work.write_now()
+        first = tmp_path / "consumequeue" / "orders@1" / "0" / f"{0:020d}"
+        assert first.exists(), "the older checkpoint counts on it"
+        await rig.work.stop()
+
+        again = Rig(tmp_path, store_in(tmp_path).load())
+        again.node.log = rig.node.log
+        for number in range(2):
+            assert first.exists() == (number == 0), "until the checkpoint before the trim is gone"
+            again.node.topic(name=f"t{number}")
+            await again.work.write_now()
+        assert store_in(tmp_path).load().queue_begin(topic, 0) == UNITS_PER_FILE + 5
+        await again.work.stop()
 
     asyncio.run(run())
