@@ -131,9 +131,9 @@ class Retention:
         changed = watch.look(Use(used, limit, raft.storage.statistics().disk_full))
         view = self._context.retention
         view.step, view.use = watch.step, watch.use
-        view.going = raft.log.deleting + sum(
-            segment.last_index < self._wanted_start for segment in raft.log.segments()[:-1]
-        )
+        view.going = raft.log.deleting
+        if self._wanted_start > raft.first_index:  # rarely: a long log has many segments
+            view.going += sum(segment.last_index < self._wanted_start for segment in raft.log.segments()[:-1])
         if not changed:
             return
         refused_before = replica.produce_refusal
