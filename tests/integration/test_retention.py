@@ -113,7 +113,7 @@ def takes_messages(cluster: Cluster, name: str) -> bool:
 def is_settled(group: Group) -> bool:
     """Tell whether nothing is being deleted and nothing more will be."""
     status = group.admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=5)
-    return status.segments_going == 0 and status.disk_step < 2
+    return bool(status.segments_going == 0 and status.disk_step < 2)
 
 
 def test_a_full_store_refuses_messages_with_the_command_and_takes_them_after_it(tmp_path: Path) -> None:
