@@ -317,7 +317,7 @@ def _log_begin(report: GroupReport) -> str:
     if not report.log_start_ms:
         return report.log_begin
     age_ms = max(int(time.time() * 1000) - report.log_start_ms, 0)
-    return f"{report.log_begin}, oldest message {status_report.duration(age_ms)} ago"
+    return f"{report.log_begin}, oldest entry {status_report.duration(age_ms)} ago"
 
 
 def _render(report: GroupReport) -> Group:
