@@ -1,4 +1,4 @@
-"""`ledgermq cluster status|leader|transfer`: what the nodes say about themselves, also without a nameserver.
+"""`ledgermq cluster status|leader|transfer`, and where `recover` hangs: what the nodes say about themselves, also without a nameserver.
 
 Owns: finding the nodes, asking all of them at once, the loop of `--watch` and `--wait`.
 Must not: judge (that is `status_report`).
@@ -25,6 +25,7 @@ from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 
 from . import status_report
 from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, out, print_error, print_json, run
+from .cli_recover import recover
 from .errors import (
     BrokerUnreachableError,
     LedgerMQError,
@@ -58,6 +59,7 @@ def register(app: typer.Typer) -> None:
     cluster.command("status")(status)
     cluster.command("leader")(leader)
     cluster.command("transfer")(transfer)
+    cluster.command("recover")(recover)
     app.add_typer(cluster, name="cluster")
 
 

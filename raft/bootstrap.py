@@ -13,6 +13,10 @@ leader without acknowledged entries. So:
 - Names may repeat (two clusters on one machine), so a group also has an id, the digest of its members' incarnations
   (`find_group_id`). A node makes it when all members know the same incarnations and none of them has an id; each
   greeting carries both, so whoever could make another one, after a member was replaced, hears of the first instead.
+- A group whose majority was lost for ever is made anew from one folder and its copies (group_recovery.py). They are
+  FRESH like the members of a new group, but hold the same log and the new group's id from the start. An empty or an
+  old folder has not that id: the members refuse it, it does not take the id over from who refuses it, and it does not
+  count them as fresh (`may_become_voter`). So what votes first holds the recovered log, and the rules above hold.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from hashlib import blake2b
 from typing import Final
 
 from .hello import Hello, Refusal, RefusalKind, Standing
+from .identity import Recovery
 from .types import LogIndex, NodeId, Term
 
 NO_TERM: Final = Term(0)
@@ -34,6 +39,24 @@ class MemberRecord:
 
     group: str
     known: dict[NodeId, int] = field(default_factory=dict)
+    recovery: Recovery | None = None  # of this node's folder
+
+    def refusal_of_lost(self, hello: Hello) -> Refusal | None:
+        """Return why a node that was left behind when the group was recovered is refused, or None."""
+        recovery = self.recovery
+        if recovery is None or (hello.standing is Standing.LEARNER and not hello.group_id):
+            return None
+        if hello.group_id not in (0, recovery.replaced_group_id):
+            return None
+        # An id that both sides know to differ is told by the kind that harms nobody; without one, this group decides.
+        kind = RefusalKind.OTHER_GROUP if hello.group_id else RefusalKind.INCARNATION
+        return Refusal(
+            kind,
+            f"group {self.group} was recovered without the data folder of {hello.node_id} (ledgermq cluster recover), "
+            f"after its majority was lost: what stands in that folder, incarnation {hello.incarnation:016x}, is no part "
+            "of the group any more. Keep the folder if messages may be in it that are missed, then let the node fetch "
+            "everything from the others: ledgermq broker --rejoin",
+        )
 
     def refusal_of(self, hello: Hello) -> Refusal | None:
         """Return why the sender is not the node that this one knows, or None."""
@@ -60,17 +83,19 @@ class MemberRecord:
 
 
 def may_become_voter(
-    me: NodeId, incarnation: int, others: Iterable[NodeId], hellos: dict[NodeId, Hello]
+    me: NodeId, incarnation: int, others: Iterable[NodeId], hellos: dict[NodeId, Hello], group_id: int = 0
 ) -> bool:
     """Tell whether a FRESH node may vote from now on: the rule at the top of this module.
 
-    `hellos` are the latest greetings, each of an incarnation that is already stored durably here.
+    `hellos` are the latest greetings, each of an incarnation that is already stored durably here; `group_id` is what
+    this node knows.
     """
     for other in others:
         hello = hellos.get(other)
         if hello is None:
             return False
-        if hello.standing is not Standing.FRESH and hello.known_incarnations.get(me) != incarnation:
+        alike = hello.standing is Standing.FRESH and hello.group_id == group_id
+        if not alike and hello.known_incarnations.get(me) != incarnation:
             return False
     return True
 
@@ -84,15 +109,16 @@ def group_id_of(cluster_id: str, group: str, incarnations: dict[NodeId, int]) ->
 def find_group_id(mine: Hello, others: Collection[NodeId], hellos: dict[NodeId, Hello]) -> int:
     """Return the id of this node's group, which does not know it yet; 0: it cannot be told yet.
 
-    An id that a peer has is taken over, but only after all of them were heard and none has another. Store it durably
-    before telling it, and let the member record not change in between. `hellos` as for `may_become_voter`.
+    An id that a peer has is taken over, but only after all of them were heard, none has another, and all who have it
+    know this node: who refuses it is of another group. Store it durably before telling it, and let the member record not change in between. `hellos` as for `may_become_voter`.
     """
     heard = [hellos[other] for other in others if other in hellos]
     if len(heard) < len(others):
         return 0
     ids = known_group_ids(heard)
     if ids:
-        return ids.pop() if len(ids) == 1 else 0
+        known = all(h.known_incarnations.get(mine.node_id) == mine.incarnation for h in heard if h.group_id)
+        return ids.pop() if len(ids) == 1 and known else 0
     views = [_incarnations(hello, {mine.node_id, *others}) for hello in (mine, *heard)]
     if any(view != views[0] for view in views) or len(views[0]) <= len(others):
         return 0

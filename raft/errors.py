@@ -15,7 +15,8 @@ RaftError                     base; `retryable` tells whether the same call may 
     │   ├── ForeignFolderError    belongs to another node, group or cluster, or has another segment size
     │   ├── LockedFolderError     another process uses it
     │   ├── NewerFolderError      written by a newer LedgerMQ
-    │   └── DamagedFolderError    identity, hard state or manifest is missing or damaged
+    │   ├── DamagedFolderError    identity, hard state or manifest is missing or damaged
+    │   └── GroupRecoveryError    a group that lost its majority cannot be recovered from this folder
     ├── DamagedLogError       an entry that must be there is damaged or missing; carries file and offset
     ├── InvalidWireError      entries from a peer that do not fit: checksum, chain, index, offset, size
     ├── LogTruncatedError     the range was cut off while it was read; look again
@@ -136,7 +137,15 @@ class NewerFolderError(DataFolderError):
 
 
 class DamagedFolderError(DataFolderError):
-    """Identity, hard state or manifest is missing or damaged."""
+    """Identity, hard state or manifest is missing or damaged. `found`: the file and what is wrong with it."""
+
+    def __init__(self, text: str, *, found: str = "") -> None:
+        super().__init__(text)
+        self.found = found or text
+
+
+class GroupRecoveryError(DataFolderError):
+    """A group cannot be recovered from this folder, or a copy of it cannot become a member."""
 
 
 class DamagedLogError(StorageError):

@@ -7,7 +7,7 @@ to do. Nothing on disk is changed before all checks have passed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -27,6 +27,18 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """How a folder became part of a group that was recovered after the loss of its majority (group_recovery.py)."""
+
+    replaced_group_id: int  # the group as it was before; 0 = it had no id. Its nodes are refused
+    from_incarnation: int  # the hard state still has it: the change is not finished
+    term: int  # of the hard state that finishes the change
+    last_index: int  # the log that every first member begins with ends here
+    last_crc: int
+    counted: bool = False  # this node has become a voter: its folder must not be copied any more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """The identity record of a data folder."""
 
@@ -41,6 +53,7 @@ class Identity:
     )  # incarnation of each member as last seen; 0 = never
     group_id: int = 0  # tells this group from others with the same names; 0 = not known yet (bootstrap.py)
     complete: bool = True  # False while the folder is being made: nothing was promised from it yet
+    recovery: Recovery | None = None  # None: the group was never recovered, or this folder was made later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +81,20 @@ def write_identity(files: FileSystem, path: Path, identity: Identity) -> None:
     }
     if identity.group_id:  # stands only in records of nodes that know it
         fields["group_id"] = identity.group_id
+    if identity.recovery is not None:
+        fields["recovery"] = asdict(identity.recovery)
     write_record(files, path, "identity", IDENTITY_VERSION, fields)
 
 
 def read_identity(files: FileSystem, path: Path, node: str) -> Identity:
     """Read the record; `node` is for the messages. Raises: DamagedFolderError, NewerFolderError."""
     fields = _read(files, path, "identity", IDENTITY_VERSION, node)
-    return _build(path, node, lambda: Identity(**fields))
+    return _build(path, node, lambda: _identity(fields))
+
+
+def _identity(fields: dict[str, Any]) -> Identity:
+    recovery = fields.pop("recovery", None)
+    return Identity(**fields, recovery=Recovery(**recovery) if recovery else None)
 
 
 def write_manifest(files: FileSystem, path: Path, manifest: Manifest) -> None:
@@ -140,5 +160,6 @@ def damaged_folder(node: str, path: Path, what: str) -> DamagedFolderError:
     """Return the error for a file without which the folder must not be used."""
     return DamagedFolderError(
         f"{node} will not start: {path} {what}, so what this node promised is not known. Fetch a clean copy from"
-        f" the other nodes: ledgermq broker --rejoin; nothing was changed."
+        f" the other nodes: ledgermq broker --rejoin; nothing was changed.",
+        found=f"{path} {what}",
     )

@@ -21,6 +21,7 @@ from .entry_index import write_index
 from .errors import DamagedFolderError, LockedFolderError, NewerFolderError, StorageError
 from .files import FileSystem, Lock, LockedError
 from .flusher import Flusher, FlusherLike, FlushMode, FlushStatistics, SteppedFlusher
+from .group_recovery import belongs_together, finish_recovery
 from .hard_state import NO_BOOT_ID, DurableState, HardStateFile
 from .identity import (
     Identity,
@@ -294,6 +295,7 @@ def open_storage(config: StorageConfig, files: FileSystem) -> RaftStorage:
     hard: HardStateFile | None = None
     try:
         hard = _open_hard_state(config, files, folders, identity)
+        identity = finish_recovery(files, folders.identity, identity, hard)
         base = read_manifest(files, folders.manifest, config.node_id)
         state = hard.state
         recovery = LogRecovery(config.node_id, files, folders, config.segment_size, base, state)
@@ -393,7 +395,7 @@ def _open_hard_state(
         raise damaged_folder(config.node_id, path, f"is damaged ({error.reason})") from None
     except NewerFormatError as error:
         raise NewerFolderError(config.node_id, path, error.what, error.found, error.supported) from None
-    if hard.state.incarnation != identity.incarnation:
+    if not belongs_together(identity, hard.state):
         hard.close()
         raise damaged_folder(
             config.node_id, path, "comes from another incarnation of this node (a mixed backup?)"

@@ -74,9 +74,9 @@ def is_learner(storage: RaftStorage) -> bool:
     folder for a rejoin and its mark a crash leaves one that counts as new: then the peers refuse it, because they
     know another incarnation.
     """
-    if storage.hard_state.is_voter:
-        return False
     identity = storage.identity
+    if storage.hard_state.is_voter or (identity.recovery is not None and not identity.recovery.counted):
+        return False  # a first member of a recovered group begins with a log
     marked = identity.members.get(identity.node_id) == LEARNER_MARK
     return marked or storage.hard_state.term > 0 or storage.log.last_index > 0
 

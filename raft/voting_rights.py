@@ -14,7 +14,7 @@ from .bootstrap import MemberRecord, Rejoin, find_group_id, known_group_ids, may
 from .config import RaftConfig
 from .core import RaftCore
 from .errors import NotLeaderError
-from .hello import Hello, Refusal, Standing, refusal_of
+from .hello import Hello, Refusal, RefusalKind, Standing, refusal_of
 from .storage import RaftStorage
 from .storage_opening import is_learner
 from .types import LogIndex, NodeId
@@ -51,7 +51,8 @@ class VotingRights:
         self._members = frozenset(member.node_id for member in config.members)
         self._others = frozenset(peer.node_id for peer in config.peers)
         known = {node: number for node, number in storage.identity.members.items() if number}
-        self._record = MemberRecord(config.group, {n: i for n, i in known.items() if n != config.node_id})
+        known.pop(config.node_id, None)
+        self._record = MemberRecord(config.group, known, storage.identity.recovery)
         self._is_learner = is_learner(storage)
         self._lock = asyncio.Lock()  # one change of the record at a time
         self._rejoin = Rejoin(config.node_id, storage.incarnation, self._others)
@@ -95,6 +96,8 @@ class VotingRights:
     async def admit(self, hello: Hello) -> Refusal | None:
         """Judge a greeting; when it is accepted, its incarnation is durable here on return."""
         refusal = refusal_of(self.hello(None, 0.0, 0.0), hello, self._members)
+        if refusal is None or refusal.kind is RefusalKind.OTHER_GROUP:
+            refusal = self._record.refusal_of_lost(hello) or refusal
         if refusal is not None:
             return refusal
         async with self._lock:
@@ -141,7 +144,8 @@ class VotingRights:
         if len(known_group_ids(self.hellos.values())) > 1:
             return  # two groups answer at the members' addresses: `_identify` told
         if self.standing is Standing.FRESH:
-            if may_become_voter(self._config.node_id, self._storage.incarnation, self._others, self.hellos):
+            me, incarnation = self._config.node_id, self._storage.incarnation
+            if may_become_voter(me, incarnation, self._others, self.hellos, self.group_id):
                 self._promote("every other member is new too, or knows this node")
             return
         core, rejoin = self._core, self._rejoin

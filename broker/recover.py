@@ -1,0 +1,235 @@
+"""`python -m ledgermq.broker.recover`: a group whose majority is lost for ever, from a survivor's folder.
+
+Owns: what a person is told and asked.   Must not: change the folder before the group's name was given; know its files'
+formats (raft/group_recovery.py does).
+Exit codes: 0 done or shown · 1 refused, with one sentence on stderr · 2 wrong flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from ledgermq.raft.errors import RaftError
+from ledgermq.raft.files import RealFileSystem
+from ledgermq.raft.group_recovery import (
+    StoppedFolder,
+    Survivor,
+    check_cloneable,
+    check_recoverable,
+    clone_folder,
+    inspect,
+    recover_folder,
+    stopped_folder,
+)
+from ledgermq.raft.types import NodeId
+
+EXIT_REFUSED: Final = 1
+_MIB: Final = 1 << 20
+
+
+class NotConfirmedError(Exception):
+    """Nobody agreed to lose data. Nothing was changed."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Show, recover or make a clone; return the exit code."""
+    parser = argparse.ArgumentParser(prog="ledgermq cluster recover", allow_abbrev=False)
+    parser.add_argument("--data", type=Path, required=True, help="data folder of a stopped node")
+    parser.add_argument("--show", action="store_true", help="only show what the folder holds")
+    parser.add_argument("--clone-for", default="", metavar="NODE", help="make this copy into NODE's folder")
+    parser.add_argument("--yes-lose-data", default="", metavar="GROUP", help="the group's name, for scripts")
+    options = parser.parse_args(arguments)
+    try:
+        with stopped_folder(options.data, RealFileSystem()) as folder:
+            if options.show:
+                _say(*describe(_inspect(folder), _now()))
+            elif options.clone_for:
+                _clone(folder, NodeId(options.clone_for))
+            else:
+                _recover(folder, options.yes_lose_data)
+    except (RaftError, NotConfirmedError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return EXIT_REFUSED
+    return 0
+
+
+def _recover(folder: StoppedFolder, name_given: str) -> None:
+    check_recoverable(folder.identity)
+    survivor = _inspect(folder)
+    identity = folder.identity
+    _say(*describe(survivor, _now()), "", *consequences(survivor), "")
+    confirm(identity.group, name_given)
+    _make_durable(folder.data)
+    made = recover_folder(folder, survivor)
+    others = ", ".join(node for node in sorted(made.members) if node != made.node_id)
+    _say(
+        f"group {made.group} begins anew in {folder.data}: group id {made.group_id:016x},"
+        f" {_count(survivor.last_index, 'entry', 'entries')}.",
+        f"Do not start {made.node_id} yet. Next, for each of {others}:",
+        f"  1. copy {folder.data} to its machine, for example: rsync -a {folder.data}/ HOST:DATA/",
+        "  2. there: ledgermq cluster recover --data DATA --clone-for NODE",
+        "Then start all nodes with their usual flags: the group works when all of them have met.",
+    )
+
+
+def _clone(folder: StoppedFolder, node_id: NodeId) -> None:
+    check_cloneable(folder.identity, node_id)
+    survivor = _inspect(folder)
+    _make_durable(folder.data)  # a copy need not have reached the disk yet
+    made = clone_folder(folder, node_id, survivor)
+    _say(
+        f"{folder.data} is the folder of {node_id} now: {_count(survivor.last_index, 'entry', 'entries')}, equal to those"
+        f" of the recovered folder (group id {made.group_id:016x}).",
+        f"Next: start {node_id} with its usual flags when every node has its folder.",
+    )
+
+
+def _inspect(folder: StoppedFolder) -> Survivor:
+    size = sum(entry.stat().st_size for entry in os.scandir(folder.folders.segments))
+    if size > 256 * _MIB and sys.stderr.isatty():
+        sys.stderr.write(f"reading and verifying {size // _MIB:,} MiB ...\n")
+    return inspect(folder)
+
+
+def describe(survivor: Survivor, now: datetime) -> list[str]:
+    """Return the lines that tell what a folder holds, and how to choose between several. `now` has a time zone."""
+    identity = survivor.identity
+    behind = survivor.last_index - survivor.commit_hint
+    rows = [
+        ("node", f"{identity.node_id} of group {identity.group}, cluster {identity.cluster_id}"),
+        ("group id", f"{identity.group_id:016x}" if identity.group_id else "never known"),
+        ("term", f"{survivor.term:,}"),
+        ("last entry", _last_entry(survivor, now)),
+        ("committed", f"at least to entry {survivor.commit_hint:,}; {_count(behind, 'entry', 'entries')} behind it"),
+        ("log", f"entries {survivor.first_index:,} to {survivor.last_index:,}, {survivor.log_bytes:,} bytes, all verified"),
+        ("nodes", ", ".join(f"{node} (this one)" if node == identity.node_id else node for node in sorted(identity.members))),
+    ]  # fmt: skip
+    if survivor.torn_bytes:
+        rows.append(
+            ("torn write", f"{survivor.torn_bytes:,} bytes behind the last entry: never finished, cut off")
+        )
+    if not survivor.votes:
+        rows.append(("warning", _why_no_vote(survivor)))
+    if identity.recovery is not None:
+        rows.append(("recovered", _how_recovered(survivor)))
+    return [
+        *(f"{name:<12} {text}" for name, text in rows),
+        "",
+        "Did several nodes survive? Stop them, run this with --show on each, and recover from the one with the highest",
+        "term of its last entry; among equal ones from the one with the highest last entry. It has the most.",
+    ]
+
+
+def _last_entry(survivor: Survivor, now: datetime) -> str:
+    if not survivor.last_timestamp:
+        return "none: the log is empty"
+    written = datetime.fromtimestamp(survivor.last_timestamp / 1000, now.tzinfo)
+    return (
+        f"{survivor.last_index:,} of term {survivor.last_term:,}, written {written:%Y-%m-%d %H:%M:%S %Z}"
+        f" ({_age(now - written)})"
+    )
+
+
+def _age(age: timedelta) -> str:
+    seconds = int(age.total_seconds())
+    if seconds < 0:
+        return "in the future: a clock is or was wrong"
+    days, rest = divmod(seconds, 86_400)
+    hours, rest = divmod(rest, 3600)
+    parts = [(days, "d"), (hours, "h"), (rest // 60, "min"), (rest % 60, "s")]
+    shown = [f"{number} {unit}" for number, unit in parts if number][:2]
+    return f"{' '.join(shown) or '0 s'} ago"
+
+
+def _why_no_vote(survivor: Survivor) -> str:
+    if survivor.identity.recovery is not None and not survivor.identity.recovery.counted:
+        return "this folder has not taken part in the recovered group yet"
+    return (
+        "this node was catching up, or lost what was not flushed, when it stopped: much may be missing here."
+        " Prefer another survivor without this warning"
+    )
+
+
+def _how_recovered(survivor: Survivor) -> str:
+    recovery = survivor.identity.recovery
+    assert recovery is not None
+    state = "it works as such" if recovery.counted else "its folder may be copied for the other nodes"
+    return f"from group id {recovery.replaced_group_id:016x}, up to entry {recovery.last_index:,}; {state}"
+
+
+def consequences(survivor: Survivor) -> list[str]:
+    """Return in plain words what is lost and what changes when the group goes on from this folder."""
+    identity = survivor.identity
+    behind = survivor.last_index - survivor.commit_hint
+    others = ", ".join(node for node in sorted(identity.members) if node != identity.node_id)
+    return [
+        "WHAT RECOVERING MEANS",
+        "* Lost for ever: messages, acknowledgements and offsets that were confirmed to clients by the other nodes and",
+        f"  never reached {identity.node_id}. This folder cannot tell whether there are any, or how many. Everything",
+        "  written after its last entry is gone.",
+        f"* Made valid: {_count(behind, 'entry', 'entries')} at the end of this log may never have been confirmed to"
+        " anybody. They count from",
+        "  now on: a message whose sending failed may be delivered after all, an offset may be further than its client knew.",
+        f"* The data folders of {others} as they are now can never be used with this group again: such a node is refused",
+        "  until it starts with a copy of this folder, or empty with --rejoin.",
+        "* Be sure that a majority of the group cannot come back. If it can, bring it back instead: then nothing is lost.",
+    ]  # fmt: skip
+
+
+def confirm(group: str, name_given: str) -> None:
+    """Ask for the group's name. Raises: NotConfirmedError."""
+    if name_given:
+        answer = name_given
+    elif sys.stdin.isatty():
+        sys.stdout.write(f"Type the group's name to go on ({group}): ")
+        sys.stdout.flush()
+        answer = sys.stdin.readline().strip()
+    else:
+        raise NotConfirmedError(
+            f"nobody confirmed it: there is no terminal to ask at. For scripts: --yes-lose-data {group};"
+            " nothing was changed."
+        )
+    if answer != group:
+        raise NotConfirmedError(
+            f'"{answer}" is not the name of this group, which is {group}; nothing was changed.'
+        )
+
+
+def _make_durable(data: Path) -> None:
+    """Flush every file of a folder and every name in it. Raises: OSError."""
+    for folder, _, names in os.walk(data):
+        for name in names:
+            _fsync(Path(folder, name), os.O_RDONLY)
+        _fsync(Path(folder), os.O_RDONLY | os.O_DIRECTORY)
+    _fsync(data.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _fsync(path: Path, flags: int) -> None:
+    fd = os.open(path, flags)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def _now() -> datetime:
+    return datetime.now().astimezone()
+
+
+def _say(*lines: str) -> None:
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,328 @@
+"""Makes the folder of a surviving node, and copies of it, into a new group after a majority was lost for ever.
+
+Owns: what changes in a stopped node's folder, and the order on disk.   Must not: ask a person; decide who survives.
+
+`recover_folder` gives the folder a new group id, a new incarnation and a higher term; `clone_folder` makes a copy of
+that folder into another member's. No folder votes from then on: each is a FRESH member that begins with a log
+(bootstrap.py), so the group works again when all members have met, and whoever was left behind is refused.
+
+Each change is decided by one atomic replacement of `identity`, which names the incarnation that the hard state still
+has. Whoever opens the folder next writes the hard state that belongs to it (`finish_recovery`), so a crash anywhere
+leaves the old folder or the new one. What is committed by it: every entry of this log, as soon as a leader of the new
+group has committed its first own one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ledgermq.proto.errors import CorruptError, NewerFormatError
+
+from .bootstrap import group_id_of
+from .errors import (
+    DamagedFolderError,
+    DamagedLogError,
+    GroupRecoveryError,
+    LockedFolderError,
+    NewerFolderError,
+)
+from .files import FileSystem, LockedError
+from .hard_state import NO_BOOT_ID, DurableState, HardStateFile
+from .identity import Identity, Manifest, Recovery, read_identity, read_manifest, write_identity
+from .overlay_files import OverlayFiles
+from .recovery import LogRecovery, RecoveredLog
+from .segment_keeper import LogFolders
+from .types import NO_INDEX, HardState, LogIndex, NodeId, Term
+
+
+@dataclass(slots=True)
+class StoppedFolder:
+    """The locked folder of a node that does not run. `hard` is open."""
+
+    data: Path
+    files: FileSystem
+    identity: Identity
+    base: Manifest
+    hard: HardStateFile
+
+    @property
+    def folders(self) -> LogFolders:
+        return LogFolders(self.data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survivor:
+    """What a folder holds, after every entry of its log was read and verified."""
+
+    identity: Identity
+    term: Term
+    votes: bool  # False: it had lost something, or was catching up, when it stopped
+    commit_hint: LogIndex  # it knew everything up to here to be committed; more may be
+    first_index: LogIndex
+    last_index: LogIndex
+    last_term: Term
+    last_crc: int
+    last_timestamp: int  # log time (ms since 1970) of the last entry; 0: there is none
+    log_bytes: int
+    torn_bytes: int  # of a write that never finished, behind the last entry; a start cuts them off
+
+
+def belongs_together(identity: Identity, state: DurableState) -> bool:
+    """Tell whether the two records of a folder are of one incarnation, or of a change that is not finished."""
+    recovery = identity.recovery
+    return state.incarnation in (identity.incarnation, recovery.from_incarnation if recovery else None)
+
+
+def finish_recovery(files: FileSystem, path: Path, identity: Identity, hard: HardStateFile) -> Identity:
+    """Finish a change that a crash interrupted, and note that a first member votes by now. Returns the identity.
+
+    Call it before anything else is written to a folder whose records belong together. Raises: OSError.
+    """
+    recovery = identity.recovery
+    if recovery is None:
+        return identity
+    state = hard.state
+    if state.incarnation != identity.incarnation:
+        hint = state.hard.commit_hint
+        promise = HardState(term=Term(recovery.term), voted_for=None, commit_hint=hint, is_voter=False)
+        hard.write(
+            replace(
+                state, hard=promise, incarnation=identity.incarnation, boot_id=NO_BOOT_ID, clean_stop=False
+            )
+        )
+    elif state.hard.is_voter and not recovery.counted:
+        # Before it can lose its vote again (a reboot in an async flush mode): then it is a learner, not a first member.
+        identity = replace(identity, recovery=replace(recovery, counted=True))
+        write_identity(files, path, identity)
+    return identity
+
+
+@contextmanager
+def stopped_folder(data: Path, files: FileSystem) -> Iterator[StoppedFolder]:
+    """Lock the folder of a node that does not run and read its records; nothing is changed.
+
+    Raises: GroupRecoveryError, LockedFolderError, NewerFolderError, OSError.
+    """
+    folders = LogFolders(data)
+    if not files.exists(folders.identity):
+        raise GroupRecoveryError(
+            f"{data} is not a node's data folder (no {folders.identity.name} in it). Point --data at the folder of a"
+            " node that survived; nothing was changed."
+        )
+    try:
+        lock = files.lock(folders.lock)
+    except LockedError as error:
+        raise LockedFolderError(
+            f"{data} is in use ({error.strerror}). Stop that node first (SIGTERM), and make sure that no majority of"
+            " its group can come back: ledgermq cluster status; nothing was changed."
+        ) from None
+    try:
+        with _readable(data):
+            folder = _open(data, folders, files)
+        try:
+            yield folder
+        finally:
+            folder.hard.close()
+    finally:
+        lock.release()
+
+
+def _open(data: Path, folders: LogFolders, files: FileSystem) -> StoppedFolder:
+    identity = read_identity(files, folders.identity, data.name)
+    if not identity.complete:
+        raise GroupRecoveryError(f"{folders.identity} was never finished: nothing was ever stored in {data}.")
+    base = read_manifest(files, folders.manifest, identity.node_id)
+    try:
+        hard = HardStateFile.open(files, folders.hard_state)
+    except NewerFormatError as error:
+        raise NewerFolderError(
+            identity.node_id, folders.hard_state, error.what, error.found, error.supported
+        ) from None
+    if not belongs_together(identity, hard.state):
+        hard.close()
+        raise GroupRecoveryError(
+            f"{folders.hard_state} comes from another incarnation of {identity.node_id} than its identity (a mixed"
+            " backup?). Recover from another node that survived; nothing was changed."
+        )
+    return StoppedFolder(data, files, identity, base, hard)
+
+
+@contextmanager
+def _readable(data: Path) -> Iterator[None]:
+    """Say of a damaged folder what can be done when there is no majority to fetch a copy from."""
+    way_out = (
+        "Recover from another node that survived, and let this one fetch everything from it: ledgermq broker --rejoin."
+        f" What can still be read here: ledgermq dump --data {data} DIR; nothing was changed."
+    )
+    try:
+        yield
+    except DamagedFolderError as error:
+        raise GroupRecoveryError(f"{error.found}. {way_out}") from None
+    except (FileNotFoundError, CorruptError) as error:
+        what = "is missing" if isinstance(error, FileNotFoundError) else f"is damaged ({error.reason})"
+        raise GroupRecoveryError(f"{LogFolders(data).hard_state} {what}. {way_out}") from None
+    except DamagedLogError as error:
+        raise GroupRecoveryError(
+            f"{error.path} is damaged at byte {error.position} (physical offset {error.offset}): {error.reason}."
+            f" {way_out}"
+        ) from None
+
+
+def inspect(folder: StoppedFolder) -> Survivor:
+    """Read and verify the whole log (seconds per GiB); nothing is changed.
+
+    Raises: GroupRecoveryError (damage), NewerFolderError, OSError.
+    """
+    identity, state = folder.identity, folder.hard.state
+    # Nothing is believed: no index file, no clean stop. What is found must then reach what was acknowledged.
+    unbelieved = replace(state, clean_stop=False, floor_index=NO_INDEX)
+    with _readable(folder.data):
+        found = _recover_log(folder, OverlayFiles(folder.files), unbelieved)
+    end = found.end
+    if end.index < state.floor_index:
+        raise GroupRecoveryError(
+            f"the log of {identity.node_id} ends at entry {end.index}, but entry {state.floor_index} was acknowledged by"
+            " it: its disk lost something. Recover from another node that survived; nothing was changed."
+        )
+    end_offset = found.segments[-1].end_offset if found.segments else folder.base.first_offset
+    return Survivor(
+        identity=identity,
+        term=state.hard.term,
+        votes=state.hard.is_voter,
+        commit_hint=min(state.hard.commit_hint, end.index),
+        first_index=folder.base.first_index,
+        last_index=end.index,
+        last_term=end.term,
+        last_crc=end.crc,
+        last_timestamp=end.timestamp,
+        log_bytes=end_offset - folder.base.first_offset,
+        torn_bytes=found.truncated_bytes,
+    )
+
+
+def check_recoverable(identity: Identity) -> None:
+    """Raises: GroupRecoveryError when there is no lost majority to recover from, or it was done already."""
+    if len(identity.members) < 2:
+        raise GroupRecoveryError(
+            f"{identity.node_id} has never met another member of group {identity.group}, so it needs none to work."
+            " Start it as usual; nothing was changed."
+        )
+    if identity.recovery is not None and not identity.recovery.counted:
+        raise GroupRecoveryError(
+            f"group {identity.group} was recovered in this folder already. Next: copy the folder to the other nodes and"
+            " run `ledgermq cluster recover --data COPY --clone-for NODE` on each copy; nothing was changed."
+        )
+
+
+def recover_folder(folder: StoppedFolder, survivor: Survivor) -> Identity:
+    """Make the folder the first member of a new group that begins with its log; return its new identity.
+
+    `survivor` is what `inspect` found under the same lock. Raises: GroupRecoveryError, OSError.
+    """
+    check_recoverable(folder.identity)
+    _settle(folder)
+    old, state = folder.identity, folder.hard.state
+    incarnation = secrets.randbits(63) | 1
+    return _replace_identity(
+        folder,
+        replace(
+            old,
+            incarnation=incarnation,
+            group_id=group_id_of(old.cluster_id, old.group, {old.node_id: incarnation}),
+            members={**dict.fromkeys(old.members, 0), old.node_id: incarnation},
+            recovery=Recovery(
+                replaced_group_id=old.group_id,
+                from_incarnation=state.incarnation,
+                term=max(state.hard.term, survivor.last_term) + 1,
+                last_index=survivor.last_index,
+                last_crc=survivor.last_crc,
+            ),
+        ),
+    )
+
+
+def clone_folder(folder: StoppedFolder, node_id: NodeId, survivor: Survivor) -> Identity:
+    """Make a copy of a recovered folder into the folder of another member; return its identity.
+
+    The caller has made the copied files durable. Raises: GroupRecoveryError (not recovered, not a copy of the whole
+    log, a member that votes already, no such member), OSError.
+    """
+    old = folder.identity
+    recovery = check_cloneable(old, node_id)
+    if (survivor.last_index, survivor.last_crc) != (recovery.last_index, recovery.last_crc):
+        raise GroupRecoveryError(
+            f"the log in {folder.data} ends at entry {survivor.last_index}, that of the recovered folder at entry"
+            f" {recovery.last_index}: the copy is not whole, or the folder was started since. Copy it again;"
+            " nothing was changed."
+        )
+    _settle(folder)
+    incarnation = secrets.randbits(63) | 1
+    return _replace_identity(
+        folder,
+        replace(
+            old,
+            node_id=node_id,
+            incarnation=incarnation,
+            members={**dict.fromkeys(old.members, 0), node_id: incarnation},
+            recovery=replace(recovery, from_incarnation=folder.hard.state.incarnation),
+        ),
+    )
+
+
+def check_cloneable(identity: Identity, node_id: NodeId) -> Recovery:
+    """Return how the folder was recovered. Raises: GroupRecoveryError when no copy of it may become `node_id`'s."""
+    recovery, group = identity.recovery, identity.group
+    if recovery is None:
+        raise GroupRecoveryError(
+            f"group {group} was not recovered in this folder: a copy of a voter's folder must not vote as another node."
+            " Run `ledgermq cluster recover --data DIR` on the survivor's folder first; nothing was changed."
+        )
+    if recovery.counted:
+        raise GroupRecoveryError(
+            f"{identity.node_id} votes in the recovered group {group} by now, so a copy of its folder must not become"
+            f" {node_id}'s. Start {node_id} with an empty folder: ledgermq broker --rejoin; nothing was changed."
+        )
+    if node_id not in identity.members:
+        raise GroupRecoveryError(
+            f"there is no node {node_id} in group {group} (its nodes are {', '.join(sorted(identity.members))});"
+            " nothing was changed."
+        )
+    if node_id == identity.node_id:
+        raise GroupRecoveryError(
+            f"this folder is {node_id}'s already. Name another node, and the copy that is for it; nothing was changed."
+        )
+    return recovery
+
+
+def _settle(folder: StoppedFolder) -> None:
+    """Do what a start does: finish what was begun, make the end of the log durable and say so."""
+    folder.identity = finish_recovery(folder.files, folder.folders.identity, folder.identity, folder.hard)
+    with _readable(folder.data):
+        end = _recover_log(folder, folder.files, folder.hard.state).end
+    folder.hard.write(
+        replace(
+            folder.hard.state,
+            floor_index=end.index,
+            floor_term=end.term,
+            clean_stop=False,
+            cut_turn=0,
+            cut_offset=0,
+        )
+    )
+
+
+def _recover_log(folder: StoppedFolder, files: FileSystem, state: DurableState) -> RecoveredLog:
+    identity = folder.identity
+    recovery = LogRecovery(identity.node_id, files, folder.folders, identity.segment_size, folder.base, state)
+    return recovery.run()
+
+
+def _replace_identity(folder: StoppedFolder, identity: Identity) -> Identity:
+    """The step that decides, and then what follows from it."""
+    write_identity(folder.files, folder.folders.identity, identity)
+    folder.identity = finish_recovery(folder.files, folder.folders.identity, identity, folder.hard)
+    return folder.identity
