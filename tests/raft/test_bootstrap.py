@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
 from ledgermq.raft.bootstrap import MemberRecord, Rejoin, find_group_id, group_id_of, may_become_voter
 from ledgermq.raft.hello import Hello, RefusalKind, Standing, refusal_of
+from ledgermq.raft.identity import Recovery
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
 N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
@@ -161,3 +168,133 @@ def test_another_group_with_the_same_names_is_refused_without_the_advice_to_rejo
         assert "rejoin" not in refusal.text
     for known, told in ((7, 7), (7, 0), (0, 8)):
         assert refusal_of(hello(N1, 1, group_id=known), hello(N2, 2, group_id=told), members) is None
+
+
+# --- a group that was recovered after the loss of its majority ----------------------------------------------------
+LOST, NEW = 7, 8
+RECOVERY = Recovery(replaced_group_id=LOST, from_incarnation=1, term=6, last_index=10, last_crc=1)
+
+
+def test_first_members_of_a_recovered_group_become_voters_when_all_have_met() -> None:
+    fresh = {N2: hello(N2, 2, group_id=NEW), N3: hello(N3, 3, group_id=NEW)}
+    assert may_become_voter(N1, 1, [N2, N3], fresh, NEW)
+    assert not may_become_voter(N1, 1, [N2, N3], {N2: fresh[N2]}, NEW)
+
+
+def test_an_empty_folder_and_a_recovered_one_do_not_count_each_other_as_new() -> None:
+    recovered, empty = hello(N1, 1, group_id=NEW), hello(N2, 2)
+    assert not may_become_voter(N1, 1, [N2], {N2: empty}, NEW)
+    assert not may_become_voter(N2, 2, [N1], {N1: recovered}, 0)
+
+
+def test_a_group_id_is_not_taken_over_from_members_that_do_not_know_this_node() -> None:
+    others = {N1: hello(N1, 1, group_id=NEW), N3: hello(N3, 3, group_id=NEW)}
+    assert find_group_id(hello(N2, 2), [N1, N3], others) == 0
+    others = {
+        N1: hello(N1, 1, group_id=NEW, known={N2: 2}),
+        N3: hello(N3, 3, group_id=NEW, known={N2: 2}),
+    }
+    assert find_group_id(hello(N2, 2), [N1, N3], others) == NEW
+
+
+@pytest.mark.parametrize(
+    ("left_behind", "kind"),
+    [
+        (hello(N2, 2, Standing.VOTER, group_id=LOST), RefusalKind.OTHER_GROUP),
+        (hello(N2, 2, Standing.LEARNER, group_id=LOST), RefusalKind.OTHER_GROUP),
+        (hello(N2, 2, Standing.VOTER), RefusalKind.INCARNATION),
+        (hello(N2, 2), RefusalKind.INCARNATION),
+    ],
+    ids=["old voter", "old learner", "old voter of a group without an id", "empty"],
+)
+def test_whoever_was_left_behind_by_a_recovery_is_refused_with_the_way_back(
+    left_behind: Hello, kind: RefusalKind
+) -> None:
+    refusal = MemberRecord("g0", {}, RECOVERY).refusal_of_lost(left_behind)
+    assert refusal is not None
+    assert refusal.kind is kind
+    assert "group g0 was recovered without the data folder of n2" in refusal.text
+    assert "ledgermq broker --rejoin" in refusal.text
+
+
+def test_clones_and_nodes_that_rejoin_are_not_left_behind() -> None:
+    record = MemberRecord("g0", {}, RECOVERY)
+    assert record.refusal_of_lost(hello(N2, 2, group_id=NEW)) is None
+    assert record.refusal_of_lost(hello(N2, 2, Standing.LEARNER)) is None
+    assert MemberRecord("g0", {}).refusal_of_lost(hello(N2, 2, Standing.VOTER, group_id=LOST)) is None
+
+
+@dataclass
+class Folder:
+    """A node as `VotingRights` runs it: what is durable, and the greetings that this run heard."""
+
+    node: NodeId
+    incarnation: int
+    kind: str  # clone (of the recovered folder, which is one, too) · old · empty · rejoined
+    group_id: int
+    standing: Standing
+    record: MemberRecord
+    hellos: dict[NodeId, Hello] = field(default_factory=dict)
+
+    @property
+    def others(self) -> list[NodeId]:
+        return [node for node in ALL if node != self.node]
+
+    def greeting(self) -> Hello:
+        return hello(
+            self.node, self.incarnation, self.standing, dict(self.record.known), group_id=self.group_id
+        )
+
+    def hear(self, theirs: Hello) -> bool:
+        """Judge a greeting, store what must be stored, see what follows."""
+        refusal = refusal_of(self.greeting(), theirs, frozenset(ALL))
+        if refusal is None or refusal.kind is RefusalKind.OTHER_GROUP:
+            refusal = self.record.refusal_of_lost(theirs) or refusal
+        if refusal is not None or self.record.refusal_of(theirs) is not None:
+            return False
+        self.record.known[theirs.node_id] = theirs.incarnation
+        self.hellos[theirs.node_id] = theirs
+        self.group_id = self.group_id or find_group_id(self.greeting(), self.others, self.hellos)
+        mixed = len({h.group_id for h in self.hellos.values() if h.group_id}) > 1
+        if self.standing is Standing.FRESH and not mixed:
+            me = (self.node, self.incarnation, self.others, self.hellos, self.group_id)
+            self.standing = Standing.VOTER if may_become_voter(*me) else Standing.FRESH
+        return True
+
+
+def folders(rng: random.Random) -> Iterator[Folder]:
+    """Yield folders as people put them under the nodes' names, in any order and again and again."""
+    incarnations = iter(range(100, 10**6))
+    while True:
+        node, kind = rng.choice(list(ALL)), rng.choice(["clone", "clone", "old", "empty", "rejoined"])
+        known = {n: ALL[n] for n in ALL if n != node} if kind == "old" else {}
+        record = MemberRecord("g0", known, RECOVERY if kind == "clone" else None)
+        standing = {"old": Standing.VOTER, "rejoined": Standing.LEARNER}.get(kind, Standing.FRESH)
+        incarnation = ALL[node] if kind == "old" else next(incarnations)
+        group_id = {"clone": NEW, "old": rng.choice([LOST, LOST, 0])}.get(kind, 0)
+        yield Folder(node, incarnation, kind, group_id, standing, record)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_folders_meet_nobody_votes_in_the_recovered_group_without_its_log(seed: int) -> None:
+    """Clones, old and empty folders and learners in random order; the disks of n2 and n3 are swapped in between."""
+    rng = random.Random(seed)
+    voters = 0
+    for _ in range(10):
+        given = folders(rng)
+        running = {N1: Folder(N1, 50, "clone", NEW, Standing.FRESH, MemberRecord("g0", {}, RECOVERY))}
+        for _ in range(rng.choice([60, 200])):
+            if rng.random() < 0.08 or len(running) < len(ALL):
+                folder = next(given)
+                if folder.node != N1 or folder.kind == "clone":  # the survivor's data survive
+                    running[folder.node] = folder
+            if len(running) < 2:
+                continue
+            speaker, listener = rng.sample(sorted(running), 2)
+            if running[listener].hear(running[speaker].greeting()):
+                running[speaker].hear(running[listener].greeting())
+            for folder in running.values():
+                assert folder.kind != "empty" or folder.standing is Standing.FRESH, folder
+                assert folder.kind != "old" or folder.group_id != NEW, folder
+                voters += folder.kind == "clone" and folder.standing is Standing.VOTER
+    assert voters, "no group was ever made, so nothing was tried"
