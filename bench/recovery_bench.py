@@ -49,10 +49,10 @@ BATCH_BYTES = 8 << 20
 
 
 class CountingStateMachine:
-    """Applies nothing but the count."""
+    """Applies nothing but the count; `applied` is what its checkpoint would hold at the start."""
 
-    def __init__(self) -> None:
-        self.last_applied_index = LogIndex(0)
+    def __init__(self, applied: int) -> None:
+        self.last_applied_index = LogIndex(applied)
 
     def apply(self, entries: Sequence[tuple[EntryHeader, memoryview]]) -> None:
         self.last_applied_index = LogIndex(entries[-1][0].index)
@@ -188,7 +188,7 @@ async def serve(name: str, options: argparse.Namespace) -> None:
     )  # fmt: skip
     profiler = cProfile.Profile() if options.profile else None
     begin = time.perf_counter()
-    node = RaftNode(config, CountingStateMachine())
+    node = RaftNode(config, CountingStateMachine(options.applied))
     await node.start()
     opened = time.perf_counter() - begin
     stop = asyncio.Event()
@@ -264,6 +264,7 @@ def measure_catch_up(folder: Path, options: argparse.Namespace) -> None:
         assert leader.stdin is not None and leader.stdout is not None
         answer(leader.stdout, "ready")
         end(running[NAMES[2]])
+        before = "0"
         for cold in (False, True):
             print("fill", file=leader.stdin, flush=True)
             print(answer(leader.stdout), flush=True)
@@ -271,7 +272,8 @@ def measure_catch_up(folder: Path, options: argparse.Namespace) -> None:
             if cold:
                 forget_cached(folder)
             report("catch-up begins", cold=cold)
-            start(NAMES[2], "--until", last).wait()
+            start(NAMES[2], "--applied", before, "--until", last).wait()
+            before = last
         leader.stdin.close()
         print(answer(leader.stdout), flush=True)
         leader.wait()
@@ -323,6 +325,7 @@ def main() -> None:
     parser.add_argument("--profile", default="", help="prefix of cProfile files")
     parser.add_argument("--child", nargs="+", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--addresses", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--applied", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     match options.child:
