@@ -188,6 +188,46 @@ ALONE = [
     Row("check of nothing", "check {data}/none", 2, ("{data}/none", "ledgermq dump")),
     Row("check of no dump", "check {data}", 2, ("{data}", "ledgermq dump"), {"notes.txt": "x"}),
     Row("dump of no data folder", "dump --data {data} {data}/out", 1, ("{data}",), {"notes.txt": "x"}),
+    # --- recovering a group
+    Row("recover nothing", "cluster recover", 2, ("--data", "ledgermq cluster recover --help")),
+    Row(
+        "recover no folder",
+        "cluster recover --data {data}/none",
+        1,
+        ("{data}/none", "identity", "nothing was changed"),
+    ),
+    Row(
+        "recover a foreign folder",
+        "cluster recover --data {data}",
+        1,
+        ("{data}", "survived", "nothing was changed"),
+        {"notes.txt": "x"},
+    ),
+    Row(
+        "show and change",
+        "cluster recover --data {data} --show --clone-for n2",
+        1,
+        ("--show changes nothing",),
+    ),
+    Row(
+        "recover a newer folder",
+        "cluster recover --data {data}",
+        1,
+        ("{data}/identity", "version 9", "version 1", "nothing was changed"),
+        {"identity": "LMQ identity 9 00000000\n"},
+    ),
+    Row(
+        "recover from a damaged folder",
+        "cluster recover --data {data}",
+        1,
+        (
+            "{data}/identity is damaged",
+            "another node that survived",
+            "ledgermq dump --data",
+            "nothing was changed",
+        ),
+        {"identity": "LMQ identity 1 00000001\n"},
+    ),
     # --- demo
     Row(
         "demo in a foreign folder",
@@ -337,6 +377,19 @@ def test_a_locked_folder_is_refused_while_its_node_runs(
     arguments += ["--peers", ",".join(f"{n}=127.0.0.1:{p.ports['raft']}" for n, p in cluster.nodes.items())]
     code, text = run(arguments)
     check(Row("locked", "", 3, ("n1 will not start", str(folder))), code, text, {})
+    assert cluster.nodes["n1"].running
+
+
+def test_a_group_is_not_recovered_from_the_folder_of_a_running_node(cluster: Cluster) -> None:
+    code, text = run(["cluster", "recover", "--data", str(cluster.folder / "n1"), "--yes-lose-data", "g0"])
+    words = (
+        str(cluster.folder / "n1"),
+        "in use",
+        "Stop that node first",
+        "ledgermq cluster status",
+        "nothing was changed",
+    )
+    check(Row("recover a running node", "", 1, words), code, text, {})
     assert cluster.nodes["n1"].running
 
 

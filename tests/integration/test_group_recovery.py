@@ -187,7 +187,7 @@ def _check_rejoin(cluster: Cluster, name: str, load: Load) -> None:
 
     def votes() -> bool:
         status = cluster.status(cluster.wait_leader())
-        return status is not None and all(p.role != "learner" for p in status.peers)
+        return status is not None and all(p.role != "learner" for p in status.nodes)
 
     wait_until(votes, f"{name} votes again")
     process.arguments.remove("--rejoin")
