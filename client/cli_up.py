@@ -19,7 +19,7 @@ from .cli_cluster import collect
 from .cli_output import DEFAULT_NAMESERVER, out, run
 from .errors import UsageError
 from .local_cluster import LocalCluster, LocalPlan, require_server
-from .local_processes import ServerProcess, signals_as_interrupt
+from .local_processes import ProcessEndedError, ServerProcess, signals_as_interrupt
 from .status_report import exit_code
 from .text_table import text_table
 
@@ -81,6 +81,10 @@ def up(
             run(_until_healthy(plan.nameserver))
             _print_cluster(cluster, plan)
             _watch(cluster)
+        except ProcessEndedError as failure:
+            if hint := _rejoin_hint(failure.name, str(failure), data):
+                out.print(escape(hint))
+            raise
         except KeyboardInterrupt:
             out.print("\nstopping ...")
         finally:
@@ -145,6 +149,13 @@ def _print_cluster(cluster: LocalCluster, plan: LocalPlan) -> None:
     out.print("Ctrl-C stops everything. Logs: " + escape(str(cluster.folder / "logs")))
 
 
+def _rejoin_hint(name: str, said: str, data: Path) -> str:
+    """Return how a local cluster does what a node's last words advise, or nothing."""
+    if "ledgermq broker --rejoin" not in said:
+        return ""
+    return f"{name} shall fetch everything from the others? Here that is: ledgermq up --data {data} --rejoin {name}"
+
+
 def _watch(cluster: LocalCluster) -> None:
     """Until Ctrl-C: start again what was killed, report what cannot start."""
     everything: list[ServerProcess] = list(cluster.nodes.values())
@@ -162,6 +173,8 @@ def _watch(cluster: LocalCluster) -> None:
                 out.print(
                     f"{process.name} ended with code {code} and stays down:\n{escape(process.log_tail(5))}"
                 )
+                if hint := _rejoin_hint(process.name, process.log_tail(5), cluster.folder):
+                    out.print(escape(hint))
                 given_up.add(process.name)
                 continue
             how = f"signal {-code}" if code < 0 else f"code {code}"

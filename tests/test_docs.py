@@ -5,14 +5,28 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
-def test_every_test_that_the_seeds_table_names_exists() -> None:
-    named = set(re.findall(r"`((?:\w+/)?test_\w+\.py)`", (ROOT / "docs/seeds.md").read_text()))
+@pytest.mark.parametrize("document", ["docs/seeds.md", "docs/reliability.md"])
+def test_every_test_that_a_table_of_claims_names_exists(document: str) -> None:
+    named = set(re.findall(r"`((?:\w+/)?test_\w+\.py)`", (ROOT / document).read_text()))
     assert len(named) > 20
     missing = sorted(name for name in named if not (ROOT / "tests" / name).exists())
-    assert not missing, f"docs/seeds.md names tests that do not exist: {missing}"
+    assert not missing, f"{document} names tests that do not exist: {missing}"
+
+
+def test_the_promises_stand_word_for_word_where_the_architecture_has_them() -> None:
+    durability = (
+        (ROOT / "docs/architecture.md")
+        .read_text()
+        .partition("## Durability, in words\n\n")[2]
+        .partition("\n#")[0]
+    )
+    assert durability.count("\n* ") >= 4
+    assert durability.strip() in (ROOT / "docs/reliability.md").read_text()
 
 
 def test_every_row_of_the_seeds_table_has_a_verdict() -> None:

@@ -99,3 +99,22 @@ def test_killing_up_itself_leaves_no_process_behind(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     wait_for(lambda: not left_behind(data), "the children have ended")
+
+
+def test_an_empty_disk_is_replaced_by_the_command_that_the_refusal_names(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(data) as (nameserver, _):
+        assert run(["send", "orders", "one", "-n", nameserver]).returncode == 0
+    shutil.rmtree(data / "n2")
+    refused = run(["up", "--data", str(data)])
+    assert refused.returncode == 1
+    assert "n2 is a known voter of group g0 and its data folder is empty" in refused.stdout + refused.stderr
+    assert not left_behind(data)
+    command = f"up --data {data} --rejoin n2"
+    assert f"ledgermq {command}" in refused.stdout
+    with up(data, *command.split()[3:]) as (nameserver, _):
+        assert run(["cluster", "status", "--wait", "60s", "-n", nameserver]).returncode == 0
+    with up(data) as (nameserver, _):
+        assert run(["cluster", "status", "--wait", "60s", "-n", nameserver]).returncode == 0
+        got = run(["consume", "orders", "--group", "g", "--count", "1", "--timeout", "30", "-n", nameserver])
+        assert "one" in got.stdout, got.stderr
