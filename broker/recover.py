@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _recover(folder: StoppedFolder, name_given: str) -> None:
-    check_recoverable(folder.identity)
+    check_recoverable(folder)
     survivor = _inspect(folder)
     identity = folder.identity
     _say(*describe(survivor, _now()), "", *consequences(survivor), "")
@@ -79,7 +79,7 @@ def _recover(folder: StoppedFolder, name_given: str) -> None:
 
 
 def _clone(folder: StoppedFolder, node_id: NodeId) -> None:
-    check_cloneable(folder.identity, node_id)
+    check_cloneable(folder, node_id)
     survivor = _inspect(folder)
     _make_durable(folder.data)  # a copy need not have reached the disk yet
     made = clone_folder(folder, node_id, survivor)

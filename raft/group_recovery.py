@@ -53,6 +53,14 @@ class StoppedFolder:
     def folders(self) -> LogFolders:
         return LogFolders(self.data)
 
+    @property
+    def recovery(self) -> Recovery | None:
+        """How the folder was recovered; `counted` also when only the hard state says so by now."""
+        recovery, state = self.identity.recovery, self.hard.state
+        if recovery is None or state.incarnation != self.identity.incarnation:
+            return recovery
+        return replace(recovery, counted=recovery.counted or state.hard.is_voter)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivor:
@@ -190,7 +198,7 @@ def inspect(folder: StoppedFolder) -> Survivor:
         )
     end_offset = found.segments[-1].end_offset if found.segments else folder.base.first_offset
     return Survivor(
-        identity=identity,
+        identity=replace(identity, recovery=folder.recovery),
         term=state.hard.term,
         votes=state.hard.is_voter,
         commit_hint=min(state.hard.commit_hint, end.index),
@@ -204,14 +212,15 @@ def inspect(folder: StoppedFolder) -> Survivor:
     )
 
 
-def check_recoverable(identity: Identity) -> None:
+def check_recoverable(folder: StoppedFolder) -> None:
     """Raises: GroupRecoveryError when there is no lost majority to recover from, or it was done already."""
+    identity, recovery = folder.identity, folder.recovery
     if len(identity.members) < 2:
         raise GroupRecoveryError(
             f"{identity.node_id} has never met another member of group {identity.group}, so it needs none to work."
             " Start it as usual; nothing was changed."
         )
-    if identity.recovery is not None and not identity.recovery.counted:
+    if recovery is not None and not recovery.counted:
         raise GroupRecoveryError(
             f"group {identity.group} was recovered in this folder already. Next: copy the folder to the other nodes and"
             " run `ledgermq cluster recover --data COPY --clone-for NODE` on each copy; nothing was changed."
@@ -223,7 +232,7 @@ def recover_folder(folder: StoppedFolder, survivor: Survivor) -> Identity:
 
     `survivor` is what `inspect` found under the same lock. Raises: GroupRecoveryError, OSError.
     """
-    check_recoverable(folder.identity)
+    check_recoverable(folder)
     _settle(folder)
     old, state = folder.identity, folder.hard.state
     incarnation = secrets.randbits(63) | 1
@@ -252,7 +261,7 @@ def clone_folder(folder: StoppedFolder, node_id: NodeId, survivor: Survivor) -> 
     log, a member that votes already, no such member), OSError.
     """
     old = folder.identity
-    recovery = check_cloneable(old, node_id)
+    recovery = check_cloneable(folder, node_id)
     if (survivor.last_index, survivor.last_crc) != (recovery.last_index, recovery.last_crc):
         raise GroupRecoveryError(
             f"the log in {folder.data} ends at entry {survivor.last_index}, that of the recovered folder at entry"
@@ -273,9 +282,10 @@ def clone_folder(folder: StoppedFolder, node_id: NodeId, survivor: Survivor) -> 
     )
 
 
-def check_cloneable(identity: Identity, node_id: NodeId) -> Recovery:
+def check_cloneable(folder: StoppedFolder, node_id: NodeId) -> Recovery:
     """Return how the folder was recovered. Raises: GroupRecoveryError when no copy of it may become `node_id`'s."""
-    recovery, group = identity.recovery, identity.group
+    identity, recovery = folder.identity, folder.recovery
+    group = identity.group
     if recovery is None:
         raise GroupRecoveryError(
             f"group {group} was not recovered in this folder: a copy of a voter's folder must not vote as another node."

@@ -231,19 +231,21 @@ def test_an_interrupted_recovery_is_finished_by_whatever_opens_the_folder_next()
     assert opened(disk).hard_state.term == 6
 
 
-def _vote(disk: SimulatedDisk) -> None:
-    """Let the recovered folder take part as a voter, and start once more."""
+def _vote(disk: SimulatedDisk, *, again: bool = True) -> None:
+    """Let the recovered folder take part as a voter, and start once more, which is when its identity says so."""
     rig = LogRig(disk)
     rig.persist(HardState(Term(7), N1, rig.log.last_index))
     rig.flush()
     rig.close()
-    LogRig(disk).close()
+    if again:
+        LogRig(disk).close()
 
 
-def test_a_folder_that_votes_in_the_recovered_group_makes_no_clones() -> None:
+@pytest.mark.parametrize("again", [True, False])
+def test_a_folder_that_votes_in_the_recovered_group_makes_no_clones(again: bool) -> None:
     disk, _ = survivor_disk()
     recover(disk)
-    _vote(disk)
+    _vote(disk, again=again)
     before = contents(disk)
     with pytest.raises(GroupRecoveryError, match=r"votes in the recovered group g0 by now.*--rejoin"):
         clone(disk, N2)
@@ -265,10 +267,11 @@ def test_a_first_member_that_lost_its_vote_later_is_a_learner_and_not_new() -> N
     assert is_learner(storage)
 
 
-def test_a_recovered_group_can_be_recovered_again() -> None:
+@pytest.mark.parametrize("again", [True, False])
+def test_a_recovered_group_can_be_recovered_again(again: bool) -> None:
     disk, _ = survivor_disk()
     first = recover(disk)
-    _vote(disk)
+    _vote(disk, again=again)
     second = recover(disk)
     assert second.group_id != first.group_id
     assert second.recovery is not None
@@ -404,5 +407,6 @@ def test_records_of_two_incarnations_are_refused() -> None:
 
 
 def test_a_folder_that_was_recovered_is_not_recovered_twice() -> None:
-    with pytest.raises(GroupRecoveryError, match=r"already.*--clone-for"):
-        check_recoverable(read_identity(_recovered(), DATA / "identity", "n1"))
+    words = r"already.*--clone-for"
+    with pytest.raises(GroupRecoveryError, match=words), stopped_folder(DATA, _recovered()) as folder:
+        check_recoverable(folder)
