@@ -186,6 +186,7 @@ async def serve(name: str, options: argparse.Namespace) -> None:
     config = RaftConfig(
         cluster_id="bench", group="g0", node_id=NodeId(name), members=members,
         data_dir=Path(options.folder) / name, segment_size=SEGMENT,
+        election_ms_min=4000, election_ms_max=8000,  # a busy machine must not cost the lead
     )  # fmt: skip
     profiler = cProfile.Profile() if options.profile else None
     begin = time.perf_counter()
