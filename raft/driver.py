@@ -336,7 +336,7 @@ class Driver:
         except DiskFullError:
             self._dropped["disk_full"].inc()
             return False
-        self.log_time.observe(batch.headers[-1].timestamp, time.time() * 1000, time.monotonic() * 1000)
+        self.log_time.observe_entry(batch.headers[-1].timestamp, time.time() * 1000, time.monotonic() * 1000)
         self._batch = batch
         return True
 

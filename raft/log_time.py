@@ -38,8 +38,14 @@ class LogTime:
         """Take the last timestamp of a recovered log. How long ago that was, nobody knows: no reference yet."""
         self._floor = max(self._floor, timestamp)
 
+    def observe_entry(self, timestamp: int, wall_ms: float, monotonic_ms: float) -> None:
+        """An entry carried `timestamp`. Log time is not behind that, but far ahead of it while a node catches up."""
+        self._floor = max(self._floor, timestamp)
+        if self._value is not None and timestamp >= self._value + max(0.0, monotonic_ms - self._at_ms):
+            self.observe(timestamp, wall_ms, monotonic_ms)
+
     def observe(self, timestamp: int, wall_ms: float, monotonic_ms: float) -> None:
-        """Follow a leader: its entry or heartbeat carried `timestamp`."""
+        """Follow a leader: its heartbeat carried `timestamp`."""
         self._floor = max(self._floor, timestamp)
         self._value, self._at_ms = float(timestamp), monotonic_ms
         self.offset_ms = wall_ms - timestamp

@@ -53,6 +53,29 @@ def test_a_timestamp_is_never_below_one_that_was_observed() -> None:
     assert clock.lead(wall_ms=0, monotonic_ms=1) == 100_000
 
 
+def test_an_old_entry_that_comes_while_a_node_catches_up_does_not_turn_log_time_back() -> None:
+    clock = LogTime()
+    clock.observe(200_000, wall_ms=200_000, monotonic_ms=0)
+    clock.observe_entry(100_000, wall_ms=200_010, monotonic_ms=10)
+    assert not clock.is_off
+    assert clock.lead(wall_ms=200_010, monotonic_ms=10) == 200_010
+
+
+def test_an_old_entry_alone_does_not_tell_what_log_time_is_now() -> None:
+    clock = LogTime()
+    clock.observe_entry(100_000, wall_ms=200_000, monotonic_ms=0)
+    assert not clock.is_off
+    assert clock.lead(wall_ms=200_000, monotonic_ms=0) == 200_000
+
+
+def test_an_entry_that_is_ahead_is_followed() -> None:
+    clock = LogTime()
+    clock.observe(100_000, wall_ms=100_000, monotonic_ms=0)
+    clock.observe_entry(150_000, wall_ms=100_010, monotonic_ms=10)
+    assert clock.estimate(wall_ms=100_010, monotonic_ms=10) == 150_000
+    assert clock.is_off
+
+
 def test_an_estimate_goes_on_from_the_leaders_time_and_changes_nothing() -> None:
     clock = LogTime()
     clock.observe(100_000, wall_ms=200_000, monotonic_ms=0)
