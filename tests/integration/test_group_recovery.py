@@ -95,29 +95,7 @@ def test_a_group_that_lost_two_of_three_nodes_goes_on_from_the_third(tmp_path: P
             (tmp_path / name).rename(tmp_path / f"{name}-old")
         data, group = tmp_path / survivor, "g0"
 
-        before = snapshot(data)
-        code, text = recover(data, "--show")
-        assert code == 0, text
-        for words in (
-            f"{survivor} of group g0",
-            "last entry",
-            "ago)",
-            "committed",
-            "highest",
-            "all verified",
-        ):
-            assert words in text
-        code, text = recover(data)
-        assert code == 1
-        assert "there is no terminal" in text
-        code, text = recover(data, "--yes-lose-data", "g1")
-        assert code == 1
-        assert '"g1" is not the name of this group, which is g0; nothing was changed' in text
-        code, text = recover_at_a_terminal(data, "yes")
-        assert code == 1
-        assert '"yes" is not the name' in text
-        assert snapshot(data) == before
-
+        _check_that_nothing_happens_unasked(data, survivor)
         code, text = recover_at_a_terminal(data, group)
         assert code == 0, text
         assert "Lost for ever" in text
@@ -150,6 +128,32 @@ def test_a_group_that_lost_two_of_three_nodes_goes_on_from_the_third(tmp_path: P
         _check_old_folder_is_refused(cluster, lost[0])
         _check_rejoin(cluster, lost[0], load)
         _check_dumps(cluster, tmp_path)
+
+
+def _check_that_nothing_happens_unasked(data: Path, survivor: str) -> None:
+    """Looking, no terminal, and wrong names change nothing."""
+    before = snapshot(data)
+    code, text = recover(data, "--show")
+    assert code == 0, text
+    for words in (
+        f"{survivor} of group g0",
+        "last entry",
+        "ago)",
+        "committed",
+        "highest",
+        "all verified",
+    ):
+        assert words in text
+    code, text = recover(data)
+    assert code == 1
+    assert "there is no terminal" in text
+    code, text = recover(data, "--yes-lose-data", "g1")
+    assert code == 1
+    assert '"g1" is not the name of this group, which is g0; nothing was changed' in text
+    code, text = recover_at_a_terminal(data, "yes")
+    assert code == 1
+    assert '"yes" is not the name' in text
+    assert snapshot(data) == before
 
 
 def _check_prefix(stored: dict[Place, bytes], known: dict[bytes, Place]) -> None:
