@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 
@@ -37,6 +38,10 @@ from .overlay_files import OverlayFiles
 from .recovery import LogRecovery, RecoveredLog
 from .segment_keeper import LogFolders
 from .types import NO_INDEX, HardState, LogIndex, NodeId, Term
+
+#: Files that say that something else was begun in the folder and must be finished first: a repair of the log in place,
+#: the installation of a state that a leader sent.
+UNDER_WAY: Final = ("repair", "reset/marker")
 
 
 @dataclass(slots=True)
@@ -94,7 +99,7 @@ def finish_recovery(files: FileSystem, path: Path, identity: Identity, hard: Har
     if recovery is None:
         return identity
     state = hard.state
-    if state.incarnation != identity.incarnation:
+    if state.incarnation == recovery.from_incarnation:  # of no other: a later term is never taken back
         hint = state.hard.commit_hint
         promise = HardState(term=Term(recovery.term), voted_for=None, commit_hint=hint, is_voter=False)
         hard.write(
@@ -143,6 +148,13 @@ def _open(data: Path, folders: LogFolders, files: FileSystem) -> StoppedFolder:
     identity = read_identity(files, folders.identity, data.name)
     if not identity.complete:
         raise GroupRecoveryError(f"{folders.identity} was never finished: nothing was ever stored in {data}.")
+    for name in UNDER_WAY:
+        if files.exists(data / name):
+            raise GroupRecoveryError(
+                f"something is under way in {data} that is not finished ({data / name}), so its log cannot be judged."
+                f" Start {identity.node_id} once, so that it finishes that by itself, stop it and run this again; or"
+                " recover from another node that survived; nothing was changed."
+            )
     base = read_manifest(files, folders.manifest, identity.node_id)
     try:
         hard = HardStateFile.open(files, folders.hard_state)

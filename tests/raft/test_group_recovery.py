@@ -18,6 +18,7 @@ from ledgermq.raft.errors import (
 from ledgermq.raft.group_recovery import (
     check_recoverable,
     clone_folder,
+    finish_recovery,
     inspect,
     recover_folder,
     stopped_folder,
@@ -267,6 +268,19 @@ def test_a_first_member_that_lost_its_vote_later_is_a_learner_and_not_new() -> N
     assert is_learner(storage)
 
 
+def test_a_hard_state_that_is_not_of_the_recovered_folder_is_left_alone() -> None:
+    """Whatever else changes the incarnation later: the term of the recovery must not replace a later one."""
+    disk, _ = survivor_disk()
+    identity = recover(disk)
+    hard = HardStateFile.open(disk, DATA / "hardstate")
+    later = replace(
+        hard.state, incarnation=identity.incarnation ^ 2, hard=HardState(Term(99), N2, LogIndex(1))
+    )
+    hard.write(later)
+    finish_recovery(disk, DATA / "identity", identity, hard)
+    assert HardStateFile.open(disk, DATA / "hardstate").state == later
+
+
 @pytest.mark.parametrize("again", [True, False])
 def test_a_recovered_group_can_be_recovered_again(again: bool) -> None:
     disk, _ = survivor_disk()
@@ -335,6 +349,8 @@ REFUSED: list[tuple[str, Callable[[SimulatedDisk], object], type[Exception], str
     ("an entry", _damage_entry, GroupRecoveryError, "is damaged at byte .*ledgermq dump --data /data/n1"),
     ("lost flush", _older_tail, GroupRecoveryError, "damaged at byte|ends at entry"),
     ("newer", _newer_identity, NewerFolderError, "format version 9"),
+    ("a repair", lambda disk: disk.open(DATA / "repair", create=True), GroupRecoveryError, "under way.*Start n1 once"),
+    ("a reset", lambda disk: disk.open(DATA / "reset/marker", create=True), GroupRecoveryError, "not finished"),
     ("alone", _alone, GroupRecoveryError, "never met another member"),
 ]  # fmt: skip
 
