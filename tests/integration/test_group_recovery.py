@@ -25,7 +25,7 @@ from .history import Load, Place, read_topic
 
 TOPIC = "survives"
 CLI = [sys.executable, "-m", "ledgermq.client.cli"]
-SETTINGS = {"segment-size": "1MiB"}
+SETTINGS = {"segment-size": "1MiB", "max-message-bytes": "128KiB"}
 
 
 def recover(data: Path, *flags: str) -> tuple[int, str]:
