@@ -48,8 +48,9 @@ class MemberRecord:
             return None
         if hello.group_id not in (0, recovery.replaced_group_id):
             return None
-        # An id that both sides know to differ is told by the kind that harms nobody; without one, this group decides.
-        kind = RefusalKind.OTHER_GROUP if hello.group_id else RefusalKind.INCARNATION
+        # With an id of its own the other node only tells it, by another kind than its own view of two groups, so that
+        # both texts are logged. Without one this group decides: it stops.
+        kind = RefusalKind.GROUP if hello.group_id else RefusalKind.INCARNATION
         return Refusal(
             kind,
             f"group {self.group} was recovered without the data folder of {hello.node_id} (ledgermq cluster recover), "

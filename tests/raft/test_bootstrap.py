@@ -200,8 +200,8 @@ def test_a_group_id_is_not_taken_over_from_members_that_do_not_know_this_node() 
 @pytest.mark.parametrize(
     ("left_behind", "kind"),
     [
-        (hello(N2, 2, Standing.VOTER, group_id=LOST), RefusalKind.OTHER_GROUP),
-        (hello(N2, 2, Standing.LEARNER, group_id=LOST), RefusalKind.OTHER_GROUP),
+        (hello(N2, 2, Standing.VOTER, group_id=LOST), RefusalKind.GROUP),
+        (hello(N2, 2, Standing.LEARNER, group_id=LOST), RefusalKind.GROUP),
         (hello(N2, 2, Standing.VOTER), RefusalKind.INCARNATION),
         (hello(N2, 2), RefusalKind.INCARNATION),
     ],
