@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19ledgermq/proto/raft.proto\x12\x0bledgermq.v1\"\x9a\x03\n\x05Hello\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x15\n\rfeature_level\x18\x02 \x01(\r\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\t\x12\x0f\n\x07node_id\x18\x05 \x01(\t\x12\x12\n\nto_node_id\x18\x06 \x01(\t\x12\x13\n\x0bincarnation\x18\x07 \x01(\x04\x12\x14\n\x0csegment_size\x18\x08 \x01(\x04\x12\'\n\x08standing\x18\t \x01(\x0e\x32\x15.ledgermq.v1.Standing\x12\x0c\n\x04term\x18\n \x01(\x04\x12\x45\n\x12known_incarnations\x18\x0b \x03(\x0b\x32).ledgermq.v1.Hello.KnownIncarnationsEntry\x12\x14\n\x0c\x66sync_p99_ms\x18\x0c \x01(\x01\x12\x17\n\x0f\x64isk_used_ratio\x18\r \x01(\x01\x12\x10\n\x08group_id\x18\x0e \x01(\x06\x1a\x38\n\x16KnownIncarnationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"p\n\nHelloReply\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.ledgermq.v1.Hello\x12\x0f\n\x07refusal\x18\x02 \x01(\t\x12.\n\x0crefusal_kind\x18\x03 \x01(\x0e\x32\x18.ledgermq.v1.RefusalKind\"k\n\tRaftFrame\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.ledgermq.v1.RaftMessage\x12!\n\x05hello\x18\x02 \x01(\x0b\x32\x12.ledgermq.v1.Hello\x12\x0f\n\x07\x65ntries\x18\x0f \x01(\x0c\"\xc3\x04\n\x0bRaftMessage\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x30\n\x0crequest_vote\x18\x02 \x01(\x0b\x32\x18.ledgermq.v1.RequestVoteH\x00\x12;\n\x12request_vote_reply\x18\x03 \x01(\x0b\x32\x1d.ledgermq.v1.RequestVoteReplyH\x00\x12\x34\n\x0e\x61ppend_entries\x18\x04 \x01(\x0b\x32\x1a.ledgermq.v1.AppendEntriesH\x00\x12?\n\x14\x61ppend_entries_reply\x18\x05 \x01(\x0b\x32\x1f.ledgermq.v1.AppendEntriesReplyH\x00\x12/\n\theartbeat\x18\x06 \x01(\x0b\x32\x1a.ledgermq.v1.RaftHeartbeatH\x00\x12:\n\x0fheartbeat_reply\x18\x07 \x01(\x0b\x32\x1f.ledgermq.v1.RaftHeartbeatReplyH\x00\x12.\n\x0btimeout_now\x18\x08 \x01(\x0b\x32\x17.ledgermq.v1.TimeoutNowH\x00\x12%\n\x06resign\x18\t \x01(\x0b\x32\x13.ledgermq.v1.ResignH\x00\x12;\n\x12read_index_request\x18\n \x01(\x0b\x32\x1d.ledgermq.v1.ReadIndexRequestH\x00\x12\x37\n\x10read_index_reply\x18\x0b \x01(\x0b\x32\x1b.ledgermq.v1.ReadIndexReplyH\x00\x42\x06\n\x04\x62ody\"X\n\x0bRequestVote\x12\x12\n\nlast_index\x18\x01 \x01(\x04\x12\x11\n\tlast_term\x18\x02 \x01(\x04\x12\x10\n\x08pre_vote\x18\x03 \x01(\x08\x12\x10\n\x08transfer\x18\x04 \x01(\x08\"5\n\x10RequestVoteReply\x12\x0f\n\x07granted\x18\x01 \x01(\x08\x12\x10\n\x08pre_vote\x18\x02 \x01(\x08\"\x85\x01\n\rAppendEntries\x12\x12\n\nprev_index\x18\x01 \x01(\x04\x12\x11\n\tprev_term\x18\x02 \x01(\x04\x12\x12\n\nlast_index\x18\x03 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x04 \x01(\x04\x12\x11\n\trun_index\x18\x05 \x03(\x04\x12\x10\n\x08run_term\x18\x06 \x03(\x04\"\xa1\x01\n\x12\x41ppendEntriesReply\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x13\n\x0bmatch_index\x18\x02 \x01(\x04\x12\x14\n\x0creject_index\x18\x03 \x01(\x04\x12\x12\n\nhint_index\x18\x04 \x01(\x04\x12\x11\n\thint_term\x18\x05 \x01(\x04\x12\x12\n\nis_learner\x18\x06 \x01(\x08\x12\x14\n\x0cwants_commit\x18\x07 \x01(\x08\"K\n\rRaftHeartbeat\x12\x14\n\x0c\x63ommit_index\x18\x01 \x01(\x04\x12\x0f\n\x07\x63ontext\x18\x02 \x01(\x04\x12\x13\n\x0blog_time_ms\x18\x03 \x01(\x04\"{\n\x12RaftHeartbeatReply\x12\x0f\n\x07\x63ontext\x18\x01 \x01(\x04\x12\x14\n\x0cstable_index\x18\x02 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x03 \x01(\x04\x12\x12\n\nis_learner\x18\x04 \x01(\x08\x12\x14\n\x0cwants_commit\x18\x05 \x01(\x08\"\x0c\n\nTimeoutNow\"\x08\n\x06Resign\"#\n\x10ReadIndexRequest\x12\x0f\n\x07\x63ontext\x18\x01 \x01(\x04\"0\n\x0eReadIndexReply\x12\x0f\n\x07\x63ontext\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04*b\n\x08Standing\x12\x18\n\x14STANDING_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTANDING_FRESH\x10\x01\x12\x12\n\x0eSTANDING_VOTER\x10\x02\x12\x14\n\x10STANDING_LEARNER\x10\x03*\xf3\x01\n\x0bRefusalKind\x12\x10\n\x0cREFUSAL_NONE\x10\x00\x12\x12\n\x0eREFUSAL_FORMAT\x10\x01\x12\x13\n\x0fREFUSAL_CLUSTER\x10\x02\x12\x11\n\rREFUSAL_GROUP\x10\x03\x12\x18\n\x14REFUSAL_NOT_A_MEMBER\x10\x04\x12\x19\n\x15REFUSAL_WRONG_ADDRESS\x10\x05\x12\x18\n\x14REFUSAL_SEGMENT_SIZE\x10\x06\x12\x17\n\x13REFUSAL_INCARNATION\x10\x07\x12\x15\n\x11REFUSAL_MALFORMED\x10\x08\x12\x17\n\x13REFUSAL_OTHER_GROUP\x10\t2\x8c\x01\n\x0bRaftService\x12=\n\x06\x41ppend\x12\x16.ledgermq.v1.RaftFrame\x1a\x17.ledgermq.v1.HelloReply(\x01\x30\x01\x12>\n\x07\x43ontrol\x12\x16.ledgermq.v1.RaftFrame\x1a\x17.ledgermq.v1.HelloReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19ledgermq/proto/raft.proto\x12\x0bledgermq.v1\"O\n\x0cResetRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12!\n\x05hello\x18\x02 \x01(\x0b\x32\x12.ledgermq.v1.Hello\x12\x0c\n\x04term\x18\x03 \x01(\x04\"\x9f\x01\n\nResetFrame\x12&\n\x04head\x18\x01 \x01(\x0b\x32\x16.ledgermq.v1.ResetHeadH\x00\x12(\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.ledgermq.v1.ResetChunkH\x00\x12$\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x15.ledgermq.v1.ResetEndH\x00\x12\x11\n\x07refusal\x18\x04 \x01(\tH\x00\x42\x06\n\x04\x62ody\"\xb9\x01\n\tResetHead\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x12\n\nbase_index\x18\x03 \x01(\x04\x12\x11\n\tbase_term\x18\x04 \x01(\x04\x12\x10\n\x08\x62\x61se_crc\x18\x05 \x01(\r\x12\x16\n\x0e\x62\x61se_timestamp\x18\x06 \x01(\x04\x12\x14\n\x0c\x66irst_offset\x18\x07 \x01(\x04\x12\x13\n\x0bstate_index\x18\x08 \x01(\x04\x12\x12\n\nstate_size\x18\t \x01(\x04\":\n\nResetChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x1a\n\x08ResetEnd\x12\x0e\n\x06\x63rc32c\x18\x01 \x01(\r\"\x9a\x03\n\x05Hello\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x15\n\rfeature_level\x18\x02 \x01(\r\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\t\x12\x0f\n\x07node_id\x18\x05 \x01(\t\x12\x12\n\nto_node_id\x18\x06 \x01(\t\x12\x13\n\x0bincarnation\x18\x07 \x01(\x04\x12\x14\n\x0csegment_size\x18\x08 \x01(\x04\x12\'\n\x08standing\x18\t \x01(\x0e\x32\x15.ledgermq.v1.Standing\x12\x0c\n\x04term\x18\n \x01(\x04\x12\x45\n\x12known_incarnations\x18\x0b \x03(\x0b\x32).ledgermq.v1.Hello.KnownIncarnationsEntry\x12\x14\n\x0c\x66sync_p99_ms\x18\x0c \x01(\x01\x12\x17\n\x0f\x64isk_used_ratio\x18\r \x01(\x01\x12\x10\n\x08group_id\x18\x0e \x01(\x06\x1a\x38\n\x16KnownIncarnationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"p\n\nHelloReply\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.ledgermq.v1.Hello\x12\x0f\n\x07refusal\x18\x02 \x01(\t\x12.\n\x0crefusal_kind\x18\x03 \x01(\x0e\x32\x18.ledgermq.v1.RefusalKind\"k\n\tRaftFrame\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.ledgermq.v1.RaftMessage\x12!\n\x05hello\x18\x02 \x01(\x0b\x32\x12.ledgermq.v1.Hello\x12\x0f\n\x07\x65ntries\x18\x0f \x01(\x0c\"\xc3\x04\n\x0bRaftMessage\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x30\n\x0crequest_vote\x18\x02 \x01(\x0b\x32\x18.ledgermq.v1.RequestVoteH\x00\x12;\n\x12request_vote_reply\x18\x03 \x01(\x0b\x32\x1d.ledgermq.v1.RequestVoteReplyH\x00\x12\x34\n\x0e\x61ppend_entries\x18\x04 \x01(\x0b\x32\x1a.ledgermq.v1.AppendEntriesH\x00\x12?\n\x14\x61ppend_entries_reply\x18\x05 \x01(\x0b\x32\x1f.ledgermq.v1.AppendEntriesReplyH\x00\x12/\n\theartbeat\x18\x06 \x01(\x0b\x32\x1a.ledgermq.v1.RaftHeartbeatH\x00\x12:\n\x0fheartbeat_reply\x18\x07 \x01(\x0b\x32\x1f.ledgermq.v1.RaftHeartbeatReplyH\x00\x12.\n\x0btimeout_now\x18\x08 \x01(\x0b\x32\x17.ledgermq.v1.TimeoutNowH\x00\x12%\n\x06resign\x18\t \x01(\x0b\x32\x13.ledgermq.v1.ResignH\x00\x12;\n\x12read_index_request\x18\n \x01(\x0b\x32\x1d.ledgermq.v1.ReadIndexRequestH\x00\x12\x37\n\x10read_index_reply\x18\x0b \x01(\x0b\x32\x1b.ledgermq.v1.ReadIndexReplyH\x00\x42\x06\n\x04\x62ody\"X\n\x0bRequestVote\x12\x12\n\nlast_index\x18\x01 \x01(\x04\x12\x11\n\tlast_term\x18\x02 \x01(\x04\x12\x10\n\x08pre_vote\x18\x03 \x01(\x08\x12\x10\n\x08transfer\x18\x04 \x01(\x08\"5\n\x10RequestVoteReply\x12\x0f\n\x07granted\x18\x01 \x01(\x08\x12\x10\n\x08pre_vote\x18\x02 \x01(\x08\"\x9b\x01\n\rAppendEntries\x12\x12\n\nprev_index\x18\x01 \x01(\x04\x12\x11\n\tprev_term\x18\x02 \x01(\x04\x12\x12\n\nlast_index\x18\x03 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x04 \x01(\x04\x12\x11\n\trun_index\x18\x05 \x03(\x04\x12\x10\n\x08run_term\x18\x06 \x03(\x04\x12\x14\n\x0coffers_reset\x18\x07 \x01(\x08\"\xa1\x01\n\x12\x41ppendEntriesReply\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x13\n\x0bmatch_index\x18\x02 \x01(\x04\x12\x14\n\x0creject_index\x18\x03 \x01(\x04\x12\x12\n\nhint_index\x18\x04 \x01(\x04\x12\x11\n\thint_term\x18\x05 \x01(\x04\x12\x12\n\nis_learner\x18\x06 \x01(\x08\x12\x14\n\x0cwants_commit\x18\x07 \x01(\x08\"K\n\rRaftHeartbeat\x12\x14\n\x0c\x63ommit_index\x18\x01 \x01(\x04\x12\x0f\n\x07\x63ontext\x18\x02 \x01(\x04\x12\x13\n\x0blog_time_ms\x18\x03 \x01(\x04\"{\n\x12RaftHeartbeatReply\x12\x0f\n\x07\x63ontext\x18\x01 \x01(\x04\x12\x14\n\x0cstable_index\x18\x02 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x03 \x01(\x04\x12\x12\n\nis_learner\x18\x04 \x01(\x08\x12\x14\n\x0cwants_commit\x18\x05 \x01(\x08\"\x0c\n\nTimeoutNow\"\x08\n\x06Resign\"#\n\x10ReadIndexRequest\x12\x0f\n\x07\x63ontext\x18\x01 \x01(\x04\"0\n\x0eReadIndexReply\x12\x0f\n\x07\x63ontext\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04*b\n\x08Standing\x12\x18\n\x14STANDING_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTANDING_FRESH\x10\x01\x12\x12\n\x0eSTANDING_VOTER\x10\x02\x12\x14\n\x10STANDING_LEARNER\x10\x03*\xf3\x01\n\x0bRefusalKind\x12\x10\n\x0cREFUSAL_NONE\x10\x00\x12\x12\n\x0eREFUSAL_FORMAT\x10\x01\x12\x13\n\x0fREFUSAL_CLUSTER\x10\x02\x12\x11\n\rREFUSAL_GROUP\x10\x03\x12\x18\n\x14REFUSAL_NOT_A_MEMBER\x10\x04\x12\x19\n\x15REFUSAL_WRONG_ADDRESS\x10\x05\x12\x18\n\x14REFUSAL_SEGMENT_SIZE\x10\x06\x12\x17\n\x13REFUSAL_INCARNATION\x10\x07\x12\x15\n\x11REFUSAL_MALFORMED\x10\x08\x12\x17\n\x13REFUSAL_OTHER_GROUP\x10\t2\x8c\x01\n\x0bRaftService\x12=\n\x06\x41ppend\x12\x16.ledgermq.v1.RaftFrame\x1a\x17.ledgermq.v1.HelloReply(\x01\x30\x01\x12>\n\x07\x43ontrol\x12\x16.ledgermq.v1.RaftFrame\x1a\x17.ledgermq.v1.HelloReply(\x01\x30\x01\x32M\n\x0cResetService\x12=\n\x05\x46\x65tch\x12\x19.ledgermq.v1.ResetRequest\x1a\x17.ledgermq.v1.ResetFrame0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,40 +33,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLO_KNOWNINCARNATIONSENTRY']._loaded_options = None
   _globals['_HELLO_KNOWNINCARNATIONSENTRY']._serialized_options = b'8\001'
-  _globals['_STANDING']._serialized_start=2018
-  _globals['_STANDING']._serialized_end=2116
-  _globals['_REFUSALKIND']._serialized_start=2119
-  _globals['_REFUSALKIND']._serialized_end=2362
-  _globals['_HELLO']._serialized_start=43
-  _globals['_HELLO']._serialized_end=453
-  _globals['_HELLO_KNOWNINCARNATIONSENTRY']._serialized_start=397
-  _globals['_HELLO_KNOWNINCARNATIONSENTRY']._serialized_end=453
-  _globals['_HELLOREPLY']._serialized_start=455
-  _globals['_HELLOREPLY']._serialized_end=567
-  _globals['_RAFTFRAME']._serialized_start=569
-  _globals['_RAFTFRAME']._serialized_end=676
-  _globals['_RAFTMESSAGE']._serialized_start=679
-  _globals['_RAFTMESSAGE']._serialized_end=1258
-  _globals['_REQUESTVOTE']._serialized_start=1260
-  _globals['_REQUESTVOTE']._serialized_end=1348
-  _globals['_REQUESTVOTEREPLY']._serialized_start=1350
-  _globals['_REQUESTVOTEREPLY']._serialized_end=1403
-  _globals['_APPENDENTRIES']._serialized_start=1406
-  _globals['_APPENDENTRIES']._serialized_end=1539
-  _globals['_APPENDENTRIESREPLY']._serialized_start=1542
-  _globals['_APPENDENTRIESREPLY']._serialized_end=1703
-  _globals['_RAFTHEARTBEAT']._serialized_start=1705
-  _globals['_RAFTHEARTBEAT']._serialized_end=1780
-  _globals['_RAFTHEARTBEATREPLY']._serialized_start=1782
-  _globals['_RAFTHEARTBEATREPLY']._serialized_end=1905
-  _globals['_TIMEOUTNOW']._serialized_start=1907
-  _globals['_TIMEOUTNOW']._serialized_end=1919
-  _globals['_RESIGN']._serialized_start=1921
-  _globals['_RESIGN']._serialized_end=1929
-  _globals['_READINDEXREQUEST']._serialized_start=1931
-  _globals['_READINDEXREQUEST']._serialized_end=1966
-  _globals['_READINDEXREPLY']._serialized_start=1968
-  _globals['_READINDEXREPLY']._serialized_end=2016
-  _globals['_RAFTSERVICE']._serialized_start=2365
-  _globals['_RAFTSERVICE']._serialized_end=2505
+  _globals['_STANDING']._serialized_start=2559
+  _globals['_STANDING']._serialized_end=2657
+  _globals['_REFUSALKIND']._serialized_start=2660
+  _globals['_REFUSALKIND']._serialized_end=2903
+  _globals['_RESETREQUEST']._serialized_start=42
+  _globals['_RESETREQUEST']._serialized_end=121
+  _globals['_RESETFRAME']._serialized_start=124
+  _globals['_RESETFRAME']._serialized_end=283
+  _globals['_RESETHEAD']._serialized_start=286
+  _globals['_RESETHEAD']._serialized_end=471
+  _globals['_RESETCHUNK']._serialized_start=473
+  _globals['_RESETCHUNK']._serialized_end=531
+  _globals['_RESETEND']._serialized_start=533
+  _globals['_RESETEND']._serialized_end=559
+  _globals['_HELLO']._serialized_start=562
+  _globals['_HELLO']._serialized_end=972
+  _globals['_HELLO_KNOWNINCARNATIONSENTRY']._serialized_start=916
+  _globals['_HELLO_KNOWNINCARNATIONSENTRY']._serialized_end=972
+  _globals['_HELLOREPLY']._serialized_start=974
+  _globals['_HELLOREPLY']._serialized_end=1086
+  _globals['_RAFTFRAME']._serialized_start=1088
+  _globals['_RAFTFRAME']._serialized_end=1195
+  _globals['_RAFTMESSAGE']._serialized_start=1198
+  _globals['_RAFTMESSAGE']._serialized_end=1777
+  _globals['_REQUESTVOTE']._serialized_start=1779
+  _globals['_REQUESTVOTE']._serialized_end=1867
+  _globals['_REQUESTVOTEREPLY']._serialized_start=1869
+  _globals['_REQUESTVOTEREPLY']._serialized_end=1922
+  _globals['_APPENDENTRIES']._serialized_start=1925
+  _globals['_APPENDENTRIES']._serialized_end=2080
+  _globals['_APPENDENTRIESREPLY']._serialized_start=2083
+  _globals['_APPENDENTRIESREPLY']._serialized_end=2244
+  _globals['_RAFTHEARTBEAT']._serialized_start=2246
+  _globals['_RAFTHEARTBEAT']._serialized_end=2321
+  _globals['_RAFTHEARTBEATREPLY']._serialized_start=2323
+  _globals['_RAFTHEARTBEATREPLY']._serialized_end=2446
+  _globals['_TIMEOUTNOW']._serialized_start=2448
+  _globals['_TIMEOUTNOW']._serialized_end=2460
+  _globals['_RESIGN']._serialized_start=2462
+  _globals['_RESIGN']._serialized_end=2470
+  _globals['_READINDEXREQUEST']._serialized_start=2472
+  _globals['_READINDEXREQUEST']._serialized_end=2507
+  _globals['_READINDEXREPLY']._serialized_start=2509
+  _globals['_READINDEXREPLY']._serialized_end=2557
+  _globals['_RAFTSERVICE']._serialized_start=2906
+  _globals['_RAFTSERVICE']._serialized_end=3046
+  _globals['_RESETSERVICE']._serialized_start=3048
+  _globals['_RESETSERVICE']._serialized_end=3125
 # @@protoc_insertion_point(module_scope)

@@ -41,6 +41,66 @@ REFUSAL_INCARNATION: RefusalKind
 REFUSAL_MALFORMED: RefusalKind
 REFUSAL_OTHER_GROUP: RefusalKind
 
+class ResetRequest(_message.Message):
+    __slots__ = ("format", "hello", "term")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    hello: Hello
+    term: int
+    def __init__(self, format: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
+
+class ResetFrame(_message.Message):
+    __slots__ = ("head", "chunk", "end", "refusal")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    head: ResetHead
+    chunk: ResetChunk
+    end: ResetEnd
+    refusal: str
+    def __init__(self, head: _Optional[_Union[ResetHead, _Mapping]] = ..., chunk: _Optional[_Union[ResetChunk, _Mapping]] = ..., end: _Optional[_Union[ResetEnd, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class ResetHead(_message.Message):
+    __slots__ = ("format", "term", "base_index", "base_term", "base_crc", "base_timestamp", "first_offset", "state_index", "state_size")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    BASE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    BASE_TERM_FIELD_NUMBER: _ClassVar[int]
+    BASE_CRC_FIELD_NUMBER: _ClassVar[int]
+    BASE_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STATE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STATE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    term: int
+    base_index: int
+    base_term: int
+    base_crc: int
+    base_timestamp: int
+    first_offset: int
+    state_index: int
+    state_size: int
+    def __init__(self, format: _Optional[int] = ..., term: _Optional[int] = ..., base_index: _Optional[int] = ..., base_term: _Optional[int] = ..., base_crc: _Optional[int] = ..., base_timestamp: _Optional[int] = ..., first_offset: _Optional[int] = ..., state_index: _Optional[int] = ..., state_size: _Optional[int] = ...) -> None: ...
+
+class ResetChunk(_message.Message):
+    __slots__ = ("offset", "crc32c", "data")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    crc32c: int
+    data: bytes
+    def __init__(self, offset: _Optional[int] = ..., crc32c: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ResetEnd(_message.Message):
+    __slots__ = ("crc32c",)
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    crc32c: int
+    def __init__(self, crc32c: _Optional[int] = ...) -> None: ...
+
 class Hello(_message.Message):
     __slots__ = ("format", "feature_level", "cluster_id", "group", "node_id", "to_node_id", "incarnation", "segment_size", "standing", "term", "known_incarnations", "fsync_p99_ms", "disk_used_ratio", "group_id")
     class KnownIncarnationsEntry(_message.Message):
@@ -147,20 +207,22 @@ class RequestVoteReply(_message.Message):
     def __init__(self, granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ...) -> None: ...
 
 class AppendEntries(_message.Message):
-    __slots__ = ("prev_index", "prev_term", "last_index", "commit_index", "run_index", "run_term")
+    __slots__ = ("prev_index", "prev_term", "last_index", "commit_index", "run_index", "run_term", "offers_reset")
     PREV_INDEX_FIELD_NUMBER: _ClassVar[int]
     PREV_TERM_FIELD_NUMBER: _ClassVar[int]
     LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
     COMMIT_INDEX_FIELD_NUMBER: _ClassVar[int]
     RUN_INDEX_FIELD_NUMBER: _ClassVar[int]
     RUN_TERM_FIELD_NUMBER: _ClassVar[int]
+    OFFERS_RESET_FIELD_NUMBER: _ClassVar[int]
     prev_index: int
     prev_term: int
     last_index: int
     commit_index: int
     run_index: _containers.RepeatedScalarFieldContainer[int]
     run_term: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, prev_index: _Optional[int] = ..., prev_term: _Optional[int] = ..., last_index: _Optional[int] = ..., commit_index: _Optional[int] = ..., run_index: _Optional[_Iterable[int]] = ..., run_term: _Optional[_Iterable[int]] = ...) -> None: ...
+    offers_reset: bool
+    def __init__(self, prev_index: _Optional[int] = ..., prev_term: _Optional[int] = ..., last_index: _Optional[int] = ..., commit_index: _Optional[int] = ..., run_index: _Optional[_Iterable[int]] = ..., run_term: _Optional[_Iterable[int]] = ..., offers_reset: _Optional[bool] = ...) -> None: ...
 
 class AppendEntriesReply(_message.Message):
     __slots__ = ("success", "match_index", "reject_index", "hint_index", "hint_term", "is_learner", "wants_commit")

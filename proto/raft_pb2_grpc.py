@@ -138,3 +138,81 @@ class RaftService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class ResetServiceStub:
+    """What brings a follower back that needs entries which retention deleted on the leader (D8). The follower calls, on a
+    connection of its own: neither heartbeats nor appends wait behind the chunks, and the caller's disk sets the pace.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Fetch = channel.unary_stream(
+                '/ledgermq.v1.ResetService/Fetch',
+                request_serializer=ledgermq_dot_proto_dot_raft__pb2.ResetRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_raft__pb2.ResetFrame.FromString,
+                _registered_method=True)
+
+
+class ResetServiceServicer:
+    """What brings a follower back that needs entries which retention deleted on the leader (D8). The follower calls, on a
+    connection of its own: neither heartbeats nor appends wait behind the chunks, and the caller's disk sets the pace.
+    """
+
+    def Fetch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ResetServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=ledgermq_dot_proto_dot_raft__pb2.ResetRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_raft__pb2.ResetFrame.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'ledgermq.v1.ResetService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('ledgermq.v1.ResetService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class ResetService:
+    """What brings a follower back that needs entries which retention deleted on the leader (D8). The follower calls, on a
+    connection of its own: neither heartbeats nor appends wait behind the chunks, and the caller's disk sets the pace.
+    """
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ledgermq.v1.ResetService/Fetch',
+            ledgermq_dot_proto_dot_raft__pb2.ResetRequest.SerializeToString,
+            ledgermq_dot_proto_dot_raft__pb2.ResetFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

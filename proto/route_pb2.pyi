@@ -29,6 +29,7 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SHUTTING_DOWN: _ClassVar[RefusalCode]
     NOT_SUPPORTED: _ClassVar[RefusalCode]
     INTERNAL: _ClassVar[RefusalCode]
+    CATCHING_UP: _ClassVar[RefusalCode]
 
 class QueuePermission(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -66,6 +67,7 @@ STALE_ROUTE: RefusalCode
 SHUTTING_DOWN: RefusalCode
 NOT_SUPPORTED: RefusalCode
 INTERNAL: RefusalCode
+CATCHING_UP: RefusalCode
 QUEUE_PERMISSION_UNSPECIFIED: QueuePermission
 NONE: QueuePermission
 READ: QueuePermission

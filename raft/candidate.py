@@ -16,7 +16,7 @@ from .types import Term
 
 def campaign(state: CoreState, *, transfer: bool = False) -> None:
     """Start an election: by pre-vote, or at once when the leader itself asked for it."""
-    if not state.is_voter:
+    if not state.may_campaign:
         return
     if transfer:
         become_candidate(state, transfer=True)

@@ -98,6 +98,11 @@ class CommitLog:
         return self._log.base.prev_term
 
     @property
+    def base(self) -> Manifest:
+        """What stands before the first retained entry."""
+        return self._log.base
+
+    @property
     def last_term(self) -> Term:
         last = self._log.last
         return Term(last.term) if last else self._log.base.prev_term

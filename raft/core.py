@@ -40,7 +40,7 @@ from .messages import (
 )
 from .outputs import Accepted, Busy, NotLeader, Output, PeerProgress, Role, Transferring
 from .read_rounds import Reader
-from .types import LogIndex, NodeId
+from .types import LogIndex, NodeId, Term
 
 
 class RaftCore(CoreState):
@@ -58,12 +58,12 @@ class RaftCore(CoreState):
         elif self.role is Role.FOLLOWER:
             if follower.tick(self):
                 candidate.campaign(self)
-        elif self.role is not Role.FAULTED and candidate.tick(self):
+        elif not self.is_silent and candidate.tick(self):
             candidate.campaign(self)
 
     def step(self, message: Message) -> None:
         """Take a message of a peer. Never raises: what makes no sense is ignored."""
-        if self.fault is not None or message.to != self.node_id or message.from_ not in self.peers:
+        if self.is_silent or message.to != self.node_id or message.from_ not in self.peers:
             return
         if isinstance(message, RequestVote):
             votes.on_request_vote(self, message)
@@ -93,7 +93,7 @@ class RaftCore(CoreState):
 
     def storage_done(self, seq: int) -> None:
         """All persist operations with a number <= `seq` are on stable storage."""
-        if self.fault is not None:
+        if self.is_silent:
             return
         self.disk.done(seq)
         self.release_held()
@@ -134,6 +134,14 @@ class RaftCore(CoreState):
         assert first_index - 1 <= self.applied_index, "only applied entries may be deleted"
         self.log.compact(first_index)
 
+    def begin_reset(self, leader_id: NodeId, term: Term, base_index: LogIndex, base_term: Term) -> bool:
+        """The state that the leader of `term` offered (ResetOffered) is here, durably. Return whether to install it.
+
+        True: this core is silent for ever. Install, then start another one from what the disk says then: log with
+        the base (base_index, base_term) and no entries, hard state with at least this term. False: drop the state.
+        """
+        return follower.begin_reset(self, leader_id, term, base_index, base_term)
+
     def read_index(self, context: object) -> NotLeader | None:
         """Ask for an index that includes all that is committed now. Answer: `Output.reads` or `reads_aborted`."""
         if self.leading is not None:
@@ -157,12 +165,12 @@ class RaftCore(CoreState):
 
     def campaign(self) -> None:
         """Start an election now (by pre-vote), if this node may."""
-        if self.role not in (Role.LEADER, Role.FAULTED):
+        if self.role is not Role.LEADER and not self.is_silent:
             candidate.campaign(self)
 
     def promote_to_voter(self) -> None:
         """A learner votes again, durably. Only after CaughtUp. In the present term it votes for nobody new (P19)."""
-        if self.is_voter or self.fault is not None:
+        if self.is_voter or self.is_silent:
             return
         self.is_voter = True
         if self.voted_for is None:

@@ -51,6 +51,7 @@ class CoreState:
         self.log = TermRuns(log_view.first_index, log_view.base_term, log_view.term_runs, log_view.last_index)
         self.disk = PersistQueue(log_view.stable_index)
         self.applied_index = LogIndex(max(log_view.applied_index, self.log.base_index))
+        self.state_index = log_view.state_index  # what was received in a reset is whole from this entry on
         hint = min(hard_state.commit_hint, log_view.last_index)
         self.commit_index = LogIndex(max(hint, self.applied_index))
         self.verified_index = LogIndex(0)  # our log equals that of the leader of `term` up to here (P11)
@@ -91,6 +92,16 @@ class CoreState:
     def stable_index(self) -> LogIndex:
         """Durable here up to this entry."""
         return self.disk.stable_index
+
+    @property
+    def may_campaign(self) -> bool:
+        """A learner may not, nor a node that is still being rebuilt after a reset (it could not win either)."""
+        return self.is_voter and self.applied_index >= self.state_index
+
+    @property
+    def is_silent(self) -> bool:
+        """It takes no input and says nothing any more."""
+        return self.role in (Role.FAULTED, Role.RESETTING)
 
     @property
     def hard_state(self) -> HardState:
@@ -229,17 +240,21 @@ class CoreState:
             return
         self.fault = reason
         self.end_lead()
-        self.role = Role.FAULTED
+        self.fall_silent(Role.FAULTED)
+        self.emit(Faulted(reason))
+
+    def fall_silent(self, role: Role) -> None:
+        """Say nothing any more, not even what waits for the disk."""
+        self.role = role
         self.leader_id = None
         self._held_for_term.clear()
         self._held_for_log.clear()
         self._out.send.clear()
         self._abort_forwarded_reads()
-        self.emit(Faulted(reason))
 
     def take_output(self) -> Output | None:
         """Return one turn's decisions. Messages go with the last storage operation of a turn, never before it."""
-        if self.fault is not None:
+        if self.is_silent:
             return self._take_last_words()
         if self.disk.has_several:
             return Output(persist=self.disk.take())

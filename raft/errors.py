@@ -10,6 +10,7 @@ RaftError                     base; `retryable` tells whether the same call may 
 ├── ProposalLostError         the outcome of a proposal is unknown
 ├── TransferFailedError       nobody took over the lead
 ├── NodeStoppedError          the node is stopping or has faulted
+├── StateTransferError        the state of the leader did not get to a follower; tried again
 └── StorageError              the data folder and the log
     ├── DataFolderError       the folder cannot be used; nothing was changed
     │   ├── ForeignFolderError    belongs to another node, group or cluster, or has another segment size
@@ -105,6 +106,12 @@ class TransferFailedError(RaftError):
 
 class NodeStoppedError(RaftError):
     """The node is stopping or has faulted."""
+
+
+class StateTransferError(RaftError):
+    """The state of the leader did not get to a follower that needs it. Nothing was changed there."""
+
+    retryable = True
 
 
 class StorageError(RaftError):

@@ -19,8 +19,8 @@ from .messages import (
     ReadIndexRequest,
     Resign,
 )
-from .outputs import CaughtUp, ReadReady, Role
-from .types import NodeId, Term
+from .outputs import CaughtUp, ReadReady, ResetOffered, Role
+from .types import LogIndex, NodeId, Term
 
 
 def become_follower(state: CoreState, term: Term, leader_id: NodeId | None) -> None:
@@ -47,7 +47,7 @@ def tick(state: CoreState) -> bool:
     _age_forwarded_reads(state)
     if state.elapsed < state.timeout:
         return False
-    if state.is_voter:
+    if state.may_campaign:
         return True
     state.set_leader(None)
     state.reset_timer()
@@ -62,6 +62,8 @@ def on_append_entries(state: CoreState, message: AppendEntries) -> None:
     prev = message.prev_index
     if prev >= log.base_index and log.term(prev) != message.prev_term:
         _refuse(state, message)
+        if message.offers_reset and prev > state.commit_index:
+            state.emit(ResetOffered(message.from_, message.term, prev))
         return
     # What lies below the base is committed, so it matches by leader completeness.
     new = log.first_difference(message.lo, message.hi, message.term_runs)
@@ -85,6 +87,20 @@ def on_append_entries(state: CoreState, message: AppendEntries) -> None:
     else:
         state.send_when_durable(reply)
     check_caught_up(state)
+
+
+def begin_reset(state: CoreState, leader_id: NodeId, term: Term, base: LogIndex, base_term: Term) -> bool:
+    """Fall silent to be reset to the committed entry `base` of the leader of `term`; False: it must not be.
+
+    What this node acknowledged stays covered. Of its log, what is committed lies at or below `base`: were its entry
+    at `base` the leader's, that entry would be here with this term; as it is not, nothing from there on was ever
+    committed, and everything before it that was is part of the leader's state.
+    """
+    is_wanted = state.role is Role.FOLLOWER and (state.leader_id, state.term) == (leader_id, term)
+    if not is_wanted or base <= state.commit_index or state.log.term(base) == base_term:
+        return False
+    state.fall_silent(Role.RESETTING)
+    return True
 
 
 def on_heartbeat(state: CoreState, message: Heartbeat) -> None:

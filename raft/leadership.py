@@ -104,9 +104,9 @@ class Leadership:
     def follower_in_trouble(self, event: FollowerBehind | FollowerLostEntries, first_index: LogIndex) -> None:
         """Tell what a person must do about a follower; the log of this node starts at `first_index`."""
         if isinstance(event, FollowerBehind):
-            logger.error(
-                "%s needs entry %d, which retention deleted here (the log starts at %d): it cannot catch up. "
-                "Copy a healthy node's log to it: docs/runbook.md, needs entry which retention deleted",
+            logger.warning(
+                "%s needs entry %d, which retention deleted here (the log starts at %d): it is offered this node's "
+                "state, and continues from there",
                 event.node_id, event.next_index, first_index,
             )  # fmt: skip
         else:

@@ -62,6 +62,9 @@ class AppendEntries:
         0  # not on the wire: how much the sender's shell may take from the log (at least one entry)
     )
     size: int = 0  # bytes of the entries; the shell that fills the message knows it
+    offers_reset: bool = (
+        False  # empty, `prev` is the sender's base: who does not hold it cannot be helped but by a reset
+    )
 
     @property
     def is_empty(self) -> bool:

@@ -34,7 +34,6 @@ from .files import FileSystem, RealFileSystem
 from .hello import Hello, Refusal, RefusalKind
 from .leadership import Leadership
 from .log_time import LogTime
-from .log_view import LogView
 from .metrics import RaftMetrics
 from .node_status import StatusView
 from .out_stream import Frame, StreamKind
@@ -47,15 +46,18 @@ from .outputs import (
     FollowerLostEntries,
     LeaderChanged,
     ReadReady,
+    ResetOffered,
     Role,
     SteppedDown,
     TransferAborted,
 )
 from .read_batcher import ReadBatcher
+from .resets import Resets
 from .state_machine import Proposal, StateMachine
+from .state_transfer import StateTransfer
 from .status import RaftStatus
 from .storage import RaftStorage
-from .storage_opening import check_state_fits, open_node_storage
+from .storage_opening import check_state_fits, open_node_storage, view_of
 from .ticker import Ticker
 from .transport import Transport
 from .types import LogIndex, NodeId, Term
@@ -74,6 +76,8 @@ class RaftNode:
         config: RaftConfig,
         state_machine: StateMachine,
         *,
+        state_transfer: StateTransfer
+        | None = None,  # None: a follower that retention left behind stays there
         on_fatal: Callable[[str], None] | None = None,
         rpc_handlers: Sequence[
             grpc.GenericRpcHandler[Any, Any]
@@ -85,7 +89,9 @@ class RaftNode:
         self.voters: tuple[Member, ...] = config.members
         self.metrics = RaftMetrics(registry)
         self.fault: str | None = None
+        self.reset_decided = asyncio.Event()  # stop this node and start another one on the same folder
         self._state_machine = state_machine
+        self._state_transfer = state_transfer
         self._on_fatal = on_fatal
         self._rpc_handlers = tuple(rpc_handlers)
         self._files = files or RealFileSystem()
@@ -103,6 +109,7 @@ class RaftNode:
         self._leadership: Leadership
         self._ticker: Ticker
         self._view: StatusView
+        self._resets: Resets
 
     # --- life ----------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -119,7 +126,8 @@ class RaftNode:
         )
         self._transport.open_port()  # first: a port in use must change nothing
         try:
-            self._storage = await asyncio.to_thread(open_node_storage, config, self._files)
+            install = self._state_transfer.install if self._state_transfer is not None else None
+            self._storage = await asyncio.to_thread(open_node_storage, config, self._files, install)
         except BaseException:
             await self._transport.close()
             raise
@@ -147,14 +155,8 @@ class RaftNode:
         config, storage, log = self.config, self._storage, self._storage.log
         applied = self._state_machine.last_applied_index
         check_state_fits(config, applied, log)
-        view = LogView(
-            first_index=log.first_index,
-            base_term=log.prev_term,
-            term_runs=tuple(log.term_runs()),
-            last_index=log.last_index,
-            stable_index=log.last_index,
-            applied_index=applied,
-        )
+        transfer = self._state_transfer
+        view = view_of(log, applied, transfer.needs_entries_to if transfer is not None else LogIndex(0))
         self._core = RaftCore(config.core_config(), storage.hard_state, view, random.Random(config.seed))
         log_time = LogTime()
         log_time.restore(log.last_timestamp)
@@ -183,9 +185,14 @@ class RaftNode:
         self._ticker = Ticker(
             config.tick_ms, config.election_ms_min / 2, self._driver.ticks, lateness.observe
         )
+        self._resets = Resets(
+            config, self._files, self._core, log, self._driver, self._transport, self._rights, transfer,
+            hello=self.hello, on_decided=self.reset_decided.set, fail=self.fail,
+        )  # fmt: skip
         self._view = StatusView(
-            config, storage, self._core, self._driver, self._applier, self._rights, self.metrics, self._files
-        )
+            config, storage, self._core, self._driver, self._applier, self._rights, self.metrics, self._files,
+            self._resets.is_resetting,
+        )  # fmt: skip
 
     async def stop(self, *, transfer: bool = True) -> None:
         """Hand over the lead when `transfer`, then flush, mark a clean stop, close everything."""
@@ -220,6 +227,7 @@ class RaftNode:
         self._ticker.stop()
         self._driver.close()
         self._reads.close()
+        await self._resets.close()
         await self._applier.close(reason)
         await self._rights.close()
         await self._transport.close()
@@ -334,6 +342,8 @@ class RaftNode:
         if not self._core.is_voter:
             return "learner"
         role = self._core.role
+        if role is Role.RESETTING:
+            return "follower"
         return "candidate" if role is Role.PRE_CANDIDATE else role.value
 
     @property
@@ -353,8 +363,10 @@ class RaftNode:
         """Drop whole segments whose entries are all below `index`; return how many.
 
         Only what is applied and below the state machine's durable checkpoint may go; the caller knows the latter.
+        What a follower under reset needs stays for a while.
         """
-        gone = self.log.delete_segments_before(min(index, self.applied_index))
+        limit = self._resets.limit_deletion(min(index, self.applied_index))
+        gone = self.log.delete_segments_before(limit)
         if gone:
             self._driver.settle()
             self._core.compacted(self.log.first_index)
@@ -417,11 +429,14 @@ class RaftNode:
             case LeaderChanged(leader_id=leader, term=term):
                 self._view.role_changed()
                 self._leadership.changed(leader, term)
+                self._resets.leader_changed(leader, term)
                 self._rights.advance()
             case TransferAborted(to=to):
                 self._leadership.transfer_failed(f"{to} did not take over in time")
             case FollowerBehind() | FollowerLostEntries():
                 self._leadership.follower_in_trouble(event, self.first_index)
+            case ResetOffered():
+                self._resets.offered(event)
             case CaughtUp():
                 self._rights.advance()
             case Faulted(reason=reason):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from .applier import Applier
 from .config import Member, RaftConfig
@@ -34,6 +35,7 @@ class StatusView:
         rights: VotingRights,
         metrics: RaftMetrics,
         files: FileSystem,
+        is_resetting: Callable[[NodeId], bool],
     ) -> None:
         self._config = config
         self._storage = storage
@@ -43,6 +45,7 @@ class StatusView:
         self._rights = rights
         self._metrics = metrics
         self._files = files
+        self._is_resetting = is_resetting
         self._since = time.monotonic()
         self._heard: dict[NodeId, float] = {}
         self._report = (0.0, 0.0)
@@ -144,7 +147,7 @@ class StatusView:
             last_contact_ms=0,
             fsync_p99_ms=self._report[0],
             disk_used_ratio=self._report[1],
-            catching_up=role == "learner",
+            catching_up=role == "learner" or core.applied_index < core.state_index,
         )
 
     def _peer_status(
@@ -166,7 +169,8 @@ class StatusView:
             last_contact_ms=None if heard is None else int((time.monotonic() - heard) * 1000),
             fsync_p99_ms=hello.fsync_p99_ms if hello else None,
             disk_used_ratio=hello.disk_used_ratio if hello else None,
-            catching_up=progress is not None and (progress.is_learner or progress.state != "replicate"),
+            catching_up=progress is not None
+            and (progress.is_learner or progress.state != "replicate" or self._is_resetting(node)),
         )
 
     def _role_of(self, node: NodeId, hello: Hello | None) -> str:

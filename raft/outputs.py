@@ -19,6 +19,7 @@ class Role(Enum):
     PRE_CANDIDATE = "pre_candidate"
     CANDIDATE = "candidate"
     LEADER = "leader"
+    RESETTING = "resetting"  # silent until the shell has installed the leader's state and started a new core
     FAULTED = "faulted"
 
 
@@ -83,6 +84,18 @@ class FollowerBehind:
 
 
 @dataclass(frozen=True, slots=True)
+class ResetOffered:
+    """The leader of `term` no longer has what this follower needs: fetch its state, then call `begin_reset`.
+
+    Told with every offer, a few times a second, until the follower holds the base.
+    """
+
+    leader_id: NodeId
+    term: Term
+    base_index: LogIndex  # the entry before the leader's first one; committed
+
+
+@dataclass(frozen=True, slots=True)
 class FollowerLostEntries:
     """A voter does not have what it acknowledged: its disk lost bytes after it said that they were on it."""
 
@@ -105,6 +118,7 @@ Event = (
     | TransferAborted
     | CaughtUp
     | FollowerBehind
+    | ResetOffered
     | FollowerLostEntries
     | Faulted
 )

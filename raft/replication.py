@@ -127,7 +127,8 @@ def _send_append(state: CoreState, follower: Progress) -> None:
 def _send_empty(state: CoreState, follower: Progress) -> None:
     """Ask whether the logs agree at the last entry sent (of a follower to be reset: at our base)."""
     prev = LogIndex(follower.next_index - 1)
-    if follower.state is ProgressState.RESET:
+    is_reset = follower.state is ProgressState.RESET
+    if is_reset:
         prev = state.log.base_index
         follower.next_index = LogIndex(prev + 1)
     prev_term = state.log.term(prev)
@@ -144,5 +145,6 @@ def _send_empty(state: CoreState, follower: Progress) -> None:
             LogIndex(prev + 1),
             prev,
             state.commit_index,
+            offers_reset=is_reset,
         )
     )

@@ -36,6 +36,7 @@ from .identity import (
 from .log_files import LogFiles
 from .log_writer import LogWriter, PersistOp, Position
 from .recovery import LogRecovery, RecoveredLog
+from .reset_install import InstallState, settle_reset
 from .segment import create_segment
 from .segment_keeper import LogFolders, SegmentKeeper, make_ballast
 from .types import HardState, LogIndex, NodeId, Term
@@ -284,10 +285,13 @@ def create_data_folder(
         lock.release()
 
 
-def open_storage(config: StorageConfig, files: FileSystem) -> RaftStorage:
-    """Lock, check and recover a data folder (blocking: may scan gigabytes).
+def open_storage(
+    config: StorageConfig, files: FileSystem, install_state: InstallState | None = None
+) -> RaftStorage:
+    """Lock, check and recover a data folder (blocking: may scan gigabytes). Finishes a reset that was decided.
 
     Raises: DataFolderError subclasses, DamagedLogError. Nothing was changed then, except that a lock file is there.
+    From a reset also: DiskFullError, and what `install_state` raises; the next opening repeats it.
     """
     folders = LogFolders(config.data_dir)
     identity = _read_own_identity(config, files, folders)
@@ -296,6 +300,7 @@ def open_storage(config: StorageConfig, files: FileSystem) -> RaftStorage:
     try:
         hard = _open_hard_state(config, files, folders, identity)
         identity = finish_recovery(files, folders.identity, identity, hard)
+        settle_reset(files, folders, config.node_id, config.segment_size, hard, install_state)
         base = read_manifest(files, folders.manifest, config.node_id)
         state = hard.state
         recovery = LogRecovery(config.node_id, files, folders, config.segment_size, base, state)

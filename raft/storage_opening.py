@@ -13,6 +13,8 @@ from .commit_log import CommitLog
 from .config import RaftConfig
 from .errors import DamagedFolderError, DamagedLogError, DataFolderError
 from .files import FileSystem
+from .log_view import LogView
+from .reset_install import InstallState
 from .storage import RaftStorage, StorageConfig, create_data_folder, is_initialized, open_storage, rejoin
 from .types import LogIndex
 
@@ -22,8 +24,10 @@ logger = logging.getLogger(__name__)
 LEARNER_MARK: Final = 0
 
 
-def open_node_storage(config: RaftConfig, files: FileSystem) -> RaftStorage:
-    """Return the open data folder. Raises: DataFolderError subclasses, DamagedLogError."""
+def open_node_storage(
+    config: RaftConfig, files: FileSystem, install_state: InstallState | None = None
+) -> RaftStorage:
+    """Return the open data folder. Raises: DataFolderError subclasses, DamagedLogError, and as `open_storage`."""
     wanted = storage_config(config)
     if config.rejoin:
         if not config.peers:
@@ -31,19 +35,21 @@ def open_node_storage(config: RaftConfig, files: FileSystem) -> RaftStorage:
                 f"{config.node_id} cannot rejoin: it is alone in group {config.group}, so nobody has its data. Start it"
                 " without --rejoin; nothing was changed."
             )
-        return _open_for_rejoin(wanted, files)
+        return _open_for_rejoin(wanted, files, install_state)
     if not is_initialized(wanted.data_dir, files):
         create_data_folder(wanted, files, is_voter=False)
         logger.info("data folder created node=%s folder=%s", config.node_id, config.data_dir)
-    return open_storage(wanted, files)
+    return open_storage(wanted, files, install_state)
 
 
-def _open_for_rejoin(wanted: StorageConfig, files: FileSystem) -> RaftStorage:
+def _open_for_rejoin(
+    wanted: StorageConfig, files: FileSystem, install_state: InstallState | None
+) -> RaftStorage:
     """Put the old log and state aside and start as a learner under a new incarnation.
 
     A folder that is a learner's already is kept: the flag may still be set when the process is started again.
     """
-    storage = _open_learner(wanted, files)
+    storage = _open_learner(wanted, files, install_state)
     if storage is not None:
         return storage
     moved = rejoin(wanted, files)
@@ -53,12 +59,14 @@ def _open_for_rejoin(wanted: StorageConfig, files: FileSystem) -> RaftStorage:
     return storage
 
 
-def _open_learner(wanted: StorageConfig, files: FileSystem) -> RaftStorage | None:
+def _open_learner(
+    wanted: StorageConfig, files: FileSystem, install_state: InstallState | None
+) -> RaftStorage | None:
     """Open the folder if it is a learner's; None: it must be replaced. Raises: ForeignFolderError and the like."""
     try:
         if not is_initialized(wanted.data_dir, files):
             return None
-        storage = open_storage(wanted, files)
+        storage = open_storage(wanted, files, install_state)
     except (DamagedFolderError, DamagedLogError):
         return None
     if is_learner(storage):
@@ -91,6 +99,19 @@ def storage_config(config: RaftConfig) -> StorageConfig:
         segment_size=config.segment_size,
         flush=config.flush,
         learner_after_reboot=config.flush != "sync" and bool(config.peers),
+    )
+
+
+def view_of(log: CommitLog, applied: LogIndex, state_index: LogIndex) -> LogView:
+    """Return what the core must know of an opened log."""
+    return LogView(
+        first_index=log.first_index,
+        base_term=log.prev_term,
+        term_runs=tuple(log.term_runs()),
+        last_index=log.last_index,
+        stable_index=log.last_index,
+        applied_index=applied,
+        state_index=state_index,
     )
 
 

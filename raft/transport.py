@@ -169,6 +169,10 @@ class Transport(Generic[ControlItem, AppendItem]):
         await self._server.start()
         self._listening = True
 
+    def serve_also(self, handler: grpc.GenericRpcHandler[Any, Any]) -> None:
+        """Serve more on the Raft port; before `listen`."""
+        self._rpc_handlers = (handler, *self._rpc_handlers)
+
     def connect(self) -> None:
         """Begin to connect to every peer."""
         for link in self.links.values():

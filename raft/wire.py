@@ -93,6 +93,7 @@ def _encode_append(message: AppendEntries) -> pb.RaftMessage:
             commit_index=message.commit_index,
             run_index=[run[0] for run in message.term_runs],
             run_term=[run[1] for run in message.term_runs],
+            offers_reset=message.offers_reset,
         ),
     )
 
@@ -110,6 +111,7 @@ def _decode_append(message: pb.RaftMessage, from_: NodeId, to: NodeId) -> Append
         hi=LogIndex(body.last_index),
         commit_index=LogIndex(body.commit_index),
         term_runs=tuple((LogIndex(index), Term(term)) for index, term in runs),
+        offers_reset=body.offers_reset,
     )
 
 
