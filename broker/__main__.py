@@ -104,22 +104,33 @@ def parse_flags(arguments: Sequence[str]) -> tuple[Path | None, dict[str, Any]]:
 
 
 async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
-    """Run a node until it is told to stop or faults; return the exit code."""
+    """Run a node until it is told to stop or faults; return the exit code.
+
+    A node that is reset to the leader's state is stopped and replaced by a new one on its folder: nothing of the old
+    state is left in memory, and a reset takes the way that every start takes.
+    """
     from .server import BrokerNode
 
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    node = BrokerNode(config, files=files)
-    try:
-        await node.start()
-        _settle_memory()
-        sys.stdout.write(node.ready_line() + "\n")
-        sys.stdout.flush()
-        return await _until_stopped(node, stop)
-    finally:
-        await node.stop()
+    told = False
+    while True:
+        node = BrokerNode(config, files=files)
+        try:
+            await node.start()
+            _settle_memory()
+            if not told:
+                sys.stdout.write(node.ready_line() + "\n")
+                sys.stdout.flush()
+                told = True
+            code = await _until_stopped(node, stop)
+        finally:
+            await node.stop()
+        if code is not None:
+            return code
+        logger.warning("reset: starting again with the leader's state node=%s", config.node_id)
 
 
 def _settle_memory() -> None:
@@ -129,14 +140,17 @@ def _settle_memory() -> None:
     gc.set_threshold(GC_THRESHOLD, 20, 100)
 
 
-async def _until_stopped(node: Any, stop: asyncio.Event) -> int:
+async def _until_stopped(node: Any, stop: asyncio.Event) -> int | None:
+    """Return the exit code, None when the node is to be replaced by a new one."""
     stopped = asyncio.create_task(stop.wait())
     faulted = asyncio.create_task(node.wait_fatal())
-    await asyncio.wait((stopped, faulted), return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
+    reset = asyncio.create_task(node.wait_reset())
+    await asyncio.wait((stopped, faulted, reset), return_when=asyncio.FIRST_COMPLETED)
+    for task in (stopped, reset):
+        task.cancel()
     if not faulted.done():
         faulted.cancel()
-        return 0
+        return 0 if stop.is_set() else None
     sys.stderr.write(f"{node.node_id} stops: {faulted.result()}\n")
     return EXIT_FAULT
 

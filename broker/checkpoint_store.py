@@ -4,6 +4,9 @@
     await to_thread(store.run, job)               # writes queues, syncs them, writes the checkpoint
     finish_checkpoint(state, job)                 # on the loop
 
+After a reset (D8) the received checkpoint comes before its queue files: the record `rebuild` says so, and from which entry
+on the log must be read again to make them. It goes with the first checkpoint that is written when they are whole.
+
 A checkpoint has its name only when it is complete and durable. `kept_index` is the older of the two: retention never goes beyond
 it, so a node can always start from either.
 Owns: the names and their order.   Must not: know the contents (checkpoint.py).
@@ -12,16 +15,21 @@ Owns: the names and their order.   Must not: know the contents (checkpoint.py).
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ledgermq.proto.errors import CorruptError, NewerFormatError
+from ledgermq.raft.checked_file import read_record, write_record
 from ledgermq.raft.files import FileSystem, is_full, write_zeros
 
 from .checkpoint import Snapshot, decode_snapshot, encode_snapshot, restore_state, take_snapshot
-from .consume_queue import UnwrittenRun
+from .consume_queue import UNIT_SIZE, ColdRead, ConsumeQueue, UnwrittenRun
 from .consume_queue_files import ConsumeQueueFiles
 from .errors import CheckpointError, CheckpointVersionError
+from .queue_sums import BLOCK_UNITS
+from .rebuild import QueueRebuild
 from .state import BrokerState
 
 _log = logging.getLogger(__name__)
@@ -30,6 +38,8 @@ _PARTIAL: Final = ".part"
 #: Given back when the disk is full: retention must be able to run, and it needs a new checkpoint first.
 _RESERVE: Final = "reserve"
 _RESERVE_SIZE: Final = 1 << 20
+_REBUILD: Final = "rebuild"
+_REBUILD_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +67,10 @@ class CheckpointStore:
         self._filesystem = filesystem
         self._folder = folder
         self._files = files
+        #: After `load`: the queues that must be made from the log before the state serves.
+        self.rebuild: QueueRebuild | None = None
+        #: True until a checkpoint counts on the rebuilt queue files. Nothing of the log may be deleted before.
+        self.rebuilding = False
 
     @property
     def files(self) -> ConsumeQueueFiles:
@@ -66,13 +80,16 @@ class CheckpointStore:
     @property
     def kept_index(self) -> int:
         """Index of the oldest checkpoint kept; 0 when there is none. Log entries up to it may be deleted."""
+        if self.rebuilding:
+            return 0
         indexes = self._indexes()
         return indexes[0] if indexes else 0
 
     def _indexes(self) -> list[int]:
         return [int(name) for name in self._filesystem.list_directory(self._folder) if name.isdigit()]
 
-    def _path(self, index: int) -> Path:
+    def path(self, index: int) -> Path:
+        """Return the file of the checkpoint at an index."""
         return self._folder / f"{index:020d}"
 
     # --- writing --------------------------------------------------------------------------------------------
@@ -94,9 +111,10 @@ class CheckpointStore:
     def _run(self, job: CheckpointJob) -> int:
         self._files.write(job.runs)
         self._files.sync()
-        size = self._write(job.snapshot)
+        size = self._write(job.snapshot.index, encode_snapshot(job.snapshot))
+        self._end_rebuild()
         for index in self._indexes()[:-_KEPT]:
-            self._filesystem.unlink(self._path(index))
+            self._filesystem.unlink(self.path(index))
         return size
 
     def _make_room(self) -> None:
@@ -122,17 +140,17 @@ class CheckpointStore:
         finally:
             file.close()
 
-    def _write(self, snapshot: Snapshot) -> int:
+    def _write(self, index: int, pieces: Iterable[bytes]) -> int:
         """Write one file: under another name, synced, then renamed."""
         self._filesystem.make_directory(self._folder)
-        path = self._path(snapshot.index)
+        path = self.path(index)
         partial = path.with_name(path.name + _PARTIAL)
         if self._filesystem.exists(partial):
             self._filesystem.unlink(partial)
         file = self._filesystem.open(partial, create=True)
         try:
             position = 0
-            for piece in encode_snapshot(snapshot):
+            for piece in pieces:
                 file.pwritev([piece], position)
                 position += len(piece)
             file.fdatasync()
@@ -151,6 +169,7 @@ class CheckpointStore:
         ConsumeQueueError.
         """
         state = self._load_newest()
+        self._begin_rebuild(state)
         for name in self._filesystem.list_directory(self._folder):
             if name.endswith(_PARTIAL):
                 self._filesystem.unlink(self._folder / name)
@@ -164,7 +183,7 @@ class CheckpointStore:
     def _load_newest(self) -> BrokerState:
         failure: CheckpointError | None = None
         for index in reversed(self._indexes()):
-            path = self._path(index)
+            path = self.path(index)
             try:
                 return restore_state(decode_snapshot(self._read(path), str(path)))
             except CheckpointVersionError:
@@ -187,3 +206,66 @@ class CheckpointStore:
             return file.pread(file.size(), 0)
         finally:
             file.close()
+
+    # --- reset ----------------------------------------------------------------------------------------------
+    def install(
+        self,
+        index: int,
+        base_index: int,
+        pieces: Callable[[], Iterator[bytes]],
+        leading: Callable[[Snapshot], Iterator[UnwrittenRun]],
+    ) -> None:
+        """Replace everything by a received checkpoint and the `leading` units of its queues, durably. Repeatable.
+
+        The rest of the queues is made from the log behind entry `base_index`. Raises: CheckpointError, OSError.
+        """
+        for name in self._filesystem.list_directory(self._folder):
+            if name != _RESERVE:
+                self._filesystem.unlink(self._folder / name)
+        self._files.remove_orphans(set())
+        self._filesystem.make_directory(self._folder)
+        fields = {"base_index": base_index, "state_index": index}
+        write_record(self._filesystem, self._folder / _REBUILD, "rebuild", _REBUILD_VERSION, fields)
+        self._write(index, pieces())
+        path = self.path(index)
+        self._files.write(leading(decode_snapshot(self._read(path), str(path))))
+        self._files.sync()
+
+    def _begin_rebuild(self, state: BrokerState) -> None:
+        """See whether the queue files of the loaded state must be made first. Raises: CheckpointError."""
+        path = self._folder / _REBUILD
+        try:
+            fields = read_record(self._filesystem, path, "rebuild", _REBUILD_VERSION)
+            base_index, state_index = int(fields["base_index"]), int(fields["state_index"])
+        except FileNotFoundError:
+            return
+        except NewerFormatError as error:
+            raise CheckpointVersionError(str(path), error.found, error.supported) from None
+        except (CorruptError, KeyError) as error:
+            raise CheckpointError(
+                str(path), f"{error}. Fetch everything again: ledgermq broker --rejoin"
+            ) from None
+        if state.applied_index < state_index:
+            raise CheckpointError(
+                str(self.path(state_index)),
+                "the state that the leader sent is gone. Fetch it again: ledgermq broker --rejoin",
+            )
+        self.rebuilding = True
+        if state.applied_index > state_index:
+            self._end_rebuild()  # a checkpoint was written since, so the queue files are whole
+            return
+        rebuild = QueueRebuild(state, base_index, self._leading_units)
+        self.rebuild = None if rebuild.is_whole else rebuild
+
+    def _leading_units(self, queue: ConsumeQueue) -> bytes:
+        """Return the units of a queue's first block before its begin: they came with the state."""
+        block, count = divmod(queue.begin, BLOCK_UNITS)
+        if not count:
+            return b""
+        return self._files.load(ColdRead(queue.key, queue.folder, block))[: count * UNIT_SIZE]
+
+    def _end_rebuild(self) -> None:
+        if self.rebuilding:
+            self._filesystem.unlink(self._folder / _REBUILD)
+            self._filesystem.sync_directory(self._folder)
+            self.rebuilding = False

@@ -78,7 +78,8 @@ class Checkpointing:
         while True:
             await asyncio.sleep(_LOOK_INTERVAL)
             grown = self._log_end() - self._last_end >= BYTES_BETWEEN
-            if self._wanted or grown or time.monotonic() - self._last_time >= SECONDS_BETWEEN:
+            rebuilt = self._store.rebuilding and self._replica.rebuild is None
+            if self._wanted or rebuilt or grown or time.monotonic() - self._last_time >= SECONDS_BETWEEN:
                 self._wanted = False
                 await self.write_now()
             else:
@@ -106,7 +107,9 @@ class Checkpointing:
     async def _checkpoint_if_changed(self) -> None:
         state = self._replica.state
         self._last_end, self._last_time = self._log_end(), time.monotonic()
-        if state.applied_index == self._last_index:
+        if self._replica.rebuild is not None:
+            return  # the checkpoint that the leader sent is the newest there can be
+        if state.applied_index == self._last_index and not self._store.rebuilding:
             return
         job = begin_checkpoint(state)
         while self._durable_index() < job.snapshot.index:  # noqa: ASYNC110 (the flusher tells nobody else)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ledgermq.proto import route_pb2
 from ledgermq.proto.route_pb2 import ListenerAddresses
 from ledgermq.raft.node import RaftNode
 
@@ -20,6 +21,7 @@ from .messaging_telemetry import TelemetryStreams
 from .metrics import Metrics
 from .polls import Polls
 from .produce import AppendPipeline
+from .refusals import RefusedError
 from .replica import Replica
 from .retention_policy import RetentionView
 from .sessions import ClientsHere
@@ -59,6 +61,18 @@ class NodeContext:
             self.waiting_readers -= 1
             if self.waiting_readers == 0:
                 self.raft.want_commits(False)
+
+    def require_whole_state(self) -> None:
+        """Refuse to read from a state that is still being rebuilt after a reset. Raises: RefusedError."""
+        rebuild = self.replica.rebuild
+        if rebuild is not None:
+            raise RefusedError(
+                route_pb2.CATCHING_UP,
+                f"{self.config.node_id} is being rebuilt from the leader's state (entry {rebuild.applied_index} of"
+                f" {rebuild.target}) and serves no reads yet. Ask another node, or again in a moment",
+                retryable=True,
+                retry_after_ms=500,
+            )
 
     def leader_addresses(self, listener: str) -> ListenerAddresses | None:
         """Return the leader's addresses as callers of that listener reach it."""

@@ -17,6 +17,7 @@ async def dump_chunks(
     context: NodeContext, request: admin_pb2.DumpRequest
 ) -> AsyncIterator[admin_pb2.DumpChunk]:
     """Yield this node's dump. Raises: RefusedError."""
+    context.require_whole_state()
     queues = None if request.without_consume_queues else _sources(context)
     try:
         point = await live_point(

@@ -29,6 +29,7 @@ MAX_POSITIONS: Final = 4096
 
 async def fetch(context: NodeContext, request: log_pb2.FetchRequest) -> bytes:
     """Return an encoded FetchResponse. Raises: RefusedError."""
+    context.require_whole_state()
     if len(request.positions) > MAX_POSITIONS:
         raise RefusedError(
             route_pb2.INVALID_ARGUMENT,

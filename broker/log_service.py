@@ -185,8 +185,9 @@ _DUPLICATES: Final = (Verdict.DUPLICATE, Verdict.PENDING)
 async def up_to_date(context: NodeContext, remaining: float | None) -> None:
     """Return when this node has applied everything that was committed before the call (read-index).
 
-    Raises: NotLeaderError (nobody could say), NodeStoppedError.
+    Raises: NotLeaderError (nobody could say), NodeStoppedError, RefusedError (it is being rebuilt).
     """
+    context.require_whole_state()
     end = time.monotonic() + min(remaining if remaining is not None else 5.0, 5.0) - 0.2
     while True:
         try:

@@ -71,6 +71,8 @@ class Probes:
             return f"faulted: {raft.fault}"
         if self._context.leadership.leader_id is None:
             return "no leader is known"
+        if (rebuild := self._context.replica.rebuild) is not None:
+            return f"being rebuilt after a reset: entry {rebuild.applied_index} of {rebuild.target}"
         if self._goal is None:
             self._goal = raft.commit_index
         if raft.applied_index < self._goal or raft.commit_index == 0:

@@ -23,6 +23,7 @@ from .leader_view import LeaderView
 from .leadership import Leadership
 from .polls import Polls
 from .produce import AppendPipeline
+from .rebuild import QueueRebuild
 from .state import BrokerState
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,9 @@ class StateStore(Protocol):
     @property
     def files(self) -> ConsumeQueueFiles: ...
 
+    @property
+    def rebuild(self) -> QueueRebuild | None: ...
+
 
 class Replica:
     """Implements `ledgermq.raft.state_machine.StateMachine`. Call `attach` before the Raft node starts."""
@@ -46,6 +50,8 @@ class Replica:
         self.state = BrokerState()
         self._store = store
         self._loaded = False
+        #: After a reset: the state is received, its queues are still being made from the log. Nothing is served.
+        self.rebuild: QueueRebuild | None = None
         self.view: LeaderView | None = None
         #: Why producing is refused at this node ("" = it is not): the disk is too full.
         self.produce_refusal = ""
@@ -84,12 +90,16 @@ class Replica:
         if not self._loaded:
             self.state = self._store.load()
             self.state.queues.on_damage = lambda error: self.on_damage(error)
+            self.rebuild = self._store.rebuild
             self._loaded = True
-        return LogIndex(self.state.applied_index)
+        return LogIndex(self.state.applied_index if self.rebuild is None else self.rebuild.applied_index)
 
     def apply(self, entries: Sequence[tuple[EntryHeader, memoryview]]) -> None:
         """Apply committed entries in order. Raises: StateError, CorruptError; the node then stops."""
         for header, payload in entries:
+            if self.rebuild is not None:
+                self._take(self.rebuild, header, payload)
+                continue
             effects = self.state.apply(header, payload)
             if self.view is not None:
                 self.view.on_applied(header.index)
@@ -97,6 +107,13 @@ class Replica:
             self._wake(effects)
             for observer in self._observers:
                 observer(effects)
+
+    def _take(self, rebuild: QueueRebuild, header: EntryHeader, payload: memoryview) -> None:
+        """The state has this entry; its queues have not."""
+        rebuild.take(header, payload)
+        if rebuild.is_whole:
+            self.rebuild = None
+            logger.info("reset: the state is whole index=%d", header.index)
 
     def _wake(self, effects: Effects) -> None:
         polls = self._polls

@@ -47,6 +47,7 @@ from .registration import Registration
 from .replica import Replica
 from .retention import Retention
 from .sessions import ClientsHere, session_of
+from .state_transfer import BrokerStateTransfer
 from .topic_retention import TopicRetention
 
 logger = logging.getLogger(__name__)
@@ -99,12 +100,18 @@ class BrokerNode:
         queue_files = ConsumeQueueFiles(files, config.data_dir / "consumequeue")
         self._store = CheckpointStore(files, config.data_dir / "checkpoint", queue_files)
         self._replica = Replica(self._store, self._leadership, self._polls)
+        self._transfer = BrokerStateTransfer(files, self._store, self._replica)
         self._members = Members(own_info(config), config.voters)
         self._forwarder = Forwarder(config.node_id, config.voters)
         self._handlers = _LateHandlers()
         raft = raft_config(config)
         self._raft = RaftNode(
-            raft, self._replica, rpc_handlers=(self._handlers,), files=files, registry=self._metrics.registry
+            raft,
+            self._replica,
+            state_transfer=self._transfer,
+            rpc_handlers=(self._handlers,),
+            files=files,
+            registry=self._metrics.registry,
         )
         pipeline = AppendPipeline(self._raft, raft.max_entry_size, self._metrics.commit_seconds.observe)
         self._replica.attach(
@@ -163,6 +170,7 @@ class BrokerNode:
             durable_index=lambda: self._raft.storage.statistics().flushed_index,
             log_end=lambda: self._raft.log.end_offset,
         )
+        self._transfer.attach(self._checkpointing)
         self._retention = Retention(
             self._context,
             disk_use=lambda: self._files.disk_use(self.config.data_dir),
@@ -254,6 +262,10 @@ class BrokerNode:
     async def wait_fatal(self) -> str:
         """Wait for a fault; return why."""
         return await self._raft.wait_fatal()
+
+    async def wait_reset(self) -> None:
+        """Wait until this node is to be replaced by another one on the same folder, with the leader's state (D8)."""
+        await self._raft.reset_decided.wait()
 
     def ready_line(self) -> str:
         """Return the line that tells whoever started the process where everything is."""
