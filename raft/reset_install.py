@@ -93,8 +93,8 @@ def open_staging(files: FileSystem, folders: LogFolders) -> File:
 def discard_staging(files: FileSystem, folders: LogFolders) -> None:
     """Drop a state that came in and is not wanted, or not whole. Raises: OSError."""
     assert not files.exists(_marker_path(folders)), "a decision is never dropped"
-    if files.exists(_state_path(folders)):
-        files.unlink(_state_path(folders))
+    for name in files.list_directory(_folder(folders)):
+        files.unlink(_folder(folders) / name)
 
 
 def decide(files: FileSystem, folders: LogFolders, plan: ResetPlan) -> None:

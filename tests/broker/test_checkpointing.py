@@ -31,6 +31,7 @@ class Rig:
         self.state = self.node.state
         self.store = store_in(data)
         self.durable = 1 << 60
+        self.rebuild = None
         self.observers: list[Callable[[Effects], None]] = []
         replica: Any = self
         self.work = Checkpointing(

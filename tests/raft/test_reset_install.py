@@ -1,0 +1,277 @@
+"""A reset on disk: after a crash at any operation the folder is the old one or the new one, and keeps its promises."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ledgermq.raft.errors import DamagedFolderError, DiskFullError
+from ledgermq.raft.files import File, FileSystem
+from ledgermq.raft.identity import Manifest
+from ledgermq.raft.reset_install import ResetPlan, check_space, decide, discard_staging, open_staging
+from ledgermq.raft.segment_keeper import LogFolders
+from ledgermq.raft.storage import RaftStorage, is_initialized, open_storage, rejoin
+from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
+
+from .log_rig import DATA, SEGMENT, LogRig, storage_config
+from .simulated_disk import Keep, PowerCut, SimulatedDisk
+
+FOLDERS = LogFolders(DATA)
+STATE = bytes(range(256)) * 30
+MACHINE = DATA / "machine"
+PLAN = ResetPlan(
+    term=Term(7),
+    base=Manifest(
+        first_index=LogIndex(101), first_offset=20 * SEGMENT, prev_term=Term(5), prev_crc=0xABCD, prev_timestamp=1_000
+    ),
+    state_index=LogIndex(110),
+    state_size=len(STATE),
+)  # fmt: skip
+
+
+def installer(disk: FileSystem) -> Callable[[Path, ResetPlan], None]:
+    """A state machine that keeps its state in one file."""
+
+    def install(staged: Path, plan: ResetPlan) -> None:
+        source = disk.open(staged, writable=False)
+        raw = source.pread(source.size(), 0)
+        assert raw == STATE, "the staged state must be whole whenever it is installed"
+        target = disk.open(MACHINE, create=True)
+        target.pwritev([raw], 0)
+        target.fdatasync()
+        disk.sync_directory(DATA)
+
+    return install
+
+
+def old_folder() -> SimulatedDisk:
+    """A voter with forty entries in several segments, a term and a vote."""
+    disk = SimulatedDisk()
+    rig = LogRig(disk)
+    for number in range(40):
+        rig.append(b"old %d " % number * 40, term=3)
+    rig.persist(HardState(Term(7), NodeId("n2"), LogIndex(12)))
+    rig.flusher.step(10)
+    rig.storage.close()
+    return disk
+
+
+def stage(disk: SimulatedDisk) -> None:
+    file: File = open_staging(disk, FOLDERS)
+    for position in range(0, len(STATE), 1000):
+        file.pwritev([STATE[position : position + 1000]], position)
+    file.fdatasync()
+    file.close()
+
+
+def start(disk: SimulatedDisk) -> RaftStorage:
+    return open_storage(storage_config(), disk, installer(disk))
+
+
+def check_new(disk: SimulatedDisk, storage: RaftStorage) -> None:
+    """The folder is the new one: base, empty log, state, and what was promised."""
+    log = storage.log
+    assert (log.first_index, log.last_index, log.last_term, log.last_crc) == (101, 100, 5, 0xABCD)
+    assert (log.first_offset, log.end_offset, log.last_timestamp) == (20 * SEGMENT, 20 * SEGMENT, 1_000)
+    assert (storage.hard_state.term, storage.hard_state.voted_for) == (7, "n2")
+    assert storage.hard_state.commit_hint == 100
+    assert storage.hard_state.is_voter
+    assert (storage.recovered.floor_index, storage.recovered.floor_term) == (100, 5)
+    machine = disk.open(MACHINE, writable=False)
+    assert machine.pread(machine.size(), 0) == STATE
+    assert disk.list_directory(DATA / "reset") == []
+
+
+def check_old(disk: SimulatedDisk, storage: RaftStorage) -> None:
+    assert (storage.log.first_index, storage.log.last_index) == (1, 40)
+    assert (storage.hard_state.term, storage.hard_state.voted_for) == (7, "n2")
+    assert not disk.exists(MACHINE)
+    assert disk.list_directory(DATA / "reset") == [], "what is left of an undecided reset is dropped"
+
+
+def cut_at(disk: SimulatedDisk, step: int) -> None:
+    def on_step(number: int, operation: str, path: Path) -> None:
+        if number == step:
+            raise PowerCut
+
+    disk.on_step = on_step
+
+
+def steps_of(work: Callable[[SimulatedDisk], object], prepare: Callable[[SimulatedDisk], None]) -> list[int]:
+    """Return the numbers of the disk operations of `work`."""
+    disk = old_folder()
+    prepare(disk)
+    before = disk.steps
+    work(disk)
+    return list(range(before + 1, disk.steps + 1))
+
+
+def decided(disk: SimulatedDisk) -> None:
+    stage(disk)
+    decide(disk, FOLDERS, PLAN)
+
+
+@pytest.mark.parametrize("keep", list(Keep))
+def test_a_crash_at_any_step_of_the_installation_leaves_a_folder_that_finishes_it(keep: Keep) -> None:
+    steps = steps_of(start, decided)
+    assert len(steps) > 30
+    for step in steps:
+        disk = old_folder()
+        decided(disk)
+        cut_at(disk, step)
+        with pytest.raises(PowerCut):
+            start(disk)
+        after = disk.crash(random.Random(step), keep)
+        check_new(after, start(after))
+
+
+@pytest.mark.parametrize("keep", list(Keep))
+def test_a_crash_while_the_state_comes_in_leaves_the_old_folder_until_the_decision_is_durable(
+    keep: Keep,
+) -> None:
+    found = set()
+    for step in steps_of(decided, lambda disk: None):
+        disk = old_folder()
+        cut_at(disk, step)
+        with pytest.raises(PowerCut):
+            decided(disk)
+        after = disk.crash(random.Random(step), keep)
+        storage = start(after)
+        is_new = storage.log.first_index == 101
+        (check_new if is_new else check_old)(after, storage)
+        found.add(is_new)
+    assert False in found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_repeated_crashes_end_in_the_new_folder(seed: int) -> None:
+    rng = random.Random(seed)
+    disk = old_folder()
+    decided(disk)
+    for _ in range(rng.randint(1, 5)):
+        cut_at(disk, disk.steps + rng.randint(1, 40))
+        try:
+            storage = start(disk)
+        except PowerCut:
+            disk = disk.crash(rng, rng.choice(list(Keep)))
+            continue
+        check_new(disk, storage)
+        disk = disk.crash(rng, rng.choice(list(Keep)))
+    disk.on_step = None
+    check_new(disk, start(disk))
+
+
+@pytest.mark.parametrize("keep", list(Keep))
+def test_what_is_acknowledged_after_a_reset_is_never_wiped_by_it(keep: Keep) -> None:
+    """The installation must not be repeated once the new log may grow."""
+    disk = old_folder()
+    decided(disk)
+    start(disk).close(clean=False)
+    rig = LogRig(disk)
+    for number in range(30):
+        rig.append(b"new %d " % number * 30, term=7)
+    rig.persist()
+    rig.flusher.step(10)
+    after = disk.crash(random.Random(1), keep)
+    storage = start(after)
+    assert (storage.log.first_index, storage.log.last_index, storage.log.last_term) == (101, 130, 7)
+    assert storage.log.first_offset == 20 * SEGMENT
+
+
+def test_the_new_log_takes_truncations_and_survives_them() -> None:
+    disk = old_folder()
+    decided(disk)
+    start(disk).close(clean=True)
+    rig = LogRig(disk)
+    for number in range(12):
+        rig.append(b"new %d " % number * 30, term=7)
+    rig.persist()
+    rig.flusher.step(10)
+    rig.log.truncate_from(LogIndex(101))
+    rig.persist()
+    rig.flusher.step(10)
+    after = disk.crash(random.Random(1), Keep.NONE)
+    storage = start(after)
+    assert (storage.log.first_index, storage.log.last_index, storage.log.last_crc) == (101, 100, 0xABCD)
+
+
+def test_a_term_that_was_not_durable_yet_is_raised_and_its_vote_is_free() -> None:
+    """The core had entered the leader's term and was asked nothing in it before it fell silent."""
+    disk = SimulatedDisk()
+    rig = LogRig(disk)
+    rig.append(b"one", term=2)
+    rig.persist(HardState(Term(2), NodeId("n3"), LogIndex(0), is_voter=False))
+    rig.flusher.step(10)
+    rig.storage.close()
+    decided(disk)
+    storage = start(disk)
+    assert storage.hard_state == HardState(Term(7), None, LogIndex(100), is_voter=False)
+
+
+def test_an_acknowledged_floor_above_the_base_does_not_stop_the_start() -> None:
+    """Forty entries were acknowledged that parted from the leader's log before its base at 10."""
+    disk = old_folder()
+    stage(disk)
+    base = Manifest(
+        first_index=LogIndex(11), first_offset=2 * SEGMENT, prev_term=Term(5), prev_crc=1, prev_timestamp=1
+    )
+    decide(
+        disk,
+        FOLDERS,
+        ResetPlan(term=Term(7), base=base, state_index=LogIndex(10), state_size=len(STATE)),
+    )
+    storage = start(disk)
+    assert (storage.log.first_index, storage.log.last_index) == (11, 10)
+
+
+def test_a_damaged_marker_is_refused_and_nothing_is_changed() -> None:
+    disk = old_folder()
+    decided(disk)
+    disk.flip(DATA / "reset" / "marker", 40)
+    before = {path: bytes(inode.current) for path, inode in disk.names.items()}
+    with pytest.raises(DamagedFolderError, match="rejoin"):
+        start(disk)
+    assert {path: bytes(inode.current) for path, inode in disk.names.items()} == before
+    moved = rejoin(storage_config(), disk)
+    assert moved is not None
+    assert open_storage(storage_config(), disk).log.last_index == 0
+
+
+def test_a_tool_that_knows_no_state_machine_does_not_open_a_half_installed_folder() -> None:
+    disk = old_folder()
+    decided(disk)
+    with pytest.raises(DamagedFolderError, match="ledgermq broker"):
+        open_storage(storage_config(), disk)
+    assert is_initialized(DATA, disk)
+    check_new(disk, start(disk))
+
+
+def test_a_full_disk_stops_the_installation_with_a_sentence_and_it_goes_on_with_room() -> None:
+    disk = old_folder()
+    decided(disk)
+    room = disk.capacity
+    disk.capacity = 8 * SEGMENT  # even with the old log's room it is not enough
+    with pytest.raises(DiskFullError, match="Free space"):
+        start(disk)
+    disk.capacity = room
+    check_new(disk, start(disk))
+
+
+def test_a_state_that_does_not_fit_is_not_even_fetched() -> None:
+    disk = old_folder()
+    check_space(disk, FOLDERS, SEGMENT, PLAN)
+    disk.capacity = disk.used + 4096
+    with pytest.raises(DiskFullError, match="cannot catch up"):
+        check_space(disk, FOLDERS, SEGMENT, PLAN)
+
+
+def test_a_new_attempt_starts_with_an_empty_file() -> None:
+    disk = old_folder()
+    stage(disk)
+    file = open_staging(disk, FOLDERS)
+    assert file.size() == 0
+    discard_staging(disk, FOLDERS)
+    check_old(disk, start(disk))
