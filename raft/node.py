@@ -156,7 +156,7 @@ class RaftNode:
         applied = self._state_machine.last_applied_index
         check_state_fits(config, applied, log)
         transfer = self._state_transfer
-        view = view_of(log, applied, transfer.needs_entries_to if transfer is not None else LogIndex(0))
+        view = view_of(log, applied, transfer.needs_entries_to if transfer else LogIndex(0))
         self._core = RaftCore(config.core_config(), storage.hard_state, view, random.Random(config.seed))
         log_time = LogTime()
         log_time.restore(log.last_timestamp)

@@ -112,7 +112,7 @@ class ResetReceiver:
     # --- fetching -------------------------------------------------------------------------------------------
     async def _fetch(self, offer: ResetOffered) -> ResetPlan:
         """Store the leader's state durably. Raises: StateTransferError, DiskFullError, OSError, and what gRPC raises."""
-        channel = grpc.aio.insecure_channel(self._addresses[offer.leader_id], options=CHANNEL_OPTIONS)
+        channel: Any = grpc.aio.insecure_channel(self._addresses[offer.leader_id], options=CHANNEL_OPTIONS)
         try:
             request = pb.ResetRequest(
                 format=FORMAT, hello=self._hello(offer.leader_id).to_proto(), term=offer.term

@@ -64,7 +64,8 @@ class ResetSender:
         return self._pins.keep_from(match, time.monotonic())
 
     def is_resetting(self, peer: NodeId) -> bool:
-        """Tell whether a follower is being reset from here."""
+        """Tell whether a follower is being reset from here, or streams what it lacks behind the reset."""
+        self.keep_from()
         return self._pins.holds(peer)
 
     async def _serve(self, raw: bytes, _context: Any) -> AsyncIterator[bytes]:

@@ -9,7 +9,7 @@ import asyncio
 import functools
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -127,21 +127,22 @@ def describe_topic(address: str, topic: str) -> TopicInfo:
     return info
 
 
-def read_topic(address: str, topic: str | TopicInfo) -> dict[Place, bytes]:
-    """Return everything that one node serves of a topic by Fetch, from the first offset to its end."""
+def read_topic(
+    address: str, topic: str | TopicInfo, begins: Mapping[int, int] | None = None
+) -> dict[Place, bytes]:
+    """Return everything that one node serves of a topic by Fetch, from the first offset (`begins`, by queue) to its end."""
     info = describe_topic(address, topic) if isinstance(topic, str) else topic
     with grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)]) as channel:
         stub = log_pb2_grpc.LogServiceStub(channel)
         stored: dict[Place, bytes] = {}
         for queue_id in range(info.queue_count):
-            _read_queue(stub, info.topic_id, queue_id, stored)
+            _read_queue(stub, info.topic_id, queue_id, stored, (begins or {}).get(queue_id, 0))
         return stored
 
 
 def _read_queue(
-    stub: log_pb2_grpc.LogServiceStub, topic_id: int, queue_id: int, stored: dict[Place, bytes]
+    stub: log_pb2_grpc.LogServiceStub, topic_id: int, queue_id: int, stored: dict[Place, bytes], offset: int
 ) -> None:
-    offset = 0
     while True:
         position = log_pb2.FetchPosition(topic_id=topic_id, queue_id=queue_id, offset=offset)
         answer = stub.Fetch(log_pb2.FetchRequest(positions=[position], max_bytes=4 << 20), timeout=20)
