@@ -131,6 +131,7 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
         if code is not None:
             return code
         logger.warning("reset: starting again with the leader's state node=%s", config.node_id)
+        config = config.model_copy(update={"rejoin": False})  # it has its folder: that must not be given up again
 
 
 def _settle_memory() -> None:
