@@ -131,7 +131,9 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
         if code is not None:
             return code
         logger.warning("reset: starting again with the leader's state node=%s", config.node_id)
-        config = config.model_copy(update={"rejoin": False})  # it has its folder: that must not be given up again
+        config = config.model_copy(
+            update={"rejoin": False}
+        )  # it has its folder: that must not be given up again
 
 
 def _settle_memory() -> None:

@@ -42,6 +42,11 @@ def offline_point(data: Path, *, with_queues: bool) -> Iterator[DumpPoint]:
         raise DumpError(
             f"{data} is not a node's data folder (no {folders.identity.name} in it). Point --data at one."
         )
+    if (data / "reset" / "marker").exists() or (with_queues and (data / "checkpoint" / "rebuild").exists()):
+        raise DumpError(
+            f"{data} is half way through a reset to its leader's state. Start the node, wait until it is ready, then"
+            " dump it: ledgermq dump DIR; nothing was changed."
+        )
     try:
         lock = files.lock(folders.lock)
     except LockedError as error:

@@ -66,7 +66,7 @@ class Probes:
 
     def not_ready(self) -> str:
         """Return why the node is not ready, "" when it is."""
-        raft = self._context.raft
+        context, raft = self._context, self._context.raft
         if raft.fault is not None:
             return f"faulted: {raft.fault}"
         if self._context.leadership.leader_id is None:
@@ -79,6 +79,8 @@ class Probes:
             return f"catching up: applied {raft.applied_index} of {self._goal}"
         if raft.role == "learner":
             return "catching up as a learner"
+        if any(peer.catching_up for peer in raft.status().peers if peer.node_id == context.config.node_id):
+            return "catching up: it fetches the leader's state"
         leads = self._context.leadership.leader_id == self._context.config.node_id
         return "leads, but does not serve yet" if leads and not self._context.leadership.ready else ""
 

@@ -147,7 +147,9 @@ class StatusView:
             last_contact_ms=0,
             fsync_p99_ms=self._report[0],
             disk_used_ratio=self._report[1],
-            catching_up=role == "learner" or core.applied_index < core.state_index,
+            catching_up=role == "learner"
+            or core.applied_index < core.state_index
+            or self._is_resetting(member.node_id),
         )
 
     def _peer_status(

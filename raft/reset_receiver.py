@@ -28,7 +28,7 @@ from .files import File, FileSystem, is_full
 from .hello import Hello
 from .identity import Manifest
 from .out_stream import CHANNEL_OPTIONS, END_OF_STREAM
-from .outputs import ResetOffered
+from .outputs import ResetOffered, Role
 from .reset_install import ResetPlan, check_space, decide, discard_staging, open_staging
 from .reset_sender import FORMAT, SERVICE
 from .segment_keeper import LogFolders
@@ -78,6 +78,11 @@ class ResetReceiver:
         if self._task is None and time.monotonic() >= self._not_before:
             self._offer = offer
             self._task = asyncio.get_running_loop().create_task(self._run(offer))
+
+    @property
+    def is_fetching(self) -> bool:
+        """The state is on its way, or here and decided on."""
+        return self._task is not None or self._core.role is Role.RESETTING
 
     def leader_changed(self, leader: NodeId | None, term: Term) -> None:
         """Another leader is known, or none: what the former one sends is not waited for; the next one offers its own."""

@@ -66,7 +66,7 @@ class ResetSender:
     def is_resetting(self, peer: NodeId) -> bool:
         """Tell whether a follower is being reset from here, or streams what it lacks behind the reset."""
         self.keep_from()
-        return self._pins.holds(peer)
+        return self._pins.holds(peer, time.monotonic())
 
     async def _serve(self, raw: bytes, _context: Any) -> AsyncIterator[bytes]:
         try:

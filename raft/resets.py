@@ -40,6 +40,7 @@ class Resets:
         on_decided: Callable[[], None],
         fail: Callable[[str], None],
     ) -> None:
+        self._node_id = config.node_id
         self._sender: ResetSender | None = None
         self._receiver: ResetReceiver | None = None
         if transfer is None:
@@ -50,9 +51,11 @@ class Resets:
             config, files, core, hello=hello, settle=driver.settle, on_decided=on_decided, fail=fail
         )
 
-    def is_resetting(self, peer: NodeId) -> bool:
-        """Tell whether a follower is being reset from here."""
-        return self._sender is not None and self._sender.is_resetting(peer)
+    def is_resetting(self, node: NodeId) -> bool:
+        """Tell whether a follower is being reset from here, or this node is."""
+        if node == self._node_id:
+            return self._receiver is not None and self._receiver.is_fetching
+        return self._sender is not None and self._sender.is_resetting(node)
 
     def limit_deletion(self, index: LogIndex) -> LogIndex:
         """Return how far the log may be deleted (below the index) when retention wants `index`."""

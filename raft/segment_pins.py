@@ -1,7 +1,8 @@
 """Segments that retention must leave alone for a while: a follower that is being reset starts from them.
 
 Owns: how far, and how long. A pin ends when the follower holds the entries that it needs, when it makes no progress
-for a minute, or after half an hour in all: a node that never comes back must not fill the leader's disk.
+for a minute, or after half an hour in all; a follower that keeps trying then gets none for as long again. A node that
+never comes back, or never gets anywhere, must not fill the leader's disk.
 Pure: the time (monotonic seconds) and the followers' progress come in.
 """
 
@@ -25,12 +26,12 @@ class _Pin:
     touched: float
     match_index: LogIndex = NO_INDEX
 
-    def is_over(self, now: float) -> bool:
-        return now - self.touched >= IDLE_SECONDS or now - self.since >= TOTAL_SECONDS
+    def is_active(self, now: float) -> bool:
+        return now - self.touched < IDLE_SECONDS and now - self.since < TOTAL_SECONDS
 
 
 class SegmentPins:
-    """One pin per follower; those of a former lead are dropped with `clear`."""
+    """At most one pin per follower; those of a former lead are dropped with `clear`."""
 
     def __init__(self) -> None:
         self._pins: dict[NodeId, _Pin] = {}
@@ -38,7 +39,7 @@ class SegmentPins:
     def pin(self, node: NodeId, first_index: LogIndex, target_index: LogIndex, now: float) -> None:
         """Keep the entries from `first_index` for a follower. A repeated attempt does not get more time in all."""
         old = self._pins.get(node)
-        since = old.since if old is not None and not old.is_over(now) else now
+        since = old.since if old is not None and now - old.since < 2 * TOTAL_SECONDS else now
         self._pins[node] = _Pin(first_index, target_index, since, now)
 
     def touch(self, node: NodeId, now: float) -> None:
@@ -51,17 +52,19 @@ class SegmentPins:
         """Keep nothing."""
         self._pins.clear()
 
-    def holds(self, node: NodeId) -> bool:
-        """Tell whether a follower is being reset, as far as is known."""
-        return node in self._pins
+    def holds(self, node: NodeId, now: float) -> bool:
+        """Tell whether entries are kept for a follower."""
+        return node in self._pins and self._pins[node].is_active(now)
 
     def keep_from(self, match: Mapping[NodeId, LogIndex], now: float) -> LogIndex | None:
         """Return the first entry that must stay, None: all may go. `match`: what each follower is known to hold."""
+        needed: list[LogIndex] = []
         for node, pin in list(self._pins.items()):
             index = match.get(node, NO_INDEX)
             if index > pin.match_index:
                 pin.match_index, pin.touched = index, now
-            if pin.is_over(now) or index >= pin.target_index:
+            if index >= pin.target_index:
                 del self._pins[node]
-        needed = [max(pin.first_index, LogIndex(pin.match_index + 1)) for pin in self._pins.values()]
+            elif pin.is_active(now):
+                needed.append(max(pin.first_index, LogIndex(pin.match_index + 1)))
         return min(needed, default=None)
