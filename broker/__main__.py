@@ -131,9 +131,10 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
         if code is not None:
             return code
         logger.warning("reset: starting again with the leader's state node=%s", config.node_id)
-        config = config.model_copy(
-            update={"rejoin": False}
-        )  # it has its folder: that must not be given up again
+        # It has its folder now: the flag must not give that up again.
+        config = config.model_copy(update={"rejoin": False})
+        del node
+        gc.unfreeze()  # the old state goes
 
 
 def _settle_memory() -> None:

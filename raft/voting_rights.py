@@ -139,7 +139,7 @@ class VotingRights:
 
     def advance(self) -> None:
         """See whether this node may vote by now. Call it when greetings, log, term or leader moved."""
-        if self._was_voter or self._promotion_seq is not None:
+        if self._was_voter or self._promotion_seq is not None or self._core.is_silent:
             return
         if len(known_group_ids(self.hellos.values())) > 1:
             return  # two groups answer at the members' addresses: `_identify` told

@@ -95,3 +95,14 @@ def test_a_folder_that_a_running_node_has_locked_is_refused(
         lock.release()
     assert "is in use" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("trace", ["reset/marker", "checkpoint/rebuild"])
+def test_a_folder_that_is_half_way_through_a_reset_is_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], trace: str
+) -> None:
+    (data / trace).parent.mkdir(exist_ok=True)
+    (data / trace).write_bytes(b"")
+    assert dump.main(["--data", str(data), "--out", str(tmp_path / "out")]) == 1
+    assert "Start the node" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ledgermq.proto.entry import EntryHeader, EntryKind
 from ledgermq.raft.config import Member, RaftConfig
@@ -21,6 +21,7 @@ from .ports import free_port
 WAIT_S = 30.0
 SEGMENT = 1 << 20
 NOTHING = LogIndex(0)
+C = TypeVar("C", bound="Cluster")
 
 
 @dataclass
@@ -153,7 +154,7 @@ def replace_config(config: RaftConfig, **changes: Any) -> RaftConfig:
     return replace(config, **changes) if changes else config
 
 
-def run(cluster: Cluster, scenario: Callable[[Cluster], Coroutine[Any, Any, None]]) -> None:
+def run(cluster: C, scenario: Callable[[C], Coroutine[Any, Any, None]]) -> None:
     """Run a scenario on a fresh event loop and close every node afterwards."""
 
     async def main() -> None:

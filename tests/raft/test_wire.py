@@ -31,7 +31,8 @@ CONTROL: list[m.Message] = [
     m.ReadIndexRequest(**ENDS, context=3),
     m.ReadIndexReply(**ENDS, context=3, index=LogIndex(12)),
     m.AppendEntries(
-        **ENDS, prev_index=LogIndex(4), prev_term=Term(2), lo=LogIndex(5), hi=LogIndex(4), commit_index=LogIndex(3)
+        **ENDS, prev_index=LogIndex(4), prev_term=Term(2), lo=LogIndex(5), hi=LogIndex(4), commit_index=LogIndex(3),
+        offers_reset=True,
     ),
 ]  # fmt: skip
 
