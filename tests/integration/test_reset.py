@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
 import signal
@@ -39,7 +40,7 @@ class Rig:
 
         async def produce() -> list[Place]:
             async with Producer(nameserver) as producer:
-                receipts = [await producer.send(TOPIC, body) for body in bodies]
+                receipts = await asyncio.gather(*(producer.send(TOPIC, body) for body in bodies))
                 return [(receipt.queue_id, receipt.queue_offset) for receipt in receipts]
 
         self.acknowledged.update(run_client(produce()))

@@ -129,7 +129,7 @@ def test_a_node_that_was_reset_votes_only_for_logs_that_hold_the_base() -> None:
     term, base_term = Term(core.term + 1), cluster["n1"].log.base_term
     core.step(RequestVote(term, N2, N3, LogIndex(3), base_term))
     core.step(RequestVote(term, N1, N3, LogIndex(4), base_term))
-    granted = {}
+    granted: dict[NodeId, bool] = {}
     while (output := core.poll()) is not None:
         granted |= {m.to: m.granted for m in output.send if isinstance(m, RequestVoteReply)}
         if output.persist is not None:

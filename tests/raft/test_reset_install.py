@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ledgermq.proto.entry import HEADER_SIZE
 from ledgermq.raft.errors import DamagedFolderError, DiskFullError
 from ledgermq.raft.files import File, FileSystem
 from ledgermq.raft.identity import Manifest
@@ -275,3 +276,38 @@ def test_a_new_attempt_starts_with_an_empty_file() -> None:
     assert file.size() == 0
     discard_staging(disk, FOLDERS)
     check_old(disk, start(disk))
+
+
+def test_entries_that_come_from_before_the_base_are_skipped_and_the_rest_continues_the_chain() -> None:
+    """The next leader's log begins earlier, and it sends from there."""
+    source = LogRig(SimulatedDisk())
+    for number in range(60):
+        source.append(b"entry %d " % number * 30, term=3)
+    source.flush()
+    starts = [segment.first_index for segment in source.log.segments()]
+    first = starts[2]
+    wire = source.log.read_wire_nowait(LogIndex(first - 3), LogIndex(first - 1), 1 << 20)
+    rest = source.log.read_wire_nowait(first, LogIndex(first + 4), 1 << 20)
+    assert wire is not None
+    assert rest is not None
+    source.log.delete_segments_before(first)
+    disk = old_folder()
+    stage(disk)
+    decide(
+        disk,
+        FOLDERS,
+        ResetPlan(term=Term(3), base=source.log.base, state_index=first, state_size=len(STATE)),
+    )
+    start(disk).close(clean=True)
+    rig = LogRig(disk)
+    batch = rig.log.check_wire(wire + rest)
+    assert batch.first_index == first - 3
+    rig.log.stage_wire(batch, first)
+    rig.flush()
+    assert (rig.log.first_index, rig.log.last_index) == (first, batch.last_index)
+    assert rig.log.last_index > first
+    again = open_storage(storage_config(), disk.crash(random.Random(1), Keep.NONE))
+    stored = again.log.read_wire_nowait(first, batch.last_index, 1 << 20)
+    assert stored
+    assert rest.endswith(stored), "all but the filler in front, which belongs to the segment that is gone"
+    assert len(rest) - len(stored) <= HEADER_SIZE
