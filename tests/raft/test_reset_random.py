@@ -1,8 +1,8 @@
 """Random runs of cores whose logs are compacted and reset, over a network and disks that do their worst.
 
 After every step: an index has one committed term for ever, everywhere; when it is first committed a majority of the
-durable disks holds it (or lies behind it); a term has one leader. Offers are served late, kept, and used again. Cores
-with a bug show that the runs would see it.
+durable disks holds it (or lies behind it); a term has one leader. Offers are served late, kept, and used again. A
+core with a bug shows that the runs would see it.
 """
 
 from __future__ import annotations
@@ -246,20 +246,10 @@ class ResetsWhateverComes(RaftCore):
         return True
 
 
-class ForgetsItsVote(RaftCore):
-    """Comes back from a reset as if it had promised nothing in its term."""
-
-    def __init__(self, config: CoreConfig, hard: HardState, view: LogView, rng: random.Random) -> None:
-        if view.first_index > 1 and not view.term_runs:
-            hard = HardState(hard.term, None, hard.commit_hint)
-        super().__init__(config, hard, view, rng)
-
-
-@pytest.mark.parametrize("core_class", [ResetsWhateverComes, ForgetsItsVote])
-def test_the_runs_see_a_core_with_a_bug(core_class: type[RaftCore]) -> None:
+def test_the_runs_see_a_core_that_takes_a_state_twice() -> None:
     for seed in range(200):
         try:
-            run(seed, core_class)
+            run(seed, ResetsWhateverComes)
         except AssertionError:
             return
-    pytest.fail(f"{core_class.__name__} was never seen")
+    pytest.fail("the bug was never seen: the runs prove nothing")
