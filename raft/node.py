@@ -76,8 +76,7 @@ class RaftNode:
         config: RaftConfig,
         state_machine: StateMachine,
         *,
-        state_transfer: StateTransfer
-        | None = None,  # None: a follower that retention left behind stays there
+        state_transfer: StateTransfer | None = None,
         on_fatal: Callable[[str], None] | None = None,
         rpc_handlers: Sequence[
             grpc.GenericRpcHandler[Any, Any]

@@ -21,7 +21,7 @@ from .cluster import Cluster, wait_until
 from .history import Place, describe_topic, read_topic, run_client
 
 TOPIC = "reset"
-SETTINGS = {"segment-size": "1MiB"}
+SETTINGS = {"segment-size": "1MiB", "max-message-bytes": "128KiB"}
 BODY = 24_000
 
 
