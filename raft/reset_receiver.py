@@ -109,6 +109,10 @@ class ResetReceiver:
             logger.error("reset: %s", error)
         except OSError as error:
             logger.error("reset: the leader's state cannot be stored in %s: %s", self._folders.data, error)
+        except Exception:  # nothing was decided, so the node is as it was; a defect must not be silent
+            logger.exception(
+                "reset: defect while the leader's state was fetched node=%s", self._config.node_id
+            )
         finally:
             self._task = None
             self._not_before = time.monotonic() + self._pause
