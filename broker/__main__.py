@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -21,7 +22,7 @@ from typing import Any, Final, NoReturn
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
-from ledgermq.raft.errors import RaftError
+from ledgermq.raft.errors import AddressInUseError, RaftError
 from ledgermq.raft.files import FileSystem
 
 from .config import BrokerConfig, ConfigError, load
@@ -35,6 +36,8 @@ EXIT_WILL_NOT_START: Final = 3
 #: How long (s) the flusher thread waits for the interpreter while the loop is busy. The default of 5 ms would be added to
 #: every flush under load.
 SWITCH_INTERVAL: Final = 0.0005
+#: How long (s) a node that starts again after a reset waits for its own ports.
+PORT_PATIENCE: Final = 30.0
 #: Objects made and not yet freed that start a collection of the youngest; what serving makes has hardly any cycles.
 GC_THRESHOLD: Final = 20_000
 _ALIASES: Final = {"data_dir": "--data", "node_id": "--node"}
@@ -109,22 +112,15 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
     A node that is reset to the leader's state is stopped and replaced by a new one on its folder: nothing of the old
     state is left in memory, and a reset takes the way that every start takes.
     """
-    from .server import BrokerNode
-
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    told = False
+    node = await _started(config, files, 0.0)
+    sys.stdout.write(node.ready_line() + "\n")
+    sys.stdout.flush()
     while True:
-        node = BrokerNode(config, files=files)
         try:
-            await node.start()
-            _settle_memory()
-            if not told:
-                sys.stdout.write(node.ready_line() + "\n")
-                sys.stdout.flush()
-                told = True
             code = await _until_stopped(node, stop)
         finally:
             await node.stop()
@@ -135,6 +131,31 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
         config = config.model_copy(update={"rejoin": False})
         del node
         gc.unfreeze()  # the old state goes
+        node = await _started(config, files, PORT_PATIENCE)
+
+
+async def _started(config: BrokerConfig, files: FileSystem | None, patience: float) -> Any:
+    """Return a running node. One that gave its ports back a moment ago waits `patience` s until it has them again."""
+    from .listeners import PortError
+    from .server import BrokerNode
+
+    end = time.monotonic() + patience
+    while True:
+        node = BrokerNode(config, files=files)
+        try:
+            await node.start()
+        except (PortError, AddressInUseError) as error:
+            await node.stop()
+            if time.monotonic() >= end:
+                raise
+            logger.warning("reset: waiting for a port reason=%s", error)
+            await asyncio.sleep(0.2)
+        except BaseException:
+            await node.stop()
+            raise
+        else:
+            _settle_memory()
+            return node
 
 
 def _settle_memory() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,12 @@ class Rig:
         assert status is not None, self.cluster.nodes[name].log()
         return status
 
+    def start(self, name: str) -> None:
+        """Start a node when its ports can be had: they are ephemeral ones, and a connection may have taken one."""
+        ports = self.cluster.nodes[name].ports.values()
+        wait_until(lambda: all(map(is_free, ports)), f"the ports of {name}")
+        self.cluster.start(name)
+
     def leave_behind(self, name: str, *, wipe: bool = False) -> None:
         """Stop a node, send, delete what it needs, send more."""
         assert self.cluster.terminate(name) == 0
@@ -121,6 +128,17 @@ class Rig:
             assert done.returncode == 0, done.stdout + done.stderr
 
 
+def is_free(port: int) -> bool:
+    """Tell whether a node could listen on a port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 def was_reset(cluster: Cluster, name: str) -> int:
     """How often a node installed a state."""
     return cluster.nodes[name].log(100_000).count("reset: installing the leader's state")
@@ -138,7 +156,7 @@ def test_a_node_without_the_entries_that_retention_deleted_comes_back_whole(
         process = cluster.nodes[victim]
         if wipe:
             process.arguments.append("--rejoin")
-        cluster.start(victim)
+        rig.start(victim)
         wait_until(lambda: was_reset(cluster, victim) == 1, "the leader's state is installed")
         cluster.wait_ready(victim)
         leader = cluster.wait_leader()
@@ -149,7 +167,8 @@ def test_a_node_without_the_entries_that_retention_deleted_comes_back_whole(
         other = next(name for name in cluster.nodes if name not in (victim, leader))
         cluster.kill(other)
         rig.send(30)  # the leader and the node that was reset are the majority
-        cluster.restart(other)
+        rig.start(other)
+        cluster.wait_ready(other)
         wait_until(
             lambda: all(node.state == "" for node in rig.status(leader).nodes), "nobody catches up any more"
         )
@@ -159,7 +178,8 @@ def test_a_node_without_the_entries_that_retention_deleted_comes_back_whole(
         cluster.kill(victim)
         if wipe:
             process.arguments.remove("--rejoin")
-        cluster.restart(victim)
+        rig.start(victim)
+        cluster.wait_ready(victim)
         rig.check_views()
         assert was_reset(cluster, victim) == 1, "it starts from its own checkpoint and log"
         rig.check_dumps(tmp_path / "dumps")
@@ -198,13 +218,13 @@ def test_a_node_that_is_killed_anywhere_in_a_reset_comes_back_whole(
             rig.leave_behind(victim)
             monkeypatch.setenv("LEDGERMQ_TEST_DIE_AT", death)
             process.arguments[1] = "tests.integration.dying_node"
-            cluster.start(victim)
+            rig.start(victim)
             wait_until(lambda: not process.running, f"{victim} dies at: {death}")
             assert process.popen is not None
             assert process.popen.returncode == -signal.SIGKILL, f"{death}\n{process.log()}"
             process.arguments[1] = "ledgermq.broker"
             resets = was_reset(cluster, victim)
-            cluster.start(victim)
+            rig.start(victim)
             if is_before_the_decision(death):
                 wait_until(lambda: was_reset(cluster, victim) > resets, "the reset begins anew")  # noqa: B023
             rig.check_views()
