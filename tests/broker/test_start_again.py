@@ -1,0 +1,84 @@
+"""After a reset a new node takes the place of the old one in the same process (`python -m ledgermq.broker`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any, ClassVar
+
+import pytest
+
+from ledgermq.broker import __main__ as main
+from ledgermq.broker import server
+from ledgermq.broker.config import BrokerConfig, load
+from ledgermq.broker.listeners import PortError
+
+
+class FakeNode:
+    """Notes its life; the first of a test is reset, the next one is stopped by SIGTERM."""
+
+    made: ClassVar[list[FakeNode]] = []
+    refusals = 0  # starts that find a port taken, from the second node on
+
+    def __init__(self, config: BrokerConfig, *, files: Any = None) -> None:
+        self.config = config
+        self.node_id = config.node_id
+        self.life: list[str] = []
+        self.made.append(self)
+
+    async def start(self) -> None:
+        assert all("stop" in other.life for other in self.made[:-1]), "one at a time has the folder"
+        if len(self.made) > 1 and FakeNode.refusals:
+            FakeNode.refusals -= 1
+            raise PortError("messaging_bind", "h:1", "another process uses it")
+        self.life.append("start")
+
+    async def stop(self) -> None:
+        self.life.append("stop")
+
+    def ready_line(self) -> str:
+        return "ready"
+
+    async def wait_reset(self) -> None:
+        if len(self.made) > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+
+    async def wait_fatal(self) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.fixture(autouse=True)
+def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNode.made, FakeNode.refusals = [], 0
+    monkeypatch.setattr(server, "BrokerNode", FakeNode)
+    monkeypatch.setattr(main, "_settle_memory", lambda: None)
+
+
+def config(tmp_path: Any) -> BrokerConfig:
+    return load(None, {"node_id": "n1", "data_dir": str(tmp_path), "peers": "n1=127.0.0.1:1", "rejoin": True})
+
+
+def test_a_reset_node_is_replaced_without_the_flag_that_would_give_its_folder_up(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asyncio.run(main.run(config(tmp_path))) == 0
+    assert [node.life for node in FakeNode.made] == [["start", "stop"]] * 2
+    assert [node.config.rejoin for node in FakeNode.made] == [True, False]
+    assert capsys.readouterr().out == "ready\n", "whoever started the process waits for one line"
+
+
+def test_a_port_that_is_taken_for_a_moment_is_waited_for(tmp_path: Any) -> None:
+    FakeNode.refusals = 2
+    assert asyncio.run(main.run(config(tmp_path))) == 0
+    assert [node.life for node in FakeNode.made] == [["start", "stop"], ["stop"], ["stop"], ["start", "stop"]]
+
+
+def test_a_port_that_stays_taken_ends_the_process(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNode.refusals = 99
+    monkeypatch.setattr(main, "PORT_PATIENCE", 0.3)
+    with pytest.raises(PortError):
+        asyncio.run(main.run(config(tmp_path)))
+    assert all(node.life[-1] == "stop" for node in FakeNode.made)
