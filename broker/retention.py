@@ -354,6 +354,8 @@ class Retention:
             return
         started, stop = time.monotonic(), LogIndex(ready[count - 1].last_index + 1)
         deleted = raft.delete_segments_before(stop)
+        if not deleted:
+            return  # a follower that is being reset starts from them
         self._context.metrics.segments_deleted.inc(deleted)
         logger.info(
             "segments deleted count=%d below=%d seconds=%.3f", deleted, stop, time.monotonic() - started
