@@ -71,6 +71,8 @@ def raft_config(config: BrokerConfig) -> RaftConfig:
         heartbeat_ms=config.heartbeat_ms,
         election_ms_min=config.election_timeout_ms[0],
         election_ms_max=config.election_timeout_ms[1],
+        scrub_bytes_per_second=config.scrub_bytes_per_second,
+        scrub_interval_s=config.scrub_interval_hours * 3600,
     )
 
 
@@ -217,7 +219,7 @@ class BrokerNode:
                 lambda result: self._metrics.forwards.labels(result).inc(),
             ),
             polls=self._polls,
-            reader=LogReader(self._raft.log, lambda error: self._raft.fail(str(error))),
+            reader=LogReader(self._raft.log, self._raft.care.damage_at_read),
             telemetry=self._telemetry,
             clients=self._clients,
             metrics=self._metrics,

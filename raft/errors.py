@@ -31,6 +31,10 @@ Every message says what happened, why, and what to do next.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .repair_note import Damage
 
 
 class RaftError(Exception):
@@ -149,9 +153,20 @@ class GroupRecoveryError(DataFolderError):
 
 
 class DamagedLogError(StorageError):
-    """An entry that must be there is damaged or missing. Never healed by truncation (rule P18)."""
+    """An entry that must be there is damaged or missing. Never healed by truncation (rule P18).
 
-    def __init__(self, node: str, path: Path, position: int, offset: int, reason: str) -> None:
+    `damage` tells where to begin a repair, when recovery found it; None: found while serving.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        path: Path,
+        position: int,
+        offset: int,
+        reason: str,
+        damage: Damage | None = None,
+    ) -> None:
         super().__init__(
             f"{node} will not use its log: {path} is damaged at byte {position} (physical offset {offset}): {reason}."
             f" Acknowledged messages may be stored there, so nothing was cut off. Fetch a clean copy from the other"
@@ -161,6 +176,7 @@ class DamagedLogError(StorageError):
         self.position = position
         self.offset = offset
         self.reason = reason
+        self.damage = damage
 
 
 class InvalidWireError(StorageError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import replace
 
 from .applier import Applier
 from .config import Member, RaftConfig
@@ -13,6 +15,7 @@ from .files import FileSystem
 from .hello import Hello, Standing
 from .metrics import RaftMetrics
 from .outputs import PeerProgress
+from .range_repair import RangeRepair
 from .status import PeerStatus, RaftStatus
 from .storage import RaftStorage
 from .types import LogIndex, NodeId
@@ -34,7 +37,10 @@ class StatusView:
         rights: VotingRights,
         metrics: RaftMetrics,
         files: FileSystem,
+        repair: RangeRepair,
+        repairing: Callable[[NodeId], str],
     ) -> None:
+        """`repairing` tells what a peer said of a repair of its log."""
         self._config = config
         self._storage = storage
         self._core = core
@@ -43,6 +49,8 @@ class StatusView:
         self._rights = rights
         self._metrics = metrics
         self._files = files
+        self._repair = repair
+        self._repairing = repairing
         self._since = time.monotonic()
         self._heard: dict[NodeId, float] = {}
         self._report = (0.0, 0.0)
@@ -128,6 +136,7 @@ class StatusView:
             disk_used_ratio=self._report[1],
             clock_offset_ms=int(self._driver.log_time.offset_ms),
             fault=fault,
+            log_check=replace(self._repair.counts),
             peers=peers,
         )
 
@@ -145,6 +154,7 @@ class StatusView:
             fsync_p99_ms=self._report[0],
             disk_used_ratio=self._report[1],
             catching_up=role == "learner",
+            repairing=self._repair.state,
         )
 
     def _peer_status(
@@ -167,6 +177,7 @@ class StatusView:
             fsync_p99_ms=hello.fsync_p99_ms if hello else None,
             disk_used_ratio=hello.disk_used_ratio if hello else None,
             catching_up=progress is not None and (progress.is_learner or progress.state != "replicate"),
+            repairing=self._repairing(node),
         )
 
     def _role_of(self, node: NodeId, hello: Hello | None) -> str:

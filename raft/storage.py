@@ -36,6 +36,7 @@ from .identity import (
 from .log_files import LogFiles
 from .log_writer import LogWriter, PersistOp, Position
 from .recovery import LogRecovery, RecoveredLog
+from .repair_note import RepairNote, note_path, read_note
 from .segment import create_segment
 from .segment_keeper import LogFolders, SegmentKeeper, make_ballast
 from .types import HardState, LogIndex, NodeId, Term
@@ -256,7 +257,7 @@ def create_data_folder(
     for folder in (config.data_dir, folders.segments, folders.indexes):
         files.make_directory(folder)
     files.sync_directory(config.data_dir.parent)
-    lock = _lock(config, files)
+    lock = lock_folder(config.node_id, config.data_dir, files)
     try:
         incarnation = secrets.randbits(63) | 1
         identity = Identity(
@@ -291,14 +292,23 @@ def open_storage(config: StorageConfig, files: FileSystem) -> RaftStorage:
     """
     folders = LogFolders(config.data_dir)
     identity = _read_own_identity(config, files, folders)
-    lock = _lock(config, files)
+    lock = lock_folder(config.node_id, config.data_dir, files)
     hard: HardStateFile | None = None
     try:
         hard = _open_hard_state(config, files, folders, identity)
         identity = finish_recovery(files, folders.identity, identity, hard)
         base = read_manifest(files, folders.manifest, config.node_id)
         state = hard.state
-        recovery = LogRecovery(config.node_id, files, folders, config.segment_size, base, state)
+        recovery = LogRecovery(
+            config.node_id,
+            files,
+            folders,
+            config.segment_size,
+            base,
+            state,
+            note=_read_repair_note(config, files),
+            every_turn_synced=config.flush == "sync",
+        )
         recovered = recovery.run()
         boot = boot_id()
         report = RecoveryReport(
@@ -342,7 +352,7 @@ def quarantine(config: StorageConfig, files: FileSystem) -> Path | None:
     mine = [name for name in names if name != "lock" and not name.startswith(_QUARANTINE)]
     if not mine:
         return None
-    lock = _lock(config, files)
+    lock = lock_folder(config.node_id, config.data_dir, files)
     try:
         used = sum(name.startswith(_QUARANTINE) for name in names)
         target = config.data_dir / f"{_QUARANTINE}{used + 1}"
@@ -358,12 +368,13 @@ def quarantine(config: StorageConfig, files: FileSystem) -> Path | None:
     return target
 
 
-def _lock(config: StorageConfig, files: FileSystem) -> Lock:
+def lock_folder(node_id: str, data_dir: Path, files: FileSystem) -> Lock:
+    """Lock a data folder. Raises: LockedFolderError."""
     try:
-        return files.lock(LogFolders(config.data_dir).lock)
+        return files.lock(LogFolders(data_dir).lock)
     except LockedError as error:
         raise LockedFolderError(
-            f"{config.node_id} will not start: its data folder {config.data_dir} is {error.strerror}. Stop that"
+            f"{node_id} will not start: its data folder {data_dir} is {error.strerror}. Stop that"
             f" process, or point --data elsewhere; nothing was changed."
         ) from None
 
@@ -401,6 +412,17 @@ def _open_hard_state(
             config.node_id, path, "comes from another incarnation of this node (a mixed backup?)"
         )
     return hard
+
+
+def _read_repair_note(config: StorageConfig, files: FileSystem) -> RepairNote | None:
+    """Return the note of an interrupted repair; one that cannot be read asks for everything."""
+    try:
+        return read_note(files, config.data_dir)
+    except CorruptError:
+        return RepairNote(0, 0, open_ended=True)
+    except NewerFormatError as error:
+        path = note_path(config.data_dir)
+        raise NewerFolderError(config.node_id, path, error.what, error.found, error.supported) from None
 
 
 def _readable_promise(config: StorageConfig, files: FileSystem, folders: LogFolders) -> HardState | None:
