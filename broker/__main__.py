@@ -113,13 +113,28 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
         loop.add_signal_handler(name, stop.set)
     node = BrokerNode(config, files=files)
     try:
-        await node.start()
+        if not await _started(node, stop):
+            return 0
         _settle_memory()
         sys.stdout.write(node.ready_line() + "\n")
         sys.stdout.flush()
         return await _until_stopped(node, stop)
     finally:
         await node.stop()
+
+
+async def _started(node: Any, stop: asyncio.Event) -> bool:
+    """Start the node; False: it was told to stop before that (a repair of its log may wait for others for long)."""
+    starting = asyncio.create_task(node.start())
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if starting.done():
+        starting.result()
+        return True
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    return False
 
 
 def _settle_memory() -> None:

@@ -131,7 +131,7 @@ def test_damage_at_the_tail_of_an_asynchronous_node_makes_it_a_learner_that_vote
 ) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.start()
-        await fill(cluster, 7)
+        await fill(cluster, 4)  # one segment
         last = cluster.nodes["n3"].last_index
         begin, end = place_of(cluster, "n3", last - 2)[0], place_of(cluster, "n3", last)[1]
         old = cluster.nodes["n3"].storage.incarnation
