@@ -465,6 +465,7 @@ class RaftNode:
         self._applier.resume()
 
     def _on_applied(self) -> None:
+        self._storage.note_commit(self._core.commit_index)
         self._leadership.applied(self._applier.applied_index)
         self._rights.advance()
 

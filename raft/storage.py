@@ -192,6 +192,10 @@ class RaftStorage:
             write_identity(self._files, self._folders.identity, identity)
             self.identity = identity
 
+    def note_commit(self, index: LogIndex) -> None:
+        """Entries up to `index` are committed: a hint that is stored with the next floor (P13)."""
+        self._writer.commit_index = index
+
     def learn_group_id(self, group_id: int) -> None:
         """Store which group this is durably, once and for ever. Blocking; call it in a thread. Raises: OSError."""
         assert self.identity.group_id in (0, group_id)

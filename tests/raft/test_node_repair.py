@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from ledgermq.proto.entry import HEADER_SIZE
 from ledgermq.raft.errors import DamagedLogError
+from ledgermq.raft.files import RealFile, RealFileSystem
 from ledgermq.raft.node import RaftNode
 from ledgermq.raft.types import LogIndex
 
@@ -224,6 +227,63 @@ def test_a_leader_that_sends_damaged_entries_finds_out_and_repairs_itself(tmp_pa
         await cluster.until(lambda: cluster.nodes["n3"].role == "follower", "it has everything and votes")
         await settle_equal(cluster)
         assert cluster.nodes[leader].status().log_check.repaired == 1
+
+    run(Cluster(tmp_path, **NEVER), scenario)
+
+
+def test_two_of_three_members_are_made_whole_by_the_third_without_a_leader(tmp_path: Path) -> None:
+    """What was committed is written down with the floor, so a member can give it out before there is a majority."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await fill(cluster)
+        await asyncio.sleep(2.2)  # idle moments: the floor is stored
+        await cluster.kill("n1", "n2", "n3")
+        for name, offset in (("n1", 100_000), ("n2", 500_000)):
+            drop_indexes(cluster, name)
+            flip(cluster, name, offset)
+        await asyncio.gather(*(cluster.start(name) for name in ("n1", "n2", "n3")))
+        await cluster.send(b"and on")
+        await settle_equal(cluster)
+
+    run(Cluster(tmp_path, **NEVER), scenario)
+
+
+class FailingSync(RealFileSystem):
+    """From `armed` on, the next flush of a segment fails, once."""
+
+    def __init__(self) -> None:
+        self.armed = False
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> RealFile:
+        found = super().open(path, create=create, writable=writable)
+        return _FailingFile(self, path, found._fd)
+
+
+class _FailingFile(RealFile):
+    def __init__(self, disk: FailingSync, path: Path, fd: int) -> None:
+        super().__init__(path, fd)
+        self._disk = disk
+
+    def fdatasync(self) -> None:
+        if self._disk.armed and self.path.parent.name == "commitlog":
+            self._disk.armed = False
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))
+        super().fdatasync()
+
+
+def test_a_failed_flush_of_a_repair_ends_the_node(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        disk = FailingSync()
+        await cluster.start("n1", "n2")
+        await cluster.start("n3", files=disk)
+        await fill(cluster)
+        disk.armed = True
+        flip(cluster, "n3", 300_000)
+        error = cluster.nodes["n3"].log.damage_at(300_000, "a test")
+        assert not await cluster.nodes["n3"].care.damage_at_read(error)
+        assert "this node stops" in await cluster.nodes["n3"].wait_fatal()
+        assert not disk.armed
 
     run(Cluster(tmp_path, **NEVER), scenario)
 
