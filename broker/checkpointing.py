@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .checkpoint_store import CheckpointStore, begin_checkpoint, finish_checkpoint
+from .consume_queue import UnwrittenRun
 from .consume_queue_files import bounds_of
 from .effects import Effects
 from .replica import Replica
@@ -90,6 +91,12 @@ class Checkpointing:
         async with self._writing:
             await self._checkpoint_if_changed()
         return self._last_index
+
+    async def rewrite(self, run: UnwrittenRun) -> None:
+        """Write units of a damaged block again, durably. Raises: OSError."""
+        async with self._writing:
+            await self._in_worker(self._store.files.write, [run])
+            await self._in_worker(self._store.files.sync)
 
     async def _write_units(self) -> None:
         """Write queue units before the next checkpoint does when they take memory. Not durable, not counted on."""
