@@ -9,6 +9,7 @@ durable when `take` returns; the log is cut only after the hard state says, dura
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from .entry_index import index_path
 from .errors import InvalidWireError
 from .files import File, FileSystem, write_zeros
 from .hard_state import HardStateFile
-from .identity import read_identity, read_manifest, write_identity
+from .identity import Identity, read_identity, read_manifest, write_identity
 from .repair_note import Damage, RepairNote, read_note, remove_note, write_note
 from .segment import TRAILER_SIZE, create_segment, place_entry, read_marks, segment_path, segment_start
 from .segment_keeper import LogFolders
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 #: Stands in a learner's own entry of its member record (storage_opening.py).
 _LEARNER_MARK: Final = 0
+_PAGE: Final = 4096
 
 
 class Progress(Enum):
@@ -135,7 +137,13 @@ class LogRepair:
         if file is None:
             file = opened[start] = self._open(start)
         position = header.physical_offset - start
-        file.pwritev([data], position)
+        try:
+            file.pwritev([data], position)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            _give_up_pages(file, position, len(data))
+            file.pwritev([data], position)
         if header.kind is EntryKind.FILLER:  # only its header travels; the rest are zeros by definition
             write_zeros(file, position + HEADER_SIZE, self.segment_size)
         self.written_bytes += len(data)
@@ -148,6 +156,27 @@ class LogRepair:
         if not self.keeps_indexes and self.files.exists(index):
             self.files.unlink(index)
         return self.files.open(path)
+
+
+def renew_identity(files: FileSystem, folders: LogFolders, identity: Identity, incarnation: int) -> Identity:
+    """Take on, as a learner, the incarnation that the hard state has already; the note that announced it goes last."""
+    if identity.incarnation != incarnation:
+        members = {**identity.members, identity.node_id: _LEARNER_MARK}
+        identity = replace(identity, incarnation=incarnation, members=members)
+        write_identity(files, folders.identity, identity)
+    remove_note(files, folders.data)
+    return identity
+
+
+def _give_up_pages(file: File, position: int, size: int) -> None:
+    """Zero the pages that the disk cannot read: a part of one cannot be written, the kernel would read the rest first."""
+    for page in range(position // _PAGE * _PAGE, position + size, _PAGE):
+        try:
+            file.pread(_PAGE, page)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            write_zeros(file, page, page + _PAGE)
 
 
 class StoppedLog:
@@ -213,11 +242,7 @@ class StoppedLog:
         if hard.state.incarnation != note.rejoin_as or hard.state.hard.is_voter:
             return  # the vote was not given up yet: the repair begins again
         identity = read_identity(self._files, self._folders.identity, self._node)
-        if identity.incarnation != note.rejoin_as:
-            members = {**identity.members, identity.node_id: _LEARNER_MARK}
-            renewed = replace(identity, incarnation=note.rejoin_as, members=members)
-            write_identity(self._files, self._folders.identity, renewed)
-        remove_note(self._files, self._folders.data)
+        renew_identity(self._files, self._folders, identity, note.rejoin_as)
 
     def _starts(self) -> list[int]:
         names = self._files.list_directory(self._folders.segments)

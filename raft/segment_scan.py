@@ -26,7 +26,7 @@ from .segment import Segment, max_entry_size
 from .types import LogIndex, Term
 
 _CHUNK: Final = 2 << 20  # measured: larger pieces are read more slowly, because their memory is never reused
-_BLOCK: Final = 4096
+_BLOCK: Final = 512  # the smallest part of a disk that can be unreadable
 _MAGIC_BYTES: Final = MAGIC_WORD.to_bytes(4, "little")
 #: Comparing with zeros is twenty times as fast as stripping them, and the end of a log is mostly zeros.
 _PIECE: Final = 1 << 20

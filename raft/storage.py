@@ -34,9 +34,10 @@ from .identity import (
     write_manifest,
 )
 from .log_files import LogFiles
+from .log_repair import renew_identity
 from .log_writer import LogWriter, PersistOp, Position
 from .recovery import LogRecovery, RecoveredLog
-from .repair_note import RepairNote, note_path, read_note
+from .repair_note import RepairNote, note_path, read_note, write_note
 from .segment import create_segment
 from .segment_keeper import LogFolders, SegmentKeeper, make_ballast
 from .types import HardState, LogIndex, NodeId, Term
@@ -326,8 +327,16 @@ def open_storage(config: StorageConfig, files: FileSystem) -> RaftStorage:
         end = recovered.end
         floor = replace(state, floor_index=end.index, floor_term=end.term)
         if config.learner_after_reboot and report.rebooted_unclean:
-            floor = replace(floor, hard=replace(state.hard, is_voter=False))
+            # Under a new incarnation: what the old one acknowledged or voted, and is still on its way, must not count.
+            floor = replace(
+                floor, hard=replace(state.hard, is_voter=False), incarnation=secrets.randbits(63) | 1
+            )
+            write_note(
+                files, config.data_dir, RepairNote(0, 0, open_ended=False, rejoin_as=floor.incarnation)
+            )
         hard.write(replace(floor, boot_id=boot, clean_stop=False, cut_turn=0, cut_offset=0))
+        if floor.incarnation != identity.incarnation:
+            identity = renew_identity(files, folders, identity, floor.incarnation)
         return RaftStorage(config, files, lock, identity, hard, base, recovered, report)
     except BaseException:
         if hard is not None:
