@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from ledgermq.raft.errors import StorageFailedError
+
 from .checkpoint_store import CheckpointStore, begin_checkpoint, finish_checkpoint
 from .consume_queue import UnwrittenRun
 from .consume_queue_files import bounds_of
@@ -41,7 +43,10 @@ class Checkpointing:
         *,
         durable_index: Callable[[], int],
         log_end: Callable[[], int],
+        on_failed: Callable[[str], None] = lambda reason: None,
     ) -> None:
+        """`on_failed`: a flush failed, so this node must stop (P15)."""
+        self._on_failed = on_failed
         self._replica = replica
         self._store = store
         self._durable_index = durable_index
@@ -122,6 +127,9 @@ class Checkpointing:
             size = await self._in_worker(self._store.run, job)
         except OSError as error:
             logger.error("checkpoint failed, the log is kept and the next try follows reason=%s", error)
+            return
+        except StorageFailedError as error:
+            self._on_failed(str(error))
             return
         finish_checkpoint(state, job)
         self._last_index = job.snapshot.index

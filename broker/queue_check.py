@@ -20,7 +20,7 @@ import numpy as np
 from ledgermq.proto.entry import HEADER_SIZE, EntryKind
 from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, walk_sections
 from ledgermq.raft.commit_log import CommitLog
-from ledgermq.raft.errors import DamagedLogError, LogCompactedError
+from ledgermq.raft.errors import DamagedLogError, LogCompactedError, StorageFailedError
 from ledgermq.raft.scrub_plan import ScrubPlan
 from ledgermq.raft.segment import segment_start
 from ledgermq.raft.status import CheckCounts
@@ -172,8 +172,8 @@ class QueueCheck:
             return False
         try:
             await self._rewrite(UnwrittenRun(queue.key, queue.folder, start, units))
-        except OSError as failure:
-            self._on_failed(f"writing {error.path} failed: {failure.strerror}. Check the disk (dmesg)")
+        except (OSError, StorageFailedError) as failure:
+            self._on_failed(f"writing {error.path} failed: {failure}")
             return False
         self._counts.repaired += 1
         self._counts.last = f"{error.path}: {error.reason}; rebuilt"

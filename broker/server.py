@@ -170,6 +170,7 @@ class BrokerNode:
             self._store,
             durable_index=lambda: self._raft.storage.statistics().flushed_index,
             log_end=lambda: self._raft.log.end_offset,
+            on_failed=self._raft.fail,
         )
         self._retention = Retention(
             self._context,
