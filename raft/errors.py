@@ -19,6 +19,7 @@ RaftError                     base; `retryable` tells whether the same call may 
     │   └── GroupRecoveryError    a group that lost its majority cannot be recovered from this folder
     ├── DamagedLogError       an entry that must be there is damaged or missing; carries file and offset
     ├── InvalidWireError      entries from a peer that do not fit: checksum, chain, index, offset, size
+    │   └── OtherHistoryError     they are whole, but continue another log than this one
     ├── LogTruncatedError     the range was cut off while it was read; look again
     ├── LogCompactedError     the range is below the first retained index
     ├── DiskFullError         no room for another segment (definite when raised by staging)
@@ -181,6 +182,10 @@ class DamagedLogError(StorageError):
 
 class InvalidWireError(StorageError):
     """Entries from a peer that do not fit this log. Nothing was stored."""
+
+
+class OtherHistoryError(InvalidWireError):
+    """Committed entries from a peer do not continue this log: its last ones were never committed."""
 
 
 class LogTruncatedError(StorageError):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
@@ -20,7 +20,7 @@ from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind, decode_hea
 from ledgermq.proto.errors import LayoutError
 
 from .entry_index import index_path
-from .errors import InvalidWireError
+from .errors import InvalidWireError, OtherHistoryError
 from .files import File, FileSystem, write_zeros
 from .hard_state import HardStateFile
 from .identity import Identity, read_identity, read_manifest, write_identity
@@ -58,6 +58,10 @@ class LogRepair:
     last_index: LogIndex | None = None
     #: Offsets of entries change when committed ones take the place of others: not below the node's own commit point.
     keeps_indexes: bool = False
+    #: Places to go back to, oldest first.
+    earlier: list[tuple[Before, int]] = field(default_factory=list)
+    #: What stands before this offset is replaced, not looked at.
+    connect_from: int = 0
     written_bytes: int = 0
 
     @property
@@ -68,7 +72,8 @@ class LogRepair:
     def take(self, wire: bytes) -> Progress:
         """Verify entries that begin with `next_index` and write them, durably, as far as they are needed.
 
-        Raises: InvalidWireError (nothing was written, or whole verified entries only), OSError (terminal, P15).
+        Raises: OtherHistoryError (then `go_back`), InvalidWireError (nothing was written, or whole verified entries
+        only), OSError (terminal, P15).
         """
         check_wire(wire, self.segment_size)
         opened: dict[int, File] = {}
@@ -81,6 +86,10 @@ class LogRepair:
     def _write_all(self, wire: memoryview, opened: dict[int, File]) -> Progress:
         progress = Progress.MORE
         for position, header in walk_wire(wire):
+            if position == 0 and header.prev_crc != self.before.crc:
+                raise OtherHistoryError(
+                    f"entry {header.index} of a peer does not continue entry {self.before.index} of this log"
+                )
             # A filler belongs to the entry behind it.
             belongs_to = header.index + 1 if header.kind is EntryKind.FILLER else header.index
             if self.last_index is not None and belongs_to > self.last_index:
@@ -96,11 +105,19 @@ class LogRepair:
             file.fdatasync()
         return progress
 
+    def go_back(self) -> bool:
+        """Begin at the end of an earlier segment: the entries behind it were never committed. False: there is none."""
+        if not self.earlier:
+            return False
+        self.connect_from = max(self.connect_from, self.offset)
+        self.before, self.offset = self.earlier.pop()
+        return True
+
     def connects(self) -> bool:
         """Tell whether a valid entry (or filler) that continues the repaired part stands behind it already."""
         start = segment_start(self.offset, self.segment_size)
         path = segment_path(self.folders.segments, start)
-        if not self.files.exists(path):
+        if self.offset <= self.connect_from or not self.files.exists(path):
             return False
         position = self.offset - start
         file = self.files.open(path, writable=False)
@@ -193,7 +210,14 @@ class StoppedLog:
         note = damage.note
         write_note(self._files, self._folders.data, note)
         self._make_files_whole()
-        repair = LogRepair(self._files, self._folders, self._segment_size, damage.before, damage.offset)
+        repair = LogRepair(
+            self._files,
+            self._folders,
+            self._segment_size,
+            damage.before,
+            damage.offset,
+            earlier=list(damage.earlier),
+        )
         return repair, note
 
     def end(self) -> None:

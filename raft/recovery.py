@@ -354,11 +354,12 @@ class LogRecovery:
         )
         if self._note is not None:
             note = note.joined(self._note)
-        last = stop.segments[-1] if stop.segments else None
         # A filler belongs to the entry behind it, so the repair begins before it.
-        offset = last.end_offset if last is not None else self._base.first_offset
+        places = [(self._end([]), self._base.first_offset)]
+        places += [(self._end([segment]), segment.end_offset) for segment in stop.segments]
+        before, offset = places.pop()
         path = segment_path(self._folders.segments, stop.start)
-        damage = Damage(self._end(stop.segments), offset, note)
+        damage = Damage(before, offset, note, tuple(places))
         return DamagedLogError(self._node, path, stop.position, stop.start + stop.position, reason, damage)
 
     def _end(self, segments: list[Segment]) -> Before:

@@ -57,6 +57,9 @@ class Damage:
     before: Before  # what the first missing entry must continue
     offset: int  # physical offset where it must stand (a filler may come first)
     note: RepairNote
+    #: The same places at the ends of the segments before, oldest first: to go back to when what stands in front of the
+    #: damage was never committed.
+    earlier: tuple[tuple[Before, int], ...] = ()
 
 
 def note_path(data_dir: Path) -> Path:

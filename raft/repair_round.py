@@ -15,7 +15,7 @@ from enum import Enum
 from ledgermq.proto import raft_pb2 as pb
 
 from .config import RaftConfig
-from .errors import InvalidWireError
+from .errors import InvalidWireError, OtherHistoryError
 from .log_repair import LogRepair, Progress
 from .refetch import CHUNK_BYTES, Offer, RefetchClient, RefetchError
 from .types import LogIndex
@@ -83,7 +83,15 @@ async def run_round(
                 wanted = await client.ask(peers[offer.peer], repair.next_index, CHUNK_BYTES, told)
                 if not wanted.entries:
                     break  # deleted in between
-                progress = await asyncio.to_thread(repair.take, wanted.entries)
+                try:
+                    progress = await asyncio.to_thread(repair.take, wanted.entries)
+                except OtherHistoryError:
+                    if not repair.go_back():
+                        raise
+                    logger.warning(
+                        "what stands before the damage was never committed entry=%d", repair.next_index
+                    )
+                    continue
                 told.repaired_bytes = repair.written_bytes
                 if progress is Progress.CONNECTED or is_reached(repair):
                     connected = progress is Progress.CONNECTED

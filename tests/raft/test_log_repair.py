@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ledgermq.proto.entry import HEADER_SIZE
-from ledgermq.raft.errors import DamagedLogError, InvalidWireError
+from ledgermq.raft.errors import DamagedLogError, InvalidWireError, OtherHistoryError
 from ledgermq.raft.files import Buffer
 from ledgermq.raft.log_repair import LogRepair, Progress, StoppedLog
 from ledgermq.raft.repair_note import RepairNote, note_path, read_note
@@ -61,7 +61,12 @@ def repair_once(disk: SimulatedDisk, error: DamagedLogError, peer: Peer) -> bool
     stopped = StoppedLog("n1", disk, LogFolders(DATA), SEGMENT)
     repair, note = stopped.begin(error.damage)
     while repair.next_index <= peer.commit:
-        if repair.take(peer.wire(repair.next_index)) is Progress.CONNECTED:
+        try:
+            progress = repair.take(peer.wire(repair.next_index))
+        except OtherHistoryError:
+            assert repair.go_back()
+            continue
+        if progress is Progress.CONNECTED:
             stopped.end()
             return False
         if note.is_reached(repair.offset, repair.before.index):
@@ -267,8 +272,9 @@ def test_a_log_that_lost_its_last_file_after_a_crash_comes_back_as_a_learner() -
     assert after.read_all() == whole.entries
 
 
-def test_other_entries_than_the_committed_ones_are_replaced_by_those() -> None:
-    """What stands behind the damage was never committed: its chain does not fit what was."""
+@pytest.mark.parametrize("damaged_entry", [21, 22, 25])
+def test_other_entries_than_the_committed_ones_are_replaced_by_those(damaged_entry: int) -> None:
+    """What stands behind the damage, or before it, was never committed: its chain does not fit what was."""
     whole = filled()
     damaged = filled(20)
     rng = random.Random(99)
@@ -276,8 +282,7 @@ def test_other_entries_than_the_committed_ones_are_replaced_by_those() -> None:
         damaged.append(rng.randbytes(200), term=1)
         damaged.flush()
     disk = damaged.disk.killed()
-    begin, end = place_of(damaged, 21)
-    zero(disk, begin, end)
+    zero(disk, *place_of(damaged, damaged_entry))
     after, _, gave_up = repaired(disk, Peer(whole))
     assert not gave_up
     assert after.read_all() == whole.entries[: after.log.last_index]
