@@ -24,7 +24,7 @@ from .errors import InvalidWireError, OtherHistoryError
 from .files import File, FileSystem, write_zeros
 from .hard_state import HardStateFile
 from .identity import Identity, read_identity, read_manifest, write_identity
-from .repair_note import Damage, RepairNote, read_note, remove_note, write_note
+from .repair_note import Damage, RepairNote, note_path, read_note, remove_note, write_note
 from .segment import TRAILER_SIZE, create_segment, place_entry, read_marks, segment_path, segment_start
 from .segment_keeper import LogFolders
 from .segment_scan import Before, check_continues, read_around
@@ -220,9 +220,13 @@ class StoppedLog:
         )
         return repair, note
 
+    def group_id(self) -> int:
+        """Return which group the folder belongs to; 0: it does not know."""
+        return read_identity(self._files, self._folders.identity, self._node).group_id
+
     def end(self) -> None:
         """The log is whole again, or what is behind the repaired part was not touched: drop the note."""
-        if read_note(self._files, self._folders.data) is not None:
+        if self._files.exists(note_path(self._folders.data)):
             remove_note(self._files, self._folders.data)
 
     def give_up_vote(self, repair: LogRepair, note: RepairNote) -> None:
@@ -258,7 +262,10 @@ class StoppedLog:
 
     def finish_rejoin(self) -> None:
         """Give the folder the incarnation that the hard state took on, when a crash came in between."""
-        note = read_note(self._files, self._folders.data)
+        try:
+            note = read_note(self._files, self._folders.data)
+        except LayoutError:
+            return  # opening the folder tells what that means
         if note is None or not note.rejoin_as:
             return
         hard = HardStateFile.open(self._files, self._folders.hard_state, writable=False)

@@ -73,7 +73,8 @@ class RangeRepair:
     def can_repair(self, error: DamagedLogError) -> bool:
         """Tell whether the damage may be repaired while the node runs."""
         settled = self.settled_index()
-        if self._closed or not self.config.peers or settled < self.log.first_index:
+        alone = not self.config.peers or not self.group_id()
+        if self._closed or alone or settled < self.log.first_index:
             return False
         return error.offset < self.log.end_of(settled)
 

@@ -130,8 +130,11 @@ class RefetchService:
             return f"{config.node_id} repairs with protocol version {VERSION}, not {request.version}"
         if (request.cluster_id, request.group) != (config.cluster_id, config.group):
             return f"{config.node_id} belongs to cluster {config.cluster_id}, group {config.group}"
-        if 0 != request.group_id != mine != 0:
-            return f"{config.node_id} belongs to another group with the same names (group id {mine:016x})"
+        if request.group_id != mine or not mine:
+            return (
+                f"{config.node_id} is not known to belong to the same group (group ids {request.group_id:016x} and "
+                f"{mine:016x}, 0: not known); another cluster may have the same names"
+            )
         if request.to_node_id != config.node_id:
             return f"this is {config.node_id}, not {request.to_node_id}"
         if request.node_id not in {peer.node_id for peer in config.peers}:
@@ -146,7 +149,7 @@ class RefetchClient:
     """The asking end: one channel per peer, made when it is first needed."""
 
     config: RaftConfig
-    group_id: int = 0
+    group_id: int  # names may repeat, and another group's entries must never be written here
     _channels: dict[NodeId, grpc.aio.Channel] = field(default_factory=dict)
 
     async def ask(self, peer: Member, first: LogIndex, max_bytes: int, repair: pb.RepairProgress) -> Offer:

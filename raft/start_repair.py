@@ -47,7 +47,7 @@ class StartRepair:
         self._files = files
         self._applied = applied
         self._metrics = metrics
-        self._client = RefetchClient(config)
+        self._client = RefetchClient(config, 0)
         self._log = StoppedLog(config.node_id, files, LogFolders(config.data_dir), config.segment_size)
         self._said = ("", -REMIND_S)  # what it waits for, and when it said so
         self._repaired = 0
@@ -55,8 +55,8 @@ class StartRepair:
     async def open(self) -> RaftStorage:
         """Open the data folder, repairing its log as long as it takes.
 
-        Raises: DataFolderError subclasses; DamagedLogError when nobody can help: a group of one node, `rejoin`
-        is set, or every other member deleted those entries.
+        Raises: DataFolderError subclasses; DamagedLogError when nobody can help: a group of one node, a folder that
+        does not know yet which group it belongs to, or `rejoin` is set.
         """
         try:
             while True:
@@ -94,6 +94,9 @@ class StartRepair:
         self._metrics.gauge("ledgermq_raft_repairing").set(1)
         lock = lock_folder(self._config.node_id, self._config.data_dir, self._files)
         try:
+            self._client.group_id = await asyncio.to_thread(self._log.group_id)
+            if not self._client.group_id:
+                raise error  # nobody can be asked: another cluster with the same names might answer
             repair, note = await asyncio.to_thread(self._log.begin, error.damage)
             await self._fetch(error, repair, note)
             self._repaired += repair.written_bytes

@@ -323,15 +323,18 @@ def test_only_members_of_the_same_group_get_entries(tmp_path: Path) -> None:
         await fill(cluster, 2)
         asker, asked = cluster.config("n2"), Member(NodeId("n1"), cluster.members[0].address)
         progress = pb.RepairProgress()
-        offer = await RefetchClient(asker).ask(asked, LogIndex(1), 100, progress)
+        mine = cluster.nodes["n2"].storage.identity.group_id
+        await cluster.until(lambda: cluster.nodes["n1"].storage.identity.group_id == mine != 0)
+        offer = await RefetchClient(asker, mine).ask(asked, LogIndex(1), 100, progress)
         assert offer.entries and offer.commit_index == cluster.nodes["n1"].commit_index
-        behind = await RefetchClient(asker).ask(asked, LogIndex(offer.commit_index + 1), 100, progress)
+        behind = await RefetchClient(asker, mine).ask(asked, LogIndex(offer.commit_index + 1), 100, progress)
         assert not behind.entries
         strangers = [
-            (replace(asker, cluster_id="other"), asked, 0),
-            (replace(asker, segment_size=2 * SEGMENT), asked, 0),
-            (asker, Member(NodeId("n3"), asked.address), 0),
+            (replace(asker, cluster_id="other"), asked, mine),
+            (replace(asker, segment_size=2 * SEGMENT), asked, mine),
+            (asker, Member(NodeId("n3"), asked.address), mine),
             (asker, asked, 4711),
+            (asker, asked, 0),
         ]
         for config, member, group_id in strangers:
             with pytest.raises(RefetchError):
