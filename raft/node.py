@@ -59,7 +59,7 @@ from .start_repair import StartRepair
 from .state_machine import Proposal, StateMachine
 from .status import RaftStatus
 from .storage import RaftStorage
-from .storage_opening import check_state_fits
+from .storage_opening import check_state_fits, open_node_storage
 from .ticker import Ticker
 from .transport import Transport
 from .types import LogIndex, NodeId, Term
@@ -126,7 +126,11 @@ class RaftNode:
         self._transport.open_port()  # first: a port in use must change nothing
         try:
             self._storage = await StartRepair(
-                config, self._files, lambda: self._state_machine.last_applied_index, self.metrics
+                config,
+                self._files,
+                lambda: open_node_storage(config, self._files),
+                lambda: self._state_machine.last_applied_index,
+                self.metrics,
             ).open()
         except BaseException:
             await self._transport.close()

@@ -26,7 +26,6 @@ from .repair_note import RepairNote, note_path
 from .repair_round import Outcome, RoundResult, run_round
 from .segment_keeper import LogFolders
 from .storage import RaftStorage, lock_folder
-from .storage_opening import open_node_storage
 from .types import LogIndex
 
 logger = logging.getLogger(__name__)
@@ -38,13 +37,22 @@ REMIND_S = 30.0  # how often a node that waits says so
 
 
 class StartRepair:
-    """Use once: `storage = await StartRepair(…).open()`. `applied` gives the entry that the state stands at."""
+    """Use once: `storage = await StartRepair(…).open()`.
+
+    `open_folder` opens the data folder (in a thread); `applied` gives the entry that the state stands at.
+    """
 
     def __init__(
-        self, config: RaftConfig, files: FileSystem, applied: Callable[[], LogIndex], metrics: RaftMetrics
+        self,
+        config: RaftConfig,
+        files: FileSystem,
+        open_folder: Callable[[], RaftStorage],
+        applied: Callable[[], LogIndex],
+        metrics: RaftMetrics,
     ) -> None:
         self._config = config
         self._files = files
+        self._open_folder = open_folder
         self._applied = applied
         self._metrics = metrics
         self._client = RefetchClient(config, 0)
@@ -81,7 +89,7 @@ class StartRepair:
                 self._log.finish_rejoin()
             finally:
                 lock.release()
-        return open_node_storage(self._config, self._files)
+        return self._open_folder()
 
     async def _repair(self, error: DamagedLogError) -> None:
         """Repair from where the log stops to be valid to where it goes on, or as far as it may have promised."""
