@@ -61,6 +61,8 @@ _HELP: Final = {
     "delete_unexpired": "true (default): above 85 %% disk use the oldest segments go before they expire; false: never",
     "delete_segments_per_second": "how fast segments are unlinked (10)",
     "protect_unconsumed": "true: expired segments stay while a consumer group has to read them, up to 85 %% disk use",
+    "scrub_bytes_per_second": "rate at which the whole log is read to find damage, e.g. 8MiB; 0: it is not read",
+    "scrub_interval_hours": "how often such a pass begins; it takes no longer than that",
     "heartbeat_ms": "interval of the leader's heartbeats",
     "election_timeout_ms": "range of the election timeout, e.g. 400-800",
     "min_invisible_ms": "shortest time that a consumer may keep a message to itself",
