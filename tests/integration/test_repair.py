@@ -171,7 +171,7 @@ def test_a_damaged_queue_file_of_a_running_node_is_rebuilt(repaired: Repaired) -
         file.seek(300)
         file.write(bytes(byte ^ 1 for byte in before[300:340]))
     wait_until(lambda: path.read_bytes()[: len(before)] == before, "it is made again from the log")
-    assert "queue file rebuilt" in repaired.said()
+    wait_until(lambda: "queue file rebuilt" in repaired.said(), "it says so")
     repaired.check()
 
 
