@@ -64,6 +64,8 @@ _HELP: Final = {
     "delete_unexpired": "true (default): above 85 %% disk use the oldest segments go before they expire; false: never",
     "delete_segments_per_second": "how fast segments are unlinked (10)",
     "protect_unconsumed": "true: expired segments stay while a consumer group has to read them, up to 85 %% disk use",
+    "scrub_bytes_per_second": "rate at which the whole log is read to find damage, e.g. 8MiB; 0: it is not read",
+    "scrub_interval_hours": "how often such a pass begins; it takes no longer than that",
     "heartbeat_ms": "interval of the leader's heartbeats",
     "election_timeout_ms": "range of the election timeout, e.g. 400-800",
     "min_invisible_ms": "shortest time that a consumer may keep a message to itself",
@@ -116,7 +118,9 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    node = await _started(config, files, 0.0)
+    node = await _started(config, files, stop, 0.0)
+    if node is None:
+        return 0
     sys.stdout.write(node.ready_line() + "\n")
     sys.stdout.flush()
     while True:
@@ -131,11 +135,18 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
         config = config.model_copy(update={"rejoin": False})
         del node
         gc.unfreeze()  # the old state goes
-        node = await _started(config, files, PORT_PATIENCE)
+        node = await _started(config, files, stop, PORT_PATIENCE)
+        if node is None:
+            return 0
 
 
-async def _started(config: BrokerConfig, files: FileSystem | None, patience: float) -> Any:
-    """Return a running node. One that gave its ports back a moment ago waits `patience` s until it has them again."""
+async def _started(
+    config: BrokerConfig, files: FileSystem | None, stop: asyncio.Event, patience: float
+) -> Any | None:
+    """Return a running node, or None when it was told to stop before that.
+
+    One that gave its ports back a moment ago waits `patience` s until it has them again.
+    """
     from .listeners import PortError
     from .server import BrokerNode
 
@@ -143,7 +154,9 @@ async def _started(config: BrokerConfig, files: FileSystem | None, patience: flo
     while True:
         node = BrokerNode(config, files=files)
         try:
-            await node.start()
+            if not await _start_unless_stopped(node, stop):
+                await node.stop()
+                return None
         except (PortError, AddressInUseError) as error:
             await node.stop()
             if time.monotonic() >= end:
@@ -156,6 +169,20 @@ async def _started(config: BrokerConfig, files: FileSystem | None, patience: flo
         else:
             _settle_memory()
             return node
+
+
+async def _start_unless_stopped(node: Any, stop: asyncio.Event) -> bool:
+    """Start the node; False: it was told to stop before that (a repair of its log may wait for others for long)."""
+    starting = asyncio.create_task(node.start())
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if starting.done():
+        starting.result()
+        return True
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    return False
 
 
 def _settle_memory() -> None:

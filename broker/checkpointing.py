@@ -15,7 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from ledgermq.raft.errors import StorageFailedError
+
 from .checkpoint_store import CheckpointStore, begin_checkpoint, finish_checkpoint
+from .consume_queue import UnwrittenRun
 from .consume_queue_files import bounds_of
 from .effects import Effects
 from .replica import Replica
@@ -40,7 +43,10 @@ class Checkpointing:
         *,
         durable_index: Callable[[], int],
         log_end: Callable[[], int],
+        on_failed: Callable[[str], None] = lambda reason: None,
     ) -> None:
+        """`on_failed`: a flush failed, so this node must stop (P15)."""
+        self._on_failed = on_failed
         self._replica = replica
         self._store = store
         self._durable_index = durable_index
@@ -92,6 +98,12 @@ class Checkpointing:
             await self._checkpoint_if_changed()
         return self._last_index
 
+    async def rewrite(self, run: UnwrittenRun) -> None:
+        """Write units of a damaged block again, durably. Raises: OSError."""
+        async with self._writing:
+            await self._in_worker(self._store.files.write, [run])
+            await self._in_worker(self._store.files.sync)
+
     async def _write_units(self) -> None:
         """Write queue units before the next checkpoint does when they take memory. Not durable, not counted on."""
         runs = self._replica.state.queues.unwritten()
@@ -118,6 +130,9 @@ class Checkpointing:
             size = await self._in_worker(self._store.run, job)
         except OSError as error:
             logger.error("checkpoint failed, the log is kept and the next try follows reason=%s", error)
+            return
+        except StorageFailedError as error:
+            self._on_failed(str(error))
             return
         finish_checkpoint(state, job)
         self._last_index = job.snapshot.index

@@ -165,6 +165,8 @@ class BrokerConfig(BaseSettings):
     delete_segments_per_second: float = Field(default=10, gt=0)
     protect_unconsumed: bool = False
     clean_at: Annotated[str, AfterValidator(_check_clock)] = "04:00"
+    scrub_bytes_per_second: Size = 8 << 20  # 0: the log is not read to find damage
+    scrub_interval_hours: float = Field(default=168, gt=0)  # a pass over the log begins so often
     heartbeat_ms: int = Field(default=75, ge=10)
     election_timeout_ms: Annotated[tuple[int, int], NoDecode, BeforeValidator(_parse_range)] = (400, 800)
     min_invisible_ms: int = Field(default=10_000, ge=0)

@@ -248,6 +248,11 @@ class ConsumeQueues:
             parts.append(queue.tail(queue.tail_start, stop))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def peek(self, queue: ConsumeQueue, offset: int) -> int | None:
+        """Return the physical offset of one unit when memory or the page cache has it. Raises: ConsumeQueueError."""
+        found = self.lookup(*queue.key, offset, 1)
+        return None if isinstance(found, ColdRead) or not len(found) else int(found["physical_offset"][0])
+
     def _block(self, queue: ConsumeQueue, block: int) -> np.ndarray | None:
         """Return the written units of a block, from the cache or the page cache."""
         name = (queue.key, block)
@@ -275,6 +280,7 @@ class ConsumeQueues:
 
     def _damaged(self, queue: ConsumeQueue, block: int, reason: str) -> ConsumeQueueError:
         error = self._reader.damaged(queue.folder, queue.key[1], block * BLOCK_UNITS, reason)
+        error.block = (queue.key, block)
         self.on_damage(error)
         return error
 

@@ -17,7 +17,8 @@ from typing import Final
 
 import numpy as np
 
-from ledgermq.raft.files import File, FileSystem
+from ledgermq.raft.errors import StorageFailedError
+from ledgermq.raft.files import File, FileSystem, is_full
 
 from .consume_queue import UNIT_SIZE, UNITS_PER_FILE, ColdRead, ConsumeQueue, UnwrittenRun
 from .errors import ConsumeQueueError
@@ -136,10 +137,19 @@ class ConsumeQueueFiles:
         self._writers.get(path).pwritev([raw], unit % UNITS_PER_FILE * UNIT_SIZE)
 
     def sync(self) -> None:
-        """Put everything written so far on stable storage. Raises: OSError (do not go on with these files)."""
+        """Put everything written so far on stable storage.
+
+        Raises: StorageFailedError (a failed flush is never tried again, P15: the next would say that all is well),
+        OSError (no room; nothing is lost).
+        """
         for path in sorted(self._unsynced):
             if self._filesystem.exists(path):
-                self._writers.get(path).fdatasync()
+                try:
+                    self._writers.get(path).fdatasync()
+                except OSError as error:
+                    if is_full(error):
+                        raise
+                    raise StorageFailedError(path, error) from None
         self._unsynced.clear()
         for folder in sorted(self._new_names, key=lambda name: -len(name.parts)):
             self._filesystem.sync_directory(folder)

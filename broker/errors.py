@@ -111,10 +111,12 @@ class CheckpointVersionError(CheckpointError):
 class ConsumeQueueError(BrokerError):
     """The files of a ConsumeQueue do not hold what the checkpoint says."""
 
-    def __init__(self, path: str, reason: str) -> None:
+    def __init__(self, path: str, reason: str, block: tuple[tuple[int, int], int] | None = None) -> None:
+        """`block`: queue key and number of the damaged block, when it may be rebuilt from the log."""
         super().__init__(
             f"{path}: {reason}. Move this node's folders `checkpoint` and `consumequeue` away and start it again: "
             "both are rebuilt from the log when it still begins at its first entry; else use ledgermq broker --rejoin"
         )
+        self.block = block
         self.path = path
         self.reason = reason

@@ -123,5 +123,17 @@ def _node_status(
         fsync_p99_ms=peer.fsync_p99_ms or 0.0,
         disk_used_ratio=peer.disk_used_ratio or 0.0,
         last_contact_ms=peer.last_contact_ms or 0,
-        state="catching up" if peer.catching_up else "",
+        state=peer.repairing or ("catching up" if peer.catching_up else ""),
+        log_check=_log_check(context) if own else None,
+    )
+
+
+def _log_check(context: NodeContext) -> admin_pb2.LogCheck:
+    counts = context.raft.care.repair.counts
+    return admin_pb2.LogCheck(
+        read_bytes=counts.read_bytes,
+        passes=counts.passes,
+        found=counts.found,
+        repaired=counts.repaired,
+        last=counts.last,
     )

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, decode_header, verify_entry
 from ledgermq.proto.errors import CorruptError, NewerFormatError
@@ -23,6 +23,10 @@ _DISTANCE: Final = struct.Struct("<I")
 _SECTION_FIELDS: Final = struct.Struct("<qIIII")
 #: Entries whose checksum need not be looked at again.
 _CHECKED_ENTRIES: Final = 8192
+#: Of one read: each repairs what stands in one place.
+_MAX_REPAIRS: Final = 4
+
+_T = TypeVar("_T")
 
 
 class LogReads(Protocol):
@@ -61,11 +65,11 @@ class LogReader:
     """Reads through a CommitLog. Errors of the log (compacted, damaged) pass through."""
 
     def __init__(
-        self, log: LogReads, on_damage: Callable[[DamagedLogError], None] = lambda error: None
+        self, log: LogReads, repair: Callable[[DamagedLogError], Awaitable[bool]] | None = None
     ) -> None:
-        """`on_damage` is told before a DamagedLogError is raised: this node must not go on serving."""
+        """`repair` is asked before a DamagedLogError is raised; True: the bytes are whole now, read again."""
         self._log = log
-        self._on_damage = on_damage
+        self._repair = repair
         self._checked: OrderedDict[int, EntryHeader] = OrderedDict()  # by physical offset
 
     async def read(self, offset: int, size: int) -> memoryview:
@@ -75,6 +79,9 @@ class LogReader:
 
     async def section_of(self, record_offset: int) -> StoredSection:
         """Return the section of the record at `record_offset`. Raises: DamagedLogError, LogCompactedError."""
+        return await self._repaired(lambda: self._section_of(record_offset))
+
+    async def _section_of(self, record_offset: int) -> StoredSection:
         (distance,) = _DISTANCE.unpack(await self.read(record_offset + 4, 4))
         position = record_offset - distance
         self._check_inside(position, record_offset)
@@ -108,14 +115,22 @@ class LogReader:
             raise self._damaged(record_offset, "the record does not lead to its entry")
 
     def _damaged(self, offset: int, reason: str) -> DamagedLogError:
-        error = self._log.damage_at(offset, reason)
-        self._on_damage(error)
-        return error
+        return self._log.damage_at(offset, reason)
+
+    async def _repaired(self, read: Callable[[], Awaitable[_T]]) -> _T:
+        """Read; when the log is damaged there, have it repaired and read again. Raises: DamagedLogError."""
+        for _ in range(_MAX_REPAIRS):
+            try:
+                return await read()
+            except DamagedLogError as error:
+                if self._repair is None or not await self._repair(error):
+                    raise
+        return await read()
 
     async def section_bytes(self, section: StoredSection) -> memoryview:
         """Return header and body."""
-        return await self.read(section.physical_offset, section.total_size)
+        return await self._repaired(lambda: self.read(section.physical_offset, section.total_size))
 
     async def record(self, offset: int, size: int) -> RecordView:
         """Return one record."""
-        return decode_record(await self.read(offset, size))
+        return decode_record(await self._repaired(lambda: self.read(offset, size)))

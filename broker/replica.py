@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
 from ledgermq.proto.entry import EntryHeader
@@ -29,6 +29,7 @@ from .state import BrokerState
 logger = logging.getLogger(__name__)
 
 HOUSEKEEPING_INTERVAL: Final = 1.0  # seconds
+_MAX_REBUILDS: Final = 4  # of one read: each is of one block
 
 
 class StateStore(Protocol):
@@ -57,6 +58,8 @@ class Replica:
         self.produce_refusal = ""
         #: Told when queue files turn out to be damaged: this node must not serve from them.
         self.on_damage: Callable[[ConsumeQueueError], None] = lambda error: None
+        #: Waits until damaged queue files are rebuilt from the log; False: they cannot be.
+        self.rebuilt: Callable[[ConsumeQueueError], Awaitable[bool]] | None = None
         self._leadership = leadership
         self._polls = polls
         self._pipeline: AppendPipeline
@@ -179,6 +182,11 @@ class Replica:
         for command in self.view.housekeeping(self._now()):
             self._pipeline.run(command)
 
+    @property
+    def files(self) -> ConsumeQueueFiles:
+        """The queue files."""
+        return self._store.files
+
     # --- cold queue units -----------------------------------------------------------------------------------
     def load_units(self, read: ColdRead) -> bytes:
         """Read queue units from disk, on any thread."""
@@ -191,7 +199,16 @@ class Replica:
             self.state.queues.admit(read, raw)
 
     async def units(self, topic_id: int, queue_id: int, offset: int, count: int) -> Any:
-        """Return queue units (UNIT_DTYPE), cut to what is stored. Raises: QueueNotFoundError."""
+        """Return queue units (UNIT_DTYPE), cut to what is stored. Raises: QueueNotFoundError, ConsumeQueueError."""
+        for _ in range(_MAX_REBUILDS):
+            try:
+                return await self._units(topic_id, queue_id, offset, count)
+            except ConsumeQueueError as error:
+                if self.rebuilt is None or not await self.rebuilt(error):
+                    raise
+        return await self._units(topic_id, queue_id, offset, count)
+
+    async def _units(self, topic_id: int, queue_id: int, offset: int, count: int) -> Any:
         while isinstance(found := self.state.queues.lookup(topic_id, queue_id, offset, count), ColdRead):
             await self.warm((found,))
         return found

@@ -17,6 +17,7 @@ from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.errors import NotLeaderError, TransferFailedError
 from ledgermq.raft.files import FileSystem, RealFileSystem
 from ledgermq.raft.node import RaftNode
+from ledgermq.raft.scrub_plan import ScrubPlan
 from ledgermq.raft.types import NodeId
 
 from . import group_view
@@ -28,6 +29,7 @@ from .consume_queue_files import ConsumeQueueFiles
 from .context import NodeContext
 from .deliveries import RecentDeliveries
 from .effects import Effects
+from .errors import ConsumeQueueError
 from .forwarding import Forwarder
 from .http import HttpServer
 from .leader_calls import LeaderCalls
@@ -43,6 +45,7 @@ from .peers import Peers
 from .polls import Polls
 from .probes import Probes
 from .produce import AppendPipeline, TooManyRequestsError
+from .queue_check import QueueCheck
 from .registration import Registration
 from .replica import Replica
 from .retention import Retention
@@ -72,6 +75,8 @@ def raft_config(config: BrokerConfig) -> RaftConfig:
         heartbeat_ms=config.heartbeat_ms,
         election_ms_min=config.election_timeout_ms[0],
         election_ms_max=config.election_timeout_ms[1],
+        scrub_bytes_per_second=config.scrub_bytes_per_second,
+        scrub_interval_s=config.scrub_interval_hours * 3600,
     )
 
 
@@ -117,7 +122,8 @@ class BrokerNode:
         self._replica.attach(
             pipeline, self._raft.next_timestamp, lambda index: self._raft.log.header_nowait(index)
         )
-        self._replica.on_damage = lambda error: self._raft.fail(str(error))
+        self._queue_check: QueueCheck | None = None
+        self._replica.on_damage = self._on_queue_damage
         self._pipeline = pipeline
         self._telemetry = TelemetryStreams(
             self._group_policy,
@@ -139,6 +145,8 @@ class BrokerNode:
         self._assemble()
         self._peers.start()
         self._checkpointing.start()
+        assert self._queue_check is not None
+        self._queue_check.start()
         self._retention.start()
         self._topic_retention.start()
         await self._listeners.start(self._client_handlers)
@@ -169,6 +177,7 @@ class BrokerNode:
             self._store,
             durable_index=lambda: self._raft.storage.statistics().flushed_index,
             log_end=lambda: self._raft.log.end_offset,
+            on_failed=self._raft.fail,
         )
         self._transfer.attach(self._checkpointing)
         self._retention = Retention(
@@ -179,6 +188,16 @@ class BrokerNode:
             on_change=self._changed,
         )
         self._topic_retention = TopicRetention(self._context)
+        self._queue_check = QueueCheck(
+            self._replica,
+            self._raft.log,
+            ScrubPlan(self.config.scrub_bytes_per_second, self.config.scrub_interval_hours * 3600),
+            self._raft.care.repair.counts,
+            rewrite=self._checkpointing.rewrite,
+            repair_log=self._raft.care.damage_at_read,
+            on_failed=self._raft.fail,
+        )
+        self._replica.rebuilt = self._queue_check.rebuilt
         self._messaging = MessagingService(self._context)
         self._log = LogService(self._context)
         self._admin = AdminService(self._context, self._retention.clean)
@@ -225,7 +244,7 @@ class BrokerNode:
                 lambda result: self._metrics.forwards.labels(result).inc(),
             ),
             polls=self._polls,
-            reader=LogReader(self._raft.log, lambda error: self._raft.fail(str(error))),
+            reader=LogReader(self._raft.log, self._raft.care.damage_at_read),
             telemetry=self._telemetry,
             clients=self._clients,
             metrics=self._metrics,
@@ -246,6 +265,8 @@ class BrokerNode:
         await self._topic_retention.stop()
         await self._http.stop()
         await self._forwarder.close()
+        if self._queue_check is not None:
+            await self._queue_check.stop()
         await self._checkpointing.stop()
         await self._raft.stop(transfer=True)
 
@@ -316,6 +337,13 @@ class BrokerNode:
 
     def _changed(self) -> None:
         self._registration.changed()
+
+    def _on_queue_damage(self, error: ConsumeQueueError) -> None:
+        """A reader met a damaged queue file: rebuild it; before the node runs that ends the start."""
+        if self._queue_check is not None:
+            self._queue_check.report(error)
+        else:
+            self._raft.fail(str(error))
 
     def _on_leadership(self) -> None:
         self._registration.changed()

@@ -8,8 +8,9 @@ Invariant: the leader with the highest term is believed about the group; about i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from typing import Any
 
 from ledgermq.proto import admin_pb2 as pb
 
@@ -42,6 +43,12 @@ class NodeRow:
     fsync_p99_ms: float | None = None
     disk_used_ratio: float | None = None
     state: str = ""
+    # Of reading its whole log over and over, as the node itself tells it since its start; None: it was not asked.
+    checked_bytes: int | None = None
+    checked_passes: int | None = None
+    damage_found: int | None = None
+    damage_repaired: int | None = None
+    damage_last: str = ""
 
     @property
     def is_well(self) -> bool:
@@ -224,7 +231,22 @@ def _row(node: pb.NodeStatus, known: NodeRow | None) -> NodeRow:
         fsync_p99_ms=node.fsync_p99_ms or None,
         disk_used_ratio=node.disk_used_ratio or None,
         state=node.state,
+        **_log_check(node),
     )
+
+
+def _log_check(node: pb.NodeStatus) -> dict[str, Any]:
+    """Return what a node tells about its own log, as fields of its row."""
+    if not node.HasField("log_check"):
+        return {}
+    check = node.log_check
+    return {
+        "checked_bytes": check.read_bytes,
+        "checked_passes": check.passes,
+        "damage_found": check.found,
+        "damage_repaired": check.repaired,
+        "damage_last": check.last,
+    }
 
 
 def _join(by_leader: NodeRow | None, own: NodeRow) -> NodeRow:
@@ -232,15 +254,10 @@ def _join(by_leader: NodeRow | None, own: NodeRow) -> NodeRow:
     if by_leader is None:
         return own
     reachable = by_leader.role != "unreachable"
-    return NodeRow(
-        node_id=own.node_id,
-        role=own.role,
+    return replace(
+        own,
         address=own.address or by_leader.address,
-        durable_index=own.durable_index,
-        commit_index=own.commit_index,
         behind_bytes=by_leader.behind_bytes if reachable else own.behind_bytes,
-        fsync_p99_ms=own.fsync_p99_ms,
-        disk_used_ratio=own.disk_used_ratio,
         state=by_leader.state or own.state,
     )
 
@@ -253,8 +270,11 @@ def _judge(
     in_contact: int,
 ) -> tuple[Verdict, tuple[str, ...]]:
     """Return the verdict and, for each thing that is wrong, a sentence with the next step."""
-    notes = []
-    missing = [row.node_id for row in rows if row.role == "unreachable"]
+    notes: list[str] = []
+    repairing = [row for row in rows if row.state.startswith("repairing")]
+    missing = [row.node_id for row in rows if row.role == "unreachable" and row not in repairing]
+    notes += [f"{row.node_id} is {row.state}; it does not count until then" for row in repairing]
+    notes += [_damage_note(row) for row in rows if row.damage_found]
     if leader is None or in_contact * 2 <= voters:
         needed = voters // 2 + 1
         start = f"Start {', '.join(missing)}" if missing else "If it lasts, read the nodes' logs"
@@ -296,6 +316,13 @@ def _retention_notes(answers: Mapping[str, pb.GetStatusResponse]) -> list[str]:
         if answer.protection:
             notes.append(f"{name}: {answer.protection}")
     return notes
+
+
+def _damage_note(row: NodeRow) -> str:
+    return (
+        f"{row.node_id}: damage found in its log at {row.damage_found} places since its start, "
+        f"{row.damage_repaired} repaired (last: {row.damage_last}). Check its disk and memory. See: docs/runbook.md"
+    )
 
 
 def _nothing_answers(asked: GroupAnswers) -> str:

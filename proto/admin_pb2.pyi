@@ -201,7 +201,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node_id", "role", "addresses", "durable_index", "commit_index", "applied_index", "behind_bytes", "fsync_p50_ms", "fsync_p99_ms", "disk_used_ratio", "last_contact_ms", "state")
+    __slots__ = ("node_id", "role", "addresses", "durable_index", "commit_index", "applied_index", "behind_bytes", "fsync_p50_ms", "fsync_p99_ms", "disk_used_ratio", "last_contact_ms", "state", "log_check")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +214,7 @@ class NodeStatus(_message.Message):
     DISK_USED_RATIO_FIELD_NUMBER: _ClassVar[int]
     LAST_CONTACT_MS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    LOG_CHECK_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     role: str
     addresses: _route_pb2.ListenerAddresses
@@ -226,7 +227,22 @@ class NodeStatus(_message.Message):
     disk_used_ratio: float
     last_contact_ms: int
     state: str
-    def __init__(self, node_id: _Optional[str] = ..., role: _Optional[str] = ..., addresses: _Optional[_Union[_route_pb2.ListenerAddresses, _Mapping]] = ..., durable_index: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., behind_bytes: _Optional[int] = ..., fsync_p50_ms: _Optional[float] = ..., fsync_p99_ms: _Optional[float] = ..., disk_used_ratio: _Optional[float] = ..., last_contact_ms: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+    log_check: LogCheck
+    def __init__(self, node_id: _Optional[str] = ..., role: _Optional[str] = ..., addresses: _Optional[_Union[_route_pb2.ListenerAddresses, _Mapping]] = ..., durable_index: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., behind_bytes: _Optional[int] = ..., fsync_p50_ms: _Optional[float] = ..., fsync_p99_ms: _Optional[float] = ..., disk_used_ratio: _Optional[float] = ..., last_contact_ms: _Optional[int] = ..., state: _Optional[str] = ..., log_check: _Optional[_Union[LogCheck, _Mapping]] = ...) -> None: ...
+
+class LogCheck(_message.Message):
+    __slots__ = ("read_bytes", "passes", "found", "repaired", "last")
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    REPAIRED_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    read_bytes: int
+    passes: int
+    found: int
+    repaired: int
+    last: str
+    def __init__(self, read_bytes: _Optional[int] = ..., passes: _Optional[int] = ..., found: _Optional[int] = ..., repaired: _Optional[int] = ..., last: _Optional[str] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("cluster", "group", "node_id", "role", "term", "term_age_ms", "leader_id", "leader", "voters", "voters_in_contact", "flush", "nodes", "produce_refused", "produce_refused_reason", "version", "incarnation", "first_index", "log_bytes", "uptime_ms", "log_start_ms", "log_start_offset", "disk_step", "disk_step_text", "disk_used_bytes", "disk_limit_bytes", "segments_going", "protection")

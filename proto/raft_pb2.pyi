@@ -287,3 +287,57 @@ class ReadIndexReply(_message.Message):
     context: int
     index: int
     def __init__(self, context: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
+class RefetchRequest(_message.Message):
+    __slots__ = ("version", "cluster_id", "group", "group_id", "node_id", "to_node_id", "segment_size", "first_index", "max_bytes", "repair")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    TO_NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_SIZE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    cluster_id: str
+    group: str
+    group_id: int
+    node_id: str
+    to_node_id: str
+    segment_size: int
+    first_index: int
+    max_bytes: int
+    repair: RepairProgress
+    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., group_id: _Optional[int] = ..., node_id: _Optional[str] = ..., to_node_id: _Optional[str] = ..., segment_size: _Optional[int] = ..., first_index: _Optional[int] = ..., max_bytes: _Optional[int] = ..., repair: _Optional[_Union[RepairProgress, _Mapping]] = ...) -> None: ...
+
+class RepairProgress(_message.Message):
+    __slots__ = ("from_offset", "to_offset", "repaired_bytes", "waiting_for")
+    FROM_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TO_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    REPAIRED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    from_offset: int
+    to_offset: int
+    repaired_bytes: int
+    waiting_for: str
+    def __init__(self, from_offset: _Optional[int] = ..., to_offset: _Optional[int] = ..., repaired_bytes: _Optional[int] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+
+class RefetchReply(_message.Message):
+    __slots__ = ("version", "refusal", "first_index", "commit_index", "leader_id", "entries", "entries_crc")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_CRC_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    refusal: str
+    first_index: int
+    commit_index: int
+    leader_id: str
+    entries: bytes
+    entries_crc: int
+    def __init__(self, version: _Optional[int] = ..., refusal: _Optional[str] = ..., first_index: _Optional[int] = ..., commit_index: _Optional[int] = ..., leader_id: _Optional[str] = ..., entries: _Optional[bytes] = ..., entries_crc: _Optional[int] = ...) -> None: ...

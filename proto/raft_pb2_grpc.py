@@ -44,6 +44,11 @@ class RaftServiceStub:
                 request_serializer=ledgermq_dot_proto_dot_raft__pb2.RaftFrame.SerializeToString,
                 response_deserializer=ledgermq_dot_proto_dot_raft__pb2.HelloReply.FromString,
                 _registered_method=True)
+        self.Refetch = channel.unary_unary(
+                '/ledgermq.v1.RaftService/Refetch',
+                request_serializer=ledgermq_dot_proto_dot_raft__pb2.RefetchRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_raft__pb2.RefetchReply.FromString,
+                _registered_method=True)
 
 
 class RaftServiceServicer:
@@ -61,6 +66,13 @@ class RaftServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Refetch(self, request, context):
+        """Committed entries, for a member whose copy of them is damaged: it writes the same bytes at the same place.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RaftServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -73,6 +85,11 @@ def add_RaftServiceServicer_to_server(servicer, server):
                     servicer.Control,
                     request_deserializer=ledgermq_dot_proto_dot_raft__pb2.RaftFrame.FromString,
                     response_serializer=ledgermq_dot_proto_dot_raft__pb2.HelloReply.SerializeToString,
+            ),
+            'Refetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Refetch,
+                    request_deserializer=ledgermq_dot_proto_dot_raft__pb2.RefetchRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_raft__pb2.RefetchReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -129,6 +146,33 @@ class RaftService:
             '/ledgermq.v1.RaftService/Control',
             ledgermq_dot_proto_dot_raft__pb2.RaftFrame.SerializeToString,
             ledgermq_dot_proto_dot_raft__pb2.HelloReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Refetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ledgermq.v1.RaftService/Refetch',
+            ledgermq_dot_proto_dot_raft__pb2.RefetchRequest.SerializeToString,
+            ledgermq_dot_proto_dot_raft__pb2.RefetchReply.FromString,
             options,
             channel_credentials,
             insecure,

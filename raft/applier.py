@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from ledgermq.proto.entry import EntryHeader
 
 from .commit_log import CommitLog
-from .errors import NodeStoppedError, RaftError
+from .errors import DamagedLogError, NodeStoppedError, RaftError
 from .state_machine import StateMachine
 from .types import LogIndex
 
@@ -31,13 +31,17 @@ class Applier:
         slice_bytes: int,
         on_applied: Callable[[], None],
         on_failed: Callable[[str], None],
+        on_damaged: Callable[[DamagedLogError], bool],
     ) -> None:
+        """`on_damaged` begins a repair, after which `resume` is called; False: there is none, the node fails."""
         self.applied_index = state_machine.last_applied_index
         self._log = log
         self._state_machine = state_machine
         self._slice_bytes = slice_bytes
         self._on_applied = on_applied
         self._on_failed = on_failed
+        self._on_damaged = on_damaged
+        self._is_stalled = False  # damage is being repaired
         self._target = self.applied_index
         self._scheduled: asyncio.Handle | None = None
         self._cold_read: asyncio.Task[None] | None = None
@@ -48,8 +52,14 @@ class Applier:
     def advance(self, index: LogIndex) -> None:
         """Entries up to `index` may be applied. Applies the first slice at once."""
         self._target = max(self._target, index)
-        if self._scheduled is None and self._cold_read is None and not self._closed:
+        if self._scheduled is None and self._cold_read is None and not self._closed and not self._is_stalled:
             self._apply_slice()
+
+    def resume(self) -> None:
+        """A repair is done: read again."""
+        if self._is_stalled:
+            self._is_stalled = False
+            self.advance(self._target)
 
     async def wait(self, index: LogIndex) -> None:
         """Return when `applied_index >= index`. Raises: NodeStoppedError."""
@@ -88,6 +98,9 @@ class Applier:
         lo = LogIndex(self.applied_index + 1)
         try:
             entries = self._log.entries_nowait(lo, self._target, self._slice_bytes)
+        except DamagedLogError as error:
+            self._is_stalled = self._on_damaged(error)
+            return
         except RaftError as error:
             self._on_failed(f"committed entry {lo} cannot be read: {error}")
             return
@@ -99,6 +112,9 @@ class Applier:
     async def _apply_cold(self, lo: LogIndex) -> None:
         try:
             entries = await self._log.entries(lo, self._target, self._slice_bytes)
+        except DamagedLogError as error:
+            self._is_stalled = self._on_damaged(error)
+            return
         except RaftError as error:
             self._on_failed(f"committed entry {lo} cannot be read: {error}")
             return

@@ -29,10 +29,11 @@ from .errors import DamagedLogError, EntryTooLargeError, InvalidWireError
 from .identity import Manifest
 from .log_contents import LogContents
 from .log_files import LogFiles
-from .log_reads import Entries, LogReads
+from .log_reads import Entries, LogReads, SegmentSketch
 from .log_writer import Append, PersistOp, Truncate
 from .segment import Segment, SegmentInfo, max_entry_size, place_entry, segment_start
 from .segment_keeper import LogFolders, SegmentKeeper, disk_full
+from .segment_scan import Before
 from .tail_cache import TailCache
 from .types import HardState, LogIndex, Term
 from .wire_batch import WireBatch, check_wire
@@ -319,6 +320,26 @@ class CommitLog:
     def damage_at(self, offset: int, reason: str) -> DamagedLogError:
         """Return the error for a reader that found the bytes at a physical offset wrong."""
         return self._reads.damage_at(offset, reason)
+
+    # --- repairs -----------------------------------------------------------------------------------------------
+    def sketch(self, start: int) -> SegmentSketch | None:
+        """What memory knows of the segment at `start`; None when the log holds no entry there (any more)."""
+        return self._reads.sketch(start)
+
+    def verify(self, wire: bytes, lo: LogIndex) -> None:
+        """Verify wire bytes of this log that begin with entry `lo`. Raises: DamagedLogError (names the entry)."""
+        self._reads.verified(wire, lo)
+
+    def end_of(self, index: LogIndex) -> int:
+        """Physical offset behind an entry that the log holds. May wait for the disk (rare). Raises: StorageError."""
+        return self._reads.end_of(index)
+
+    async def whole_entry_before(self, offset: int) -> tuple[Before, int] | None:
+        """The last whole entry in front of a physical offset, in the same segment, and where it ends.
+
+        Raises: StorageError (the index file cannot be used).
+        """
+        return await self._reads.whole_entry_before(offset)
 
     # --- retention ---------------------------------------------------------------------------------------------
     def segments(self) -> Sequence[SegmentInfo]:

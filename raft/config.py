@@ -47,6 +47,8 @@ class RaftConfig:
     max_inflight_messages: int = 256
     max_append_bytes: int = 1 << 20  # entry bytes in one AppendEntries (one entry may be larger)
     apply_slice_bytes: int = 1 << 20  # entry bytes applied before the loop gets its turn
+    scrub_bytes_per_second: int = 8 << 20  # the whole log is read and verified at this rate; 0: it is not
+    scrub_interval_s: float = 7 * 24 * 3600.0  # a pass over the log begins so often, and takes no longer
     seed: int | None = None  # of the election timer; None = from the operating system
     feature_level: int = 1
     peers: tuple[Member, ...] = field(init=False)

@@ -27,6 +27,7 @@ from .commit_log import CommitLog
 from .core import RaftCore
 from .errors import (
     BusyError,
+    DamagedLogError,
     DiskFullError,
     EntryTooLargeError,
     InvalidWireError,
@@ -81,6 +82,8 @@ class DriverOwner(Protocol):
 
     def on_fault(self, reason: str) -> None: ...
 
+    def on_damage(self, error: DamagedLogError) -> None: ...
+
 
 class Driver:
     """All methods on the loop thread."""
@@ -117,6 +120,7 @@ class Driver:
         self._last_read: tuple[LogIndex, LogIndex, int, int, bytes] | None = (
             None  # lo, hi, max, generation, bytes
         )
+        self._shipped: dict[NodeId, LogIndex] = {}  # first entry of what was last sent to each
         self._dropped = {
             reason: metrics.counter("ledgermq_raft_messages_dropped_total", reason)
             for reason in ("unreadable", "entries", "disk_full")
@@ -359,6 +363,10 @@ class Driver:
         except (LogTruncatedError, LogCompactedError):
             self.core.append_dropped(message)
             return
+        except DamagedLogError as error:
+            self._owner.on_damage(error)
+            self.core.append_dropped(message)
+            return
         if data is not None:
             self._ship(message, data)
             return
@@ -385,6 +393,9 @@ class Driver:
             data = await self.log.read_wire(message.lo, message.hi, message.max_bytes)
         except (LogTruncatedError, LogCompactedError):
             data = b""
+        except DamagedLogError as error:
+            data = b""
+            self._owner.on_damage(error)
         except RaftError as error:
             self._owner.on_fault(f"entry {message.lo} cannot be read for {message.to}: {error}")
             return
@@ -399,11 +410,28 @@ class Driver:
             self.core.append_dropped(message)
         self.pump()
 
+    def forget_reads(self) -> None:
+        """What was read before a repair is used no more."""
+        self._last_read = None
+
     def _ship(self, message: AppendEntries, data: bytes) -> None:
+        if self._shipped.get(message.to) == message.lo and not self._is_whole(message, data):
+            self.core.append_dropped(message)
+            return
+        self._shipped[message.to] = message.lo
         hi = last_index_of(data)
         shortened = message if hi == message.hi else message.shortened(hi, len(data))
         self._links[message.to].append.put(encode_append(shortened, data))
         self.core.append_sent(message, hi, len(data))
+
+    def _is_whole(self, message: AppendEntries, data: bytes) -> bool:
+        """Verify what is sent once more: perhaps the follower could not use it, because it is damaged here."""
+        try:
+            self.log.verify(data, message.lo)
+        except DamagedLogError as error:
+            self._owner.on_damage(error)
+            return False
+        return True
 
 
 def last_index_of(data: bytes) -> LogIndex:

@@ -20,6 +20,7 @@ RaftError                     base; `retryable` tells whether the same call may 
     │   └── GroupRecoveryError    a group that lost its majority cannot be recovered from this folder
     ├── DamagedLogError       an entry that must be there is damaged or missing; carries file and offset
     ├── InvalidWireError      entries from a peer that do not fit: checksum, chain, index, offset, size
+    │   └── OtherHistoryError     they are whole, but continue another log than this one
     ├── LogTruncatedError     the range was cut off while it was read; look again
     ├── LogCompactedError     the range is below the first retained index
     ├── DiskFullError         no room for another segment (definite when raised by staging)
@@ -32,6 +33,10 @@ Every message says what happened, why, and what to do next.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .repair_note import Damage
 
 
 class RaftError(Exception):
@@ -156,9 +161,20 @@ class GroupRecoveryError(DataFolderError):
 
 
 class DamagedLogError(StorageError):
-    """An entry that must be there is damaged or missing. Never healed by truncation (rule P18)."""
+    """An entry that must be there is damaged or missing. Never healed by truncation (rule P18).
 
-    def __init__(self, node: str, path: Path, position: int, offset: int, reason: str) -> None:
+    `damage` tells where to begin a repair, when recovery found it; None: found while serving.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        path: Path,
+        position: int,
+        offset: int,
+        reason: str,
+        damage: Damage | None = None,
+    ) -> None:
         super().__init__(
             f"{node} will not use its log: {path} is damaged at byte {position} (physical offset {offset}): {reason}."
             f" Acknowledged messages may be stored there, so nothing was cut off. Fetch a clean copy from the other"
@@ -168,10 +184,15 @@ class DamagedLogError(StorageError):
         self.position = position
         self.offset = offset
         self.reason = reason
+        self.damage = damage
 
 
 class InvalidWireError(StorageError):
     """Entries from a peer that do not fit this log. Nothing was stored."""
+
+
+class OtherHistoryError(InvalidWireError):
+    """Committed entries from a peer do not continue this log: its last ones were never committed."""
 
 
 class LogTruncatedError(StorageError):

@@ -186,6 +186,10 @@ class RealFile:
     def fdatasync(self) -> None:
         os.fdatasync(self._fd)
 
+    def drop_cached(self, size: int, offset: int) -> None:
+        """Give back the pages of the cache that hold a range: whoever reads everything must not push out the rest."""
+        os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_DONTNEED)
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)

@@ -129,6 +129,8 @@ class Flusher:
         self._fsync_count = 0
         self._written_bytes = 0
         self._floor_stored = 0.0
+        # In the first idle moment after a turn: what it made durable, and what became committed by it.
+        self._quiet_store_is_due = mode is FlushMode.SYNC
         self._threads = [threading.Thread(target=self._guarded, args=(self._work,), name="ledgermq-flusher")]
         if mode is not FlushMode.SYNC:
             self._threads.append(
@@ -211,6 +213,7 @@ class Flusher:
             self._on_done(turn[-1].seq)
             if self._mode is FlushMode.SYNC:
                 self._store_floor()
+                self._quiet_store_is_due = True
             elif self._mode is FlushMode.ASYNC_NOTIFY or self._writer.unsynced_bytes >= self._max_unsynced:
                 self._sync_wake.set()
 
@@ -220,8 +223,10 @@ class Flusher:
         size = 0
         with self._wake:
             while not self._queue and not self._closing and self._failed is None:
-                if not self._wake.wait(FLOOR_INTERVAL_SECONDS if self._floor_behind() else None):
+                waits = FLOOR_INTERVAL_SECONDS if self._quiet_store_is_due else None
+                if not self._wake.wait(waits):
                     self._store_floor()
+                    self._quiet_store_is_due = self._floor_behind()
             if self._failed is not None:
                 return []
             while self._queue and size < MAX_TURN_BYTES:

@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind, decode_header, verify_entry, walk_wire
 from ledgermq.proto.errors import LayoutError
@@ -20,9 +20,10 @@ from .entry_index import index_path
 from .errors import DamagedLogError, LogCompactedError, LogTruncatedError, StorageError
 from .log_contents import LogContents
 from .log_files import LogFiles
-from .segment import Segment, segment_path
+from .segment import Segment, SegmentInfo, segment_path
 from .segment_keeper import LogFolders
-from .types import LogIndex
+from .segment_scan import Before
+from .types import LogIndex, Term
 
 Entries = Sequence[tuple[EntryHeader, memoryview]]
 
@@ -35,6 +36,18 @@ class _DiskRange:
     position: int  # in the file
     size: int
     filler: bytes  # header that travels in front
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSketch:
+    """A segment as memory knows it, for whoever verifies or repairs its file."""
+
+    start: int
+    chained: Before  # what its first entry must continue (a filler, when there is one)
+    before: Before  # the last entry in front of it
+    before_end: int  # physical offset behind that entry: a filler may stand there
+    info: SegmentInfo
+    is_index_saved: bool  # its entry index is in its file
 
 
 class LogReads:
@@ -123,12 +136,12 @@ class LogReads:
         if lo >= self._log.cache.first_index:
             return self._log.cache.entries(lo, hi, max_bytes)
         raw = self.read_wire_nowait(lo, hi, max_bytes)
-        return None if raw is None else self._verified(raw, lo)
+        return None if raw is None else self.verified(raw, lo)
 
     async def entries(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> Entries:
         """(header, payload) of entries lo.., waiting for the read pool when they are cold."""
         found = self.entries_nowait(lo, hi, max_bytes)
-        return found if found is not None else self._verified(await self.read_wire(lo, hi, max_bytes), lo)
+        return found if found is not None else self.verified(await self.read_wire(lo, hi, max_bytes), lo)
 
     # --- bytes -------------------------------------------------------------------------------------------------
     def read_at_nowait(self, offset: int, size: int) -> memoryview | None:
@@ -167,6 +180,54 @@ class LogReads:
             return segment.offsets
         with self._reading(segment):
             return self._files.offsets_now(segment.start)
+
+    # --- for repairs -------------------------------------------------------------------------------------------
+    def sketch(self, start: int) -> SegmentSketch | None:
+        """What memory knows of the segment at `start`; None when the log holds no entry there (any more)."""
+        segments = self._log.segments
+        if not segments or not segments[0].start <= start <= segments[-1].start:
+            return None
+        segment = self._log.segment_at(start)
+        previous, base = self._log.segment_before(segment), self._log.base
+        last = previous.last if previous is not None else None
+        if previous is None or last is None:
+            outside = Before(
+                LogIndex(base.first_index - 1), base.prev_term, base.prev_crc, base.prev_timestamp
+            )
+            return SegmentSketch(
+                segment.start, outside, outside, base.first_offset, segment.info(), segment.offsets is None
+            )
+        before = Before(LogIndex(last.index), Term(last.term), last.crc, last.timestamp)
+        chained = replace(before, crc=decode_header(previous.filler).crc if previous.filler else last.crc)
+        return SegmentSketch(
+            segment.start, chained, before, last.end, segment.info(), segment.offsets is None
+        )
+
+    def end_of(self, index: LogIndex) -> int:
+        """Physical offset behind an entry that the log holds. May wait for the disk (rare). Raises: StorageError."""
+        segment = self._log.segment_of(index)
+        if index == segment.last_index:
+            return segment.end_offset
+        return segment.start + self.offsets_now(segment)[index + 1 - segment.first_index]
+
+    async def whole_entry_before(self, offset: int) -> tuple[Before, int] | None:
+        """The last entry of the same segment that ends at or before a physical offset and is whole, and its end.
+
+        Raises: StorageError (the index file cannot be used).
+        """
+        segment = self._log.segment_at(offset)
+        offsets = await self._offsets(segment)
+        place = bisect_right(offsets, offset - segment.start) - 1
+        for number in range(place - 1, -1, -1):
+            begin, size = offsets[number], offsets[number + 1] - offsets[number]
+            try:
+                raw = await self._files.read(segment.start, begin, size)
+                header = self._decode(segment, begin, raw, LogIndex(segment.first_index + number))
+                verify_entry(raw, 0, header)
+            except (OSError, LayoutError, DamagedLogError):
+                continue
+            return Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp), header.end
+        return None
 
     # --- inside ------------------------------------------------------------------------------------------------
     @contextmanager
@@ -237,7 +298,7 @@ class LogReads:
         before = self._log.segment_before(segment) if first == 0 else None
         return _DiskRange(segment, begin, end - begin, before.filler if before else b"")
 
-    def _verified(self, raw: bytes, lo: LogIndex) -> Entries:
+    def verified(self, raw: bytes, lo: LogIndex) -> Entries:
         """Check and decode entries that came from a file. Raises: DamagedLogError."""
         out: list[tuple[EntryHeader, memoryview]] = []
         view, position = memoryview(raw), 0

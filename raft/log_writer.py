@@ -92,6 +92,9 @@ class LogWriter:
         self._turn = turn
         self.written = end
         self.flushed = end
+        #: What is known to be committed; set by the event loop. Stored with the floor, so that after a restart this node
+        #: can give committed entries to members whose logs are damaged before there is a leader.
+        self.commit_index = hard.state.hard.commit_hint
         # Everything but plain writes: syncing, changing the file, truncating, hard state.
         self._lock = threading.RLock()
 
@@ -169,10 +172,19 @@ class LogWriter:
         if hard is None:
             return
         with self._lock:
-            self._hard.write(replace(self._with_floor(self._hard.state), hard=hard))
+            known = max(hard.commit_hint, self._hard.state.hard.commit_hint)
+            self._hard.write(
+                self._with_floor(replace(self._hard.state, hard=replace(hard, commit_hint=known)))
+            )
 
     def _with_floor(self, state: DurableState) -> DurableState:
-        return replace(state, floor_index=self.flushed.index, floor_term=self.flushed.term)
+        hint = max(state.hard.commit_hint, min(self.commit_index, self.flushed.index))
+        return replace(
+            state,
+            floor_index=self.flushed.index,
+            floor_term=self.flushed.term,
+            hard=replace(state.hard, commit_hint=LogIndex(hint)),
+        )
 
     def _continues(self, before: Append, after: Append) -> bool:
         """Tell whether one write can take both: neither a filler's rest nor a segment's end lies between."""

@@ -28,6 +28,11 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge] | type[Histogram], st
     "ledgermq_raft_fsync_seconds_p99": (Gauge, "99th percentile of write and fdatasync, last 1,024", ()),
     "ledgermq_raft_disk_used_ratio": (Gauge, "Used part of the data file system", ()),
     "ledgermq_raft_clock_offset_seconds": (Gauge, "Wall clock minus log time", ()),
+    "ledgermq_raft_damaged_ranges_total": (Counter, "Damaged log ranges found", ("found_by",)),
+    "ledgermq_raft_repaired_ranges_total": (Counter, "Damaged log ranges repaired from a peer", ()),
+    "ledgermq_raft_repairing": (Gauge, "1 while a damaged log range is fetched from the peers", ()),
+    "ledgermq_raft_scrubbed_bytes_total": (Counter, "Log bytes read and verified by the scrubber", ()),
+    "ledgermq_raft_scrub_passes_total": (Counter, "Passes of the scrubber over the whole log", ()),
     "ledgermq_raft_faulted": (Gauge, "1 after a fault: the node is silent and must be restarted", ()),
     "ledgermq_event_loop_lateness_seconds": (Histogram, "How late a timer of the event loop fires", ()),
 }

@@ -24,6 +24,7 @@ from .config import Member, RaftConfig
 from .core import RaftCore
 from .driver import Driver, RaftTransport, make_append_frame, make_control_frame
 from .errors import (
+    DamagedLogError,
     NodeStoppedError,
     NotLeaderError,
     StorageError,
@@ -33,6 +34,7 @@ from .errors import (
 from .files import FileSystem, RealFileSystem
 from .hello import Hello, Refusal, RefusalKind
 from .leadership import Leadership
+from .log_care import LogCare
 from .log_time import LogTime
 from .metrics import RaftMetrics
 from .node_status import StatusView
@@ -52,7 +54,9 @@ from .outputs import (
     TransferAborted,
 )
 from .read_batcher import ReadBatcher
+from .refetch import RefetchService
 from .resets import Resets
+from .start_repair import StartRepair
 from .state_machine import Proposal, StateMachine
 from .state_transfer import StateTransfer
 from .status import RaftStatus
@@ -92,7 +96,8 @@ class RaftNode:
         self._state_machine = state_machine
         self._state_transfer = state_transfer
         self._on_fatal = on_fatal
-        self._rpc_handlers = tuple(rpc_handlers)
+        self._refetch = RefetchService(config)
+        self._rpc_handlers = (self._refetch.handler(), *rpc_handlers)
         self._files = files or RealFileSystem()
         self._started = False
         self._stopping = False
@@ -109,6 +114,7 @@ class RaftNode:
         self._ticker: Ticker
         self._view: StatusView
         self._resets: Resets
+        self.care: LogCare
 
     # --- life ----------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -126,7 +132,13 @@ class RaftNode:
         self._transport.open_port()  # first: a port in use must change nothing
         try:
             install = self._state_transfer.install if self._state_transfer is not None else None
-            self._storage = await asyncio.to_thread(open_node_storage, config, self._files, install)
+            self._storage = await StartRepair(
+                config,
+                self._files,
+                lambda: open_node_storage(config, self._files, install),
+                lambda: self._state_machine.last_applied_index,
+                self.metrics,
+            ).open()
         except BaseException:
             await self._transport.close()
             raise
@@ -143,6 +155,7 @@ class RaftNode:
         self._ticker.start()
         self._send_report()
         self._rights.advance()
+        self.care.start()
         logger.info(
             "node started node=%s group=%s address=%s term=%d last_index=%d standing=%s",
             config.node_id, config.group, config.bind or config.address, self.term, self.last_index,
@@ -159,9 +172,14 @@ class RaftNode:
         self._core = RaftCore(config.core_config(), storage.hard_state, view, random.Random(config.seed))
         log_time = LogTime()
         log_time.restore(log.last_timestamp)
+        self.care = LogCare(
+            config, self._files, storage, self._core, self.metrics, self._refetch,
+            on_repaired=self._on_repaired, on_failed=self.fail,
+        )  # fmt: skip
         self._applier = Applier(
-            log, self._state_machine, config.apply_slice_bytes, self._on_applied, self.fail
-        )
+            log, self._state_machine, config.apply_slice_bytes, self._on_applied, self.fail,
+            self.care.damage_at_apply,
+        )  # fmt: skip
         self._driver = Driver(
             config.node_id, self._core, log, log_time, self._transport, self._applier, self, self.metrics
         )
@@ -190,7 +208,7 @@ class RaftNode:
         )  # fmt: skip
         self._view = StatusView(
             config, storage, self._core, self._driver, self._applier, self._rights, self.metrics, self._files,
-            self._resets.is_resetting,
+            self._resets.is_resetting, self.care.repair, self._refetch.repairing,
         )  # fmt: skip
 
     async def stop(self, *, transfer: bool = True) -> None:
@@ -227,6 +245,7 @@ class RaftNode:
         self._driver.close()
         self._reads.close()
         await self._resets.close()
+        await self.care.close()
         await self._applier.close(reason)
         await self._rights.close()
         await self._transport.close()
@@ -453,8 +472,17 @@ class RaftNode:
         """Latch a fault."""
         self.fail(reason)
 
+    def on_damage(self, error: DamagedLogError) -> None:
+        """Repair what a peer could not be sent."""
+        self.care.damage_for_peer(error)
+
     # --- inside --------------------------------------------------------------------------------------------
+    def _on_repaired(self) -> None:
+        self._driver.forget_reads()
+        self._applier.resume()
+
     def _on_applied(self) -> None:
+        self._storage.note_commit(self._core.commit_index)
         self._leadership.applied(self._applier.applied_index)
         self._rights.advance()
 

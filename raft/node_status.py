@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from .applier import Applier
 from .config import Member, RaftConfig
@@ -14,6 +15,7 @@ from .files import FileSystem
 from .hello import Hello, Standing
 from .metrics import RaftMetrics
 from .outputs import PeerProgress
+from .range_repair import RangeRepair
 from .status import PeerStatus, RaftStatus
 from .storage import RaftStorage
 from .types import LogIndex, NodeId
@@ -36,7 +38,10 @@ class StatusView:
         metrics: RaftMetrics,
         files: FileSystem,
         is_resetting: Callable[[NodeId], bool],
+        repair: RangeRepair,
+        repairing: Callable[[NodeId], str],
     ) -> None:
+        """`repairing` tells what a peer said of a repair of its log."""
         self._config = config
         self._storage = storage
         self._core = core
@@ -46,6 +51,8 @@ class StatusView:
         self._metrics = metrics
         self._files = files
         self._is_resetting = is_resetting
+        self._repair = repair
+        self._repairing = repairing
         self._since = time.monotonic()
         self._heard: dict[NodeId, float] = {}
         self._report = (0.0, 0.0)
@@ -131,6 +138,7 @@ class StatusView:
             disk_used_ratio=self._report[1],
             clock_offset_ms=int(self._driver.log_time.offset_ms),
             fault=fault,
+            log_check=replace(self._repair.counts),
             peers=peers,
         )
 
@@ -150,6 +158,7 @@ class StatusView:
             catching_up=role == "learner"
             or core.applied_index < core.state_index
             or self._is_resetting(member.node_id),
+            repairing=self._repair.state,
         )
 
     def _peer_status(
@@ -173,6 +182,7 @@ class StatusView:
             disk_used_ratio=hello.disk_used_ratio if hello else None,
             catching_up=progress is not None
             and (progress.is_learner or progress.state != "replicate" or self._is_resetting(node)),
+            repairing=self._repairing(node),
         )
 
     def _role_of(self, node: NodeId, hello: Hello | None) -> str:

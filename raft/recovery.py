@@ -11,6 +11,10 @@ something above the acked floor is read and verified. Where reading stops at byt
   * o >= end: a turn that never finished: torn.
   * both marks of the segment unreadable: torn only when no valid entry follows.
 A torn tail is overwritten with zeros, durably, before anything else is written.
+
+Damage is reported with all that a repair must know: what the first missing entry continues, and how far the log must
+reach again (`RepairNote`). With such a note, of a repair that a crash interrupted, a log that ends before that is
+damaged, whatever its end looks like.
 """
 
 from __future__ import annotations
@@ -18,7 +22,6 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, decode_header, verify_entry
@@ -30,6 +33,7 @@ from .files import File, FileSystem
 from .hard_state import DurableState
 from .identity import Manifest
 from .log_writer import zero_tail
+from .repair_note import Damage, RepairNote
 from .segment import (
     PREPARING,
     TRAILER_SIZE,
@@ -62,6 +66,15 @@ class RecoveredLog:
     end: Before
 
 
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """The first segment file that is not there in full length; start -1: all are."""
+
+    start: int
+    size: int
+    reason: str
+
+
 @dataclass(slots=True)
 class _Marks:
     """The latest flush mark of all segments, and where it stands."""
@@ -69,6 +82,18 @@ class _Marks:
     latest: FlushMark
     start: int  # segment that holds it; -1 when there is none at all
     unreadable: set[int]  # segments none of whose two blocks can be read, though both were written
+    doubtful: bool = False  # some block cannot be read: a later turn than `latest` may have been marked there
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """Where the log stops to be valid, and what was found until there."""
+
+    start: int  # of the segment
+    position: int  # in its file
+    reason: str
+    segments: list[Segment]  # those before, and this one when it holds an entry
+    marks: _Marks
 
 
 class LogRecovery:
@@ -82,13 +107,19 @@ class LogRecovery:
         segment_size: int,
         base: Manifest,
         state: DurableState,
+        *,
+        note: RepairNote | None = None,
+        every_turn_synced: bool = True,
     ) -> None:
+        """`note`: of a repair under way. `every_turn_synced`: nothing behind the latest mark was acknowledged (D7)."""
         self._node = node
         self._files = files
         self._folders = folders
         self._segment_size = segment_size
         self._base = base
         self._state = state
+        self._note = note
+        self._every_turn_synced = every_turn_synced
         self._scanned = 0
         self._truncated = 0
         self._unsaved: list[Segment] = []
@@ -108,18 +139,23 @@ class LogRecovery:
         if self._state.cut_turn > marks.latest.turn:
             starts = self._finish_cut(starts)
             marks.latest = FlushMark(self._state.cut_turn, self._state.cut_offset, self._state.cut_offset)
-        self._check_whole(starts)
+        broken = self._find_broken(starts)
         before = self._end([])
         segments: list[Segment] = []
         for position, start in enumerate(starts):
+            if start == broken.start:
+                raise self._broken_file(starts, broken, segments, marks)
             scan = self._believe(start, before)
             before = scan.before
             if scan.segment.count:
                 segments.append(scan.segment)
             if not scan.sealed or position == len(starts) - 1:
-                self._refuse_gap(starts, position, scan)
-                self._judge(start, scan, marks)
-                self._check_floor(segments)
+                stop = _Stop(start, scan.end, scan.reason or "zeros where an entry must be", segments, marks)
+                self._refuse_gap(starts[position + 1 :], scan, stop)
+                if broken.start > start:
+                    raise self._broken_file(starts, broken, segments, marks)
+                self._judge(stop)
+                self._check_floor(stop)
                 turn = self._settle(start, scan, marks.latest.turn)
                 break
         turn = self._settle_filler(segments, turn)
@@ -146,17 +182,28 @@ class LogRecovery:
                 self._files.unlink(index_path(self._folders.indexes, int(name)))
         return [start for start in starts if start >= self._base.first_offset]
 
-    def _check_whole(self, starts: list[int]) -> None:
-        """Check that the segments are all there, in full length. Raises: DamagedLogError."""
-        for place, start in enumerate(starts):
+    def _find_broken(self, starts: list[int]) -> _Broken:
+        """Find the first segment file that is not there in full length; put a missing one among the starts."""
+        for place in range(len(starts) + 1):
             expected = self._base.first_offset + place * self._segment_size
-            if start != expected:
-                raise self._damaged(expected, 0, "the segment file is missing")
-            size = self._size(start)
+            if place == len(starts) and place:
+                break
+            if place == len(starts) or starts[place] != expected:
+                starts.insert(place, expected)
+                return _Broken(expected, 0, "the segment file is missing")
+            size = self._size(expected)
             if size < self._segment_size + TRAILER_SIZE:
-                raise self._damaged(start, size, "the file is shorter than a segment")
-        if not starts:
-            raise self._damaged(self._base.first_offset, 0, "the segment file is missing")
+                return _Broken(expected, size, "the file is shorter than a segment")
+        return _Broken(-1, 0, "")
+
+    def _broken_file(
+        self, starts: list[int], broken: _Broken, segments: list[Segment], marks: _Marks
+    ) -> DamagedLogError:
+        """Return the error for a file that is missing or short. With it a flush mark may be lost."""
+        later = self._later_entry(starts[starts.index(broken.start) + 1 :])
+        stop = _Stop(broken.start, broken.size, broken.reason, segments, marks)
+        lost_marks = later is None and not self._state.clean_stop
+        return self._stopped(stop, broken.reason, 0 if later is None else later + 1, open_ended=lost_marks)
 
     def _size(self, start: int) -> int:
         file = self._open(start, writable=False)
@@ -175,6 +222,7 @@ class LogRecovery:
                 file.close()
             if unreadable == 2:
                 marks.unreadable.add(start)
+            marks.doubtful = marks.doubtful or unreadable > 0
             if mark is not None and mark.turn >= marks.latest.turn:
                 marks.latest, marks.start = mark, start
         return marks
@@ -231,40 +279,47 @@ class LogRecovery:
             if behind.strip(b"\0") != segment.filler.strip(b"\0"):
                 return None
             closing: EntryHeader = decode_header(segment.filler) if segment.filler else last
-        except LayoutError:
-            return None
+        except (LayoutError, OSError):
+            return None  # what is wrong, and where, is seen by reading all of it
         if sealed:
             segment = replace(segment, offsets=None)
         after = Before(LogIndex(last.index), Term(last.term), closing.crc, last.timestamp)
         return SegmentScan(segment, self._segment_size if sealed else end, sealed, "", after)
 
     # --- deciding ----------------------------------------------------------------------------------------------
-    def _refuse_gap(self, starts: list[int], position: int, scan: SegmentScan) -> None:
+    def _refuse_gap(self, later_starts: list[int], scan: SegmentScan, stop: _Stop) -> None:
         """Refuse a log whose entries stop in one segment and go on in a later one. Raises: DamagedLogError."""
         if scan.sealed:
             return
-        for later in starts[position + 1 :]:
+        later = self._later_entry(later_starts)
+        if later is not None:
+            raise self._stopped(stop, f"{stop.reason}; valid entries follow in the next file", later + 1)
+
+    def _later_entry(self, starts: list[int]) -> int | None:
+        """Return the physical offset of the first valid entry in later segments."""
+        for later in starts:
+            if not self._files.exists(segment_path(self._folders.segments, later)):
+                continue
             file = self._open(later, writable=False)
             try:
-                found = find_valid_entry(file, later, self._segment_size, 0)
+                found = find_valid_entry(file, later, min(self._segment_size, file.size()), 0)
             finally:
                 file.close()
             if found is not None:
-                reason = scan.reason or "zeros where an entry must be"
-                raise self._damaged(
-                    starts[position], scan.end, f"{reason}; valid entries follow in the next file"
-                )
+                return later + found
+        return None
 
-    def _judge(self, start: int, scan: SegmentScan, marks: _Marks) -> None:
+    def _judge(self, stop: _Stop) -> None:
         """Decide between a torn tail and damage where the log stops. Raises: DamagedLogError."""
-        offset, latest = start + scan.end, marks.latest
-        reason = scan.reason or "zeros where an entry must be"
+        start, offset, latest, note = stop.start, stop.start + stop.position, stop.marks.latest, self._note
         if offset < latest.start:
-            raise self._damaged(start, scan.end, f"{reason}, in bytes that were on stable storage")
+            raise self._stopped(stop, f"{stop.reason}, in bytes that were on stable storage")
+        if note is not None and not note.is_reached(offset, self._end(stop.segments).index):
+            raise self._stopped(stop, f"{stop.reason}, where a repair was interrupted")
         if offset < latest.end:
-            search_from = latest.end - start if marks.start == start else scan.end + 1
-        elif start in marks.unreadable:
-            search_from = scan.end + 1
+            search_from = latest.end - start if stop.marks.start == start else stop.position + 1
+        elif start in stop.marks.unreadable:
+            search_from = stop.position + 1
         else:
             return
         file = self._open(start, writable=False)
@@ -273,18 +328,39 @@ class LogRecovery:
         finally:
             file.close()
         if later is not None:
-            raise self._damaged(start, scan.end, f"{reason}; a valid entry follows at byte {later}")
+            text = f"{stop.reason}; a valid entry follows at byte {later}"
+            raise self._stopped(stop, text, start + later + 1)
 
-    def _check_floor(self, segments: list[Segment]) -> None:
+    def _check_floor(self, stop: _Stop) -> None:
         """Refuse a log that ends below what this node acknowledged. Raises: DamagedLogError."""
-        end = self._end(segments)
-        floor = self._state.floor_index
+        end, floor = self._end(stop.segments), self._state.floor_index
         if end.index < floor:
-            start = segments[-1].start if segments else self._base.first_offset
-            position = (segments[-1].end_offset if segments else start) - start
-            raise self._damaged(
-                start, position, f"the log ends at entry {end.index}, but entry {floor} was acknowledged"
-            )
+            text = f"the log ends at entry {end.index}, but entry {floor} was acknowledged"
+            raise self._stopped(stop, text)
+
+    def _stopped(
+        self, stop: _Stop, reason: str, reaches: int = 0, *, open_ended: bool = False
+    ) -> DamagedLogError:
+        """Return the error for a log that stops to be valid at `stop`; something valid stands before `reaches`.
+
+        It carries how far a repair must come: up to all that may have been acknowledged.
+        """
+        latest, state = stop.marks.latest, self._state
+        turn_is_known = self._every_turn_synced and not stop.marks.doubtful and not state.clean_stop
+        note = RepairNote(
+            must_reach=max(reaches, latest.end if turn_is_known else latest.start),
+            reach_index=state.floor_index,  # after a clean stop this is the very last entry
+            open_ended=open_ended or not (turn_is_known or state.clean_stop),
+        )
+        if self._note is not None:
+            note = note.joined(self._note)
+        # A filler belongs to the entry behind it, so the repair begins before it.
+        places = [(self._end([]), self._base.first_offset)]
+        places += [(self._end([segment]), segment.end_offset) for segment in stop.segments]
+        before, offset = places.pop()
+        path = segment_path(self._folders.segments, stop.start)
+        damage = Damage(before, offset, note, tuple(places))
+        return DamagedLogError(self._node, path, stop.position, stop.start + stop.position, reason, damage)
 
     def _end(self, segments: list[Segment]) -> Before:
         if segments and segments[-1].last is not None:
@@ -364,10 +440,6 @@ class LogRecovery:
     # --- small things ------------------------------------------------------------------------------------------
     def _open(self, start: int, *, writable: bool = True) -> File:
         return self._files.open(segment_path(self._folders.segments, start), writable=writable)
-
-    def _damaged(self, start: int, position: int, reason: str) -> DamagedLogError:
-        path: Path = segment_path(self._folders.segments, start)
-        return DamagedLogError(self._node, path, position, start + position, reason)
 
     def _log_result(self, segments: list[Segment], begin: float) -> None:
         end = self._end(segments)

@@ -22,6 +22,7 @@ to a turn that never finished (nothing there was ever acknowledged).
 
 from __future__ import annotations
 
+import errno
 import struct
 from array import array
 from collections.abc import Callable
@@ -159,7 +160,13 @@ def read_marks(file: File, segment_size: int) -> tuple[FlushMark | None, int]:
     found: list[FlushMark] = []
     unreadable = 0
     for block in range(2):
-        raw = file.pread(_MARK.size, segment_size + block * MARK_BLOCK)
+        try:
+            raw = file.pread(_MARK.size, segment_size + block * MARK_BLOCK)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            unreadable += 1
+            continue
         if len(raw) < _MARK.size or raw.count(0) == len(raw):
             continue
         magic, version, crc, _, turn, start, end, _ = _MARK.unpack(raw)

@@ -5,6 +5,7 @@ Owns: nothing.   Must not: change a file, or decide what a finding means (recove
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +26,7 @@ from .segment import Segment, max_entry_size
 from .types import LogIndex, Term
 
 _CHUNK: Final = 2 << 20  # measured: larger pieces are read more slowly, because their memory is never reused
+_BLOCK: Final = 512  # the smallest part of a disk that can be unreadable
 _MAGIC_BYTES: Final = MAGIC_WORD.to_bytes(4, "little")
 #: Comparing with zeros is twenty times as fast as stripping them, and the end of a log is mostly zeros.
 _PIECE: Final = 1 << 20
@@ -52,12 +54,38 @@ class SegmentScan:
     before: Before  # what an entry behind the last valid one must continue (behind the filler, when sealed by one)
 
 
+def read_around(file: File, size: int, position: int) -> bytes:
+    """Read like `pread`, with zeros for the blocks that the disk cannot read: they are damage like any other.
+
+    Raises: OSError for everything but EIO.
+    """
+    try:
+        return file.pread(size, position)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    out = bytearray()
+    while len(out) < size:
+        want = min(_BLOCK - (position + len(out)) % _BLOCK, size - len(out))
+        try:
+            piece = file.pread(want, position + len(out))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            piece = bytes(want)
+        if not piece:
+            break
+        out += piece
+    return bytes(out)
+
+
 class _Window:
     """Reads a file forward in large pieces."""
 
-    def __init__(self, file: File, size: int) -> None:
+    def __init__(self, file: File, size: int, chunk: int) -> None:
         self._file = file
         self._size = size
+        self._chunk = chunk
         self._start = 0
         self._data = b""
 
@@ -65,29 +93,42 @@ class _Window:
         """Return (data, place in it) so that `size` bytes at `position` are inside, or fewer at the end."""
         if position < self._start or position + size > self._start + len(self._data):
             self._start = position
-            self._data = self._file.pread(min(max(size, _CHUNK), self._size - position), position)
+            self._data = read_around(self._file, min(max(size, self._chunk), self._size - position), position)
         return self._data, position - self._start
 
 
-def scan_segment(file: File, start: int, segment_size: int, before: Before) -> SegmentScan:
-    """Verify the entries of a segment one by one: checksum, chain, order, place. Raises: NewerFormatError, OSError."""
+def scan_segment(
+    file: File,
+    start: int,
+    segment_size: int,
+    before: Before,
+    position: int = 0,
+    limit: int | None = None,
+    chunk: int = _CHUNK,
+) -> SegmentScan:
+    """Verify the entries of a segment one by one: checksum, chain, order, place.
+
+    Begins at `position`, where what follows `before` must stand, and looks at nothing that begins at or behind
+    `limit` (positions in the file): below it everything was believed before, so nothing there is of a newer build.
+    Reads `chunk` bytes at a time. Raises: NewerFormatError, OSError.
+    """
     segment = Segment(start, LogIndex(before.index + 1))
-    window = _Window(file, segment_size)
-    position = 0
-    while position < segment_size:
+    window = _Window(file, segment_size, chunk)
+    stop = segment_size if limit is None else min(limit, segment_size)
+    while position < stop:
         data, place = window.at(position, HEADER_SIZE)
         if data[place : place + HEADER_SIZE].count(0) == HEADER_SIZE:
             return SegmentScan(segment, position, False, "", before)
         try:
             header = decode_header(data, place)
-            _check_continues(header, before, start + position, segment_size, position)
+            check_continues(header, before, start + position, segment_size, position)
             data, place = window.at(position, header.wire_size)
             verify_entry(data, place, header)
         except CorruptError as error:
             return SegmentScan(segment, position, False, error.reason, before)
         except NewerFormatError as error:
             # No checksum covers the version. A newer build would not have gone on in the old format behind it.
-            if find_valid_entry(file, start, segment_size, position + 1) is None:
+            if limit is None and find_valid_entry(file, start, segment_size, position + 1) is None:
                 raise
             return SegmentScan(segment, position, False, str(error), before)
         before = Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp)
@@ -96,10 +137,10 @@ def scan_segment(file: File, start: int, segment_size: int, before: Before) -> S
             return SegmentScan(segment, segment_size, True, "", before)
         segment.add(header)
         position += header.size
-    return SegmentScan(segment, position, True, "", before)
+    return SegmentScan(segment, position, position == segment_size, "", before)
 
 
-def _check_continues(
+def check_continues(
     header: EntryHeader, before: Before, offset: int, segment_size: int, position: int
 ) -> None:
     """Check an entry's or filler's place and chain. Raises: CorruptError."""
@@ -123,7 +164,7 @@ def find_valid_entry(file: File, start: int, segment_size: int, position: int) -
     for begin in range(position, segment_size, _CHUNK):
         # Magics are aligned, so none lies across two pieces that begin at aligned positions.
         begin &= ~(ALIGNMENT - 1)
-        data = file.pread(min(_CHUNK, segment_size - begin), begin)
+        data = read_around(file, min(_CHUNK, segment_size - begin), begin)
         place = data.find(_MAGIC_BYTES)
         while place >= 0:
             found = begin + place
@@ -136,11 +177,11 @@ def find_valid_entry(file: File, start: int, segment_size: int, position: int) -
 def _is_entry(file: File, offset: int, position: int) -> bool:
     """Tell whether a whole valid entry or filler stands at a position."""
     try:
-        raw = file.pread(HEADER_SIZE, position)
+        raw = read_around(file, HEADER_SIZE, position)
         header = decode_header(raw)
         if header.physical_offset != offset:
             return False
-        verify_entry(file.pread(header.wire_size, position), 0, header)
+        verify_entry(read_around(file, header.wire_size, position), 0, header)
     except (CorruptError, NewerFormatError):
         return False
     return True
@@ -150,7 +191,7 @@ def last_nonzero(file: File, position: int, end: int) -> int:
     """Return the position behind the last byte in [position, end) that is not zero (`position` when all are)."""
     while end > position:
         begin = max(position, end - _PIECE)
-        data = file.pread(end - begin, begin)
+        data = read_around(file, end - begin, begin)
         if data != (_ZEROS if len(data) == _PIECE else bytes(len(data))):
             return begin + len(data.rstrip(b"\0"))
         end = begin

@@ -7,6 +7,17 @@ from dataclasses import dataclass
 from .types import LogIndex, NodeId, Term
 
 
+@dataclass(slots=True)
+class CheckCounts:
+    """What reading the log has shown since the start of this process."""
+
+    read_bytes: int = 0  # by the scrubber
+    passes: int = 0
+    found: int = 0
+    repaired: int = 0
+    last: str = ""  # about the last damage; empty: none was found
+
+
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
     """One member as this node sees it. Progress fields are None unless this node leads."""
@@ -22,6 +33,7 @@ class PeerStatus:
     fsync_p99_ms: float | None  # as it reported it
     disk_used_ratio: float | None  # 0..1 of its data file system, as it reported it
     catching_up: bool
+    repairing: str = ""  # what it repairs of its log; empty: nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,7 @@ class RaftStatus:
     disk_used_ratio: float
     clock_offset_ms: int  # wall clock minus log time
     fault: str | None
+    log_check: CheckCounts  # a copy
     peers: tuple[PeerStatus, ...]  # every member, this one included, in configured order
 
     @property

@@ -34,8 +34,10 @@ from .identity import (
     write_manifest,
 )
 from .log_files import LogFiles
+from .log_repair import renew_identity
 from .log_writer import LogWriter, PersistOp, Position
 from .recovery import LogRecovery, RecoveredLog
+from .repair_note import RepairNote, note_path, read_note, write_note
 from .reset_install import InstallState, settle_reset
 from .segment import create_segment
 from .segment_keeper import LogFolders, SegmentKeeper, make_ballast
@@ -192,6 +194,10 @@ class RaftStorage:
             write_identity(self._files, self._folders.identity, identity)
             self.identity = identity
 
+    def note_commit(self, index: LogIndex) -> None:
+        """Entries up to `index` are committed: a hint that is stored with the next floor (P13)."""
+        self._writer.commit_index = index
+
     def learn_group_id(self, group_id: int) -> None:
         """Store which group this is durably, once and for ever. Blocking; call it in a thread. Raises: OSError."""
         assert self.identity.group_id in (0, group_id)
@@ -257,7 +263,7 @@ def create_data_folder(
     for folder in (config.data_dir, folders.segments, folders.indexes):
         files.make_directory(folder)
     files.sync_directory(config.data_dir.parent)
-    lock = _lock(config, files)
+    lock = lock_folder(config.node_id, config.data_dir, files)
     try:
         incarnation = secrets.randbits(63) | 1
         identity = Identity(
@@ -295,7 +301,7 @@ def open_storage(
     """
     folders = LogFolders(config.data_dir)
     identity = _read_own_identity(config, files, folders)
-    lock = _lock(config, files)
+    lock = lock_folder(config.node_id, config.data_dir, files)
     hard: HardStateFile | None = None
     try:
         hard = _open_hard_state(config, files, folders, identity)
@@ -303,7 +309,16 @@ def open_storage(
         settle_reset(files, folders, config.node_id, config.segment_size, hard, install_state)
         base = read_manifest(files, folders.manifest, config.node_id)
         state = hard.state
-        recovery = LogRecovery(config.node_id, files, folders, config.segment_size, base, state)
+        recovery = LogRecovery(
+            config.node_id,
+            files,
+            folders,
+            config.segment_size,
+            base,
+            state,
+            note=_read_repair_note(config, files),
+            every_turn_synced=config.flush == "sync",
+        )
         recovered = recovery.run()
         boot = boot_id()
         report = RecoveryReport(
@@ -317,8 +332,16 @@ def open_storage(
         end = recovered.end
         floor = replace(state, floor_index=end.index, floor_term=end.term)
         if config.learner_after_reboot and report.rebooted_unclean:
-            floor = replace(floor, hard=replace(state.hard, is_voter=False))
+            # Under a new incarnation: what the old one acknowledged or voted, and is still on its way, must not count.
+            floor = replace(
+                floor, hard=replace(state.hard, is_voter=False), incarnation=secrets.randbits(63) | 1
+            )
+            write_note(
+                files, config.data_dir, RepairNote(0, 0, open_ended=False, rejoin_as=floor.incarnation)
+            )
         hard.write(replace(floor, boot_id=boot, clean_stop=False, cut_turn=0, cut_offset=0))
+        if floor.incarnation != identity.incarnation:
+            identity = renew_identity(files, folders, identity, floor.incarnation)
         return RaftStorage(config, files, lock, identity, hard, base, recovered, report)
     except BaseException:
         if hard is not None:
@@ -347,7 +370,7 @@ def quarantine(config: StorageConfig, files: FileSystem) -> Path | None:
     mine = [name for name in names if name != "lock" and not name.startswith(_QUARANTINE)]
     if not mine:
         return None
-    lock = _lock(config, files)
+    lock = lock_folder(config.node_id, config.data_dir, files)
     try:
         used = sum(name.startswith(_QUARANTINE) for name in names)
         target = config.data_dir / f"{_QUARANTINE}{used + 1}"
@@ -363,12 +386,13 @@ def quarantine(config: StorageConfig, files: FileSystem) -> Path | None:
     return target
 
 
-def _lock(config: StorageConfig, files: FileSystem) -> Lock:
+def lock_folder(node_id: str, data_dir: Path, files: FileSystem) -> Lock:
+    """Lock a data folder. Raises: LockedFolderError."""
     try:
-        return files.lock(LogFolders(config.data_dir).lock)
+        return files.lock(LogFolders(data_dir).lock)
     except LockedError as error:
         raise LockedFolderError(
-            f"{config.node_id} will not start: its data folder {config.data_dir} is {error.strerror}. Stop that"
+            f"{node_id} will not start: its data folder {data_dir} is {error.strerror}. Stop that"
             f" process, or point --data elsewhere; nothing was changed."
         ) from None
 
@@ -406,6 +430,17 @@ def _open_hard_state(
             config.node_id, path, "comes from another incarnation of this node (a mixed backup?)"
         )
     return hard
+
+
+def _read_repair_note(config: StorageConfig, files: FileSystem) -> RepairNote | None:
+    """Return the note of an interrupted repair; one that cannot be read asks for everything."""
+    try:
+        return read_note(files, config.data_dir)
+    except CorruptError:
+        return RepairNote(0, 0, open_ended=True)
+    except NewerFormatError as error:
+        path = note_path(config.data_dir)
+        raise NewerFolderError(config.node_id, path, error.what, error.found, error.supported) from None
 
 
 def _readable_promise(config: StorageConfig, files: FileSystem, folders: LogFolders) -> HardState | None:

@@ -56,6 +56,7 @@ CORE: dict[str, tuple[str, ...]] = {
         "quorum",
         "read_rounds",
         "replication",
+        "scrub_plan",
         "segment_pins",
         "segment_scan",
         "status",

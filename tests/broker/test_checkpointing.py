@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from ledgermq.broker.consume_queue import UNIT_DTYPE, UNITS_PER_FILE
 from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.effects import Effects
 from ledgermq.broker.state import BrokerState
-from ledgermq.raft.files import RealFileSystem
+from ledgermq.raft.files import RealFile, RealFileSystem
 
 from .entry_log import Node
 
@@ -141,5 +143,47 @@ def test_queue_files_that_are_wholly_hidden_go_with_the_checkpoints_also_after_a
             await again.work.write_now()
         assert store_in(tmp_path).load().queue_begin(topic, 0) == UNITS_PER_FILE + 5
         await again.work.stop()
+
+    asyncio.run(run())
+
+
+class FailingSync(RealFileSystem):
+    """From `armed` on, flushing a queue file fails once; the next flush would say that all is well."""
+
+    armed = False
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> RealFile:
+        return _FailingFile(self, path, super().open(path, create=create, writable=writable)._fd)
+
+
+class _FailingFile(RealFile):
+    def __init__(self, disk: FailingSync, path: Path, fd: int) -> None:
+        super().__init__(path, fd)
+        self._disk = disk
+
+    def fdatasync(self) -> None:
+        if self._disk.armed and "consumequeue" in self.path.parts:
+            self._disk.armed = False
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))
+        super().fdatasync()
+
+
+def test_a_failed_flush_of_a_queue_file_ends_the_node_and_is_not_tried_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        disk, failed = FailingSync(), list[str]()
+        rig = Rig(tmp_path)
+        rig.store = CheckpointStore(
+            disk, tmp_path / "checkpoint", ConsumeQueueFiles(disk, tmp_path / "consumequeue")
+        )
+        replica: Any = rig
+        rig.work = Checkpointing(
+            replica, rig.store, durable_index=lambda: rig.durable, log_end=lambda: rig.node.log.end,
+            on_failed=failed.append,
+        )  # fmt: skip
+        rig.node.fill(rig.node.topic(), 0, 5)
+        disk.armed = True
+        assert await rig.work.write_now() == 0
+        assert len(failed) == 1 and "this node stops" in failed[0]
+        assert not [name for name in files_in(tmp_path) if name.startswith("checkpoint/0")]
 
     asyncio.run(run())

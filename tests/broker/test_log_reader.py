@@ -62,6 +62,23 @@ def test_no_flipped_bit_of_an_entry_is_overlooked() -> None:
         damaged = bytearray(raw)
         damaged[position] ^= 1 << position % 8
         noticed: list[DamagedLogError] = []
+
+        async def repair(error: DamagedLogError, noticed: list[DamagedLogError] = noticed) -> bool:
+            noticed.append(error)
+            return False
+
         with pytest.raises(DamagedLogError):
-            asyncio.run(LogReader(BytesLog(bytes(damaged)), noticed.append).section_of(places[2]))
+            asyncio.run(LogReader(BytesLog(bytes(damaged)), repair).section_of(places[2]))
         assert len(noticed) == 1
+
+
+def test_what_was_repaired_is_read_again() -> None:
+    raw, places = filled()
+    log = BytesLog(raw[: places[2]] + b"\xff" * 40 + raw[places[2] + 40 :])
+
+    async def repair(error: DamagedLogError) -> bool:
+        log.raw = raw
+        return True
+
+    found = asyncio.run(LogReader(log, repair).section_of(places[2]))
+    assert found == section_of(raw, places[2])

@@ -149,3 +149,28 @@ def test_what_is_protected_is_told() -> None:
     leader.protection = "2 expired segments (2,048 bytes) are kept for group billing in topic orders"
     report = status_report.report(asked(answer("n1", "follower"), leader, answer("n3", "follower")))
     assert report.notes == (f"n2: {leader.protection}",)
+
+
+def test_a_node_that_repairs_its_log_is_not_called_down_and_what_was_found_is_told() -> None:
+    leader = answer("n2", "leader", contact=2, down=("n3",), state="repairing 4,096-8,192, 0 bytes done")
+    own = next(node for node in leader.nodes if node.node_id == "n2")
+    own.log_check.MergeFrom(
+        pb.LogCheck(
+            read_bytes=1 << 30, passes=2, found=3, repaired=3, last="0000 at byte 7: bad; 64 bytes repaired"
+        )
+    )
+    report = status_report.report(asked(leader))
+    assert report.verdict is Verdict.DEGRADED
+    text = " ".join(report.notes)
+    assert "n3 is repairing 4,096-8,192, 0 bytes done" in text and "Start what is down" not in text
+    assert "n2: damage found in its log at 3 places since its start, 3 repaired" in text
+    shown = {row["node_id"]: row for row in report.as_json()["nodes"]}  # type: ignore[attr-defined]
+    assert (shown["n2"]["checked_bytes"], shown["n2"]["damage_repaired"]) == (1 << 30, 3)
+    assert shown["n3"]["checked_bytes"] is None
+
+
+def test_a_scrubbed_log_without_damage_is_not_mentioned() -> None:
+    leader = answer("n2", "leader")
+    for node in leader.nodes:
+        node.log_check.MergeFrom(pb.LogCheck(read_bytes=5, passes=1))
+    assert not status_report.report(asked(leader)).notes

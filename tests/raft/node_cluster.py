@@ -142,7 +142,7 @@ class Cluster:
         """Return the bytes of a node's log files up to the end of its log."""
         log = self.nodes[name].log
         parts = b"".join(
-            f.read_bytes()[:SEGMENT] for f in sorted((self.folder / name / "commitlog").glob("0*"))
+            f.read_bytes()[:SEGMENT] for f in sorted((self.folder / name / "commitlog").glob("0" + "?" * 19))
         )
         return parts[: log.end_offset]
 

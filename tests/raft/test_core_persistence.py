@@ -235,3 +235,20 @@ def test_p19_a_learner_is_told_when_it_holds_all_that_was_committed() -> None:
     assert cluster["n3"].voted_for == "n1"
     cluster.tick(14)
     assert cluster["n1"].commit_index == last + 1
+
+
+def test_p19_a_vote_counts_no_more_when_its_voter_came_back_without_its_disk() -> None:
+    """The candidate hears of the new incarnation before its voter may vote again (VotingRights waits for that)."""
+    core = make_core(voters=("n1", "n2", "n3", "n4", "n5"))
+    core.campaign()
+    drain(core)
+    for voter in (N2, N3):
+        core.step(RequestVoteReply(Term(1), voter, N1, True, pre_vote=True))
+    _, seq = drain(core)
+    core.storage_done(seq)
+    core.step(RequestVoteReply(Term(1), N2, N1, True, pre_vote=False))
+    core.peer_replaced(N2)
+    core.step(RequestVoteReply(Term(1), N3, N1, True, pre_vote=False))
+    roles = [core.role]
+    core.step(RequestVoteReply(Term(1), NodeId("n4"), N1, True, pre_vote=False))
+    assert [*roles, core.role] == [Role.CANDIDATE, Role.LEADER]

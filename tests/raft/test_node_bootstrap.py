@@ -172,11 +172,13 @@ def test_with_async_flush_a_node_whose_machine_rebooted_catches_up_before_it_vot
         await cluster.send(b"one")
         await cluster.settle()
         victim = next(name for name, node in cluster.nodes.items() if not node.is_leader)
+        old = cluster.nodes[victim].storage.incarnation
         await cluster.kill(victim)
         await cluster.send(b"two")
         monkeypatch.setattr("ledgermq.raft.storage.boot_id", lambda: "99999999-2222-3333-4444-555555555555")
         await cluster.start(victim)
         assert standing(cluster, victim) is Standing.LEARNER
+        assert cluster.nodes[victim].storage.incarnation != old  # late words of the old one count no more
         await cluster.until(lambda: standing(cluster, victim) is Standing.VOTER, "it votes again")
         await cluster.settle()
         assert cluster.applied(victim) == [b"one", b"two"]

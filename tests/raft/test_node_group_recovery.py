@@ -78,6 +78,7 @@ def test_first_members_wait_until_all_have_met(tmp_path: Path) -> None:
         assert set(standings(cluster).values()) == {Standing.FRESH}
         await cluster.start("n3")
         await cluster.send(b"four")
+        await cluster.settle()
         assert cluster.applied("n3")[:3] == ALL
 
     run(Cluster(tmp_path), scenario)

@@ -1,0 +1,308 @@
+"""Writes committed entries from a peer over damaged ones, in place (P18, D6). Blocking; call it in a thread.
+
+Entry bytes are equal on all replicas at equal offsets (D3), so a damaged range is made whole by the same bytes from a
+peer. Owns: the place where the repair stands, and the vote's surrender when nobody can tell what was acknowledged.
+Must not: choose peers, wait, or write what no peer has committed.
+Invariants: every entry is verified, by itself and against the one before it, before it is written; what is written is
+durable when `take` returns; the log is cut only after the hard state says, durably, that this node does not vote.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import secrets
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final
+
+from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind, decode_header, verify_entry, walk_wire
+from ledgermq.proto.errors import LayoutError
+
+from .entry_index import index_path
+from .errors import InvalidWireError, OtherHistoryError
+from .files import File, FileSystem, write_zeros
+from .hard_state import HardStateFile
+from .identity import Identity, read_identity, read_manifest, write_identity
+from .repair_note import Damage, RepairNote, note_path, read_note, remove_note, write_note
+from .segment import TRAILER_SIZE, create_segment, place_entry, read_marks, segment_path, segment_start
+from .segment_keeper import LogFolders
+from .segment_scan import Before, check_continues, read_around
+from .types import LogIndex, Term
+from .wire_batch import check_wire
+
+logger = logging.getLogger(__name__)
+
+#: Stands in a learner's own entry of its member record (storage_opening.py).
+_LEARNER_MARK: Final = 0
+_PAGE: Final = 4096
+
+
+class Progress(Enum):
+    """What a chunk of entries brought."""
+
+    MORE = "more"  # the damage goes on
+    CONNECTED = "connected"  # what this log holds behind the chunk is valid and continues it
+
+
+@dataclass(slots=True)
+class LogRepair:
+    """One repair of one log. The folder must be locked, or the entries below the node's own commit point."""
+
+    files: FileSystem
+    folders: LogFolders
+    segment_size: int
+    before: Before  # what the next entry must continue
+    offset: int  # physical offset where it (or a filler before it) must stand
+    #: Nothing behind this entry is written: in a running node, the last that is applied.
+    last_index: LogIndex | None = None
+    #: Offsets of entries change when committed ones take the place of others: not below the node's own commit point.
+    keeps_indexes: bool = False
+    #: Places to go back to, oldest first.
+    earlier: list[tuple[Before, int]] = field(default_factory=list)
+    #: What stands before this offset is replaced, not looked at.
+    connect_from: int = 0
+    written_bytes: int = 0
+
+    @property
+    def next_index(self) -> LogIndex:
+        """The first entry that is missing."""
+        return LogIndex(self.before.index + 1)
+
+    def take(self, wire: bytes) -> Progress:
+        """Verify entries that begin with `next_index` and write them, durably, as far as they are needed.
+
+        Raises: OtherHistoryError (then `go_back`), InvalidWireError (nothing was written, or whole verified entries
+        only), OSError (terminal, P15).
+        """
+        check_wire(wire, self.segment_size)
+        opened: dict[int, File] = {}
+        try:
+            return self._write_all(memoryview(wire), opened)
+        finally:
+            for file in opened.values():
+                file.close()
+
+    def _write_all(self, wire: memoryview, opened: dict[int, File]) -> Progress:
+        progress = Progress.MORE
+        for position, header in walk_wire(wire):
+            if position == 0 and header.prev_crc != self.before.crc:
+                raise OtherHistoryError(
+                    f"entry {header.index} of a peer does not continue entry {self.before.index} of this log"
+                )
+            # A filler belongs to the entry behind it.
+            belongs_to = header.index + 1 if header.kind is EntryKind.FILLER else header.index
+            if self.last_index is not None and belongs_to > self.last_index:
+                break
+            self._check(header)
+            self._write(header, wire[position : position + header.wire_size], opened)
+            self.before = Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp)
+            self.offset = header.end
+            if self.connects():
+                progress = Progress.CONNECTED
+                break
+        for file in opened.values():
+            file.fdatasync()
+        return progress
+
+    def go_back(self) -> bool:
+        """Begin at the end of an earlier segment: the entries behind it were never committed. False: there is none."""
+        if not self.earlier:
+            return False
+        self.connect_from = max(self.connect_from, self.offset)
+        self.before, self.offset = self.earlier.pop()
+        return True
+
+    def connects(self) -> bool:
+        """Tell whether a valid entry (or filler) that continues the repaired part stands behind it already."""
+        start = segment_start(self.offset, self.segment_size)
+        path = segment_path(self.folders.segments, start)
+        if self.offset <= self.connect_from or not self.files.exists(path):
+            return False
+        position = self.offset - start
+        file = self.files.open(path, writable=False)
+        try:
+            header = decode_header(read_around(file, HEADER_SIZE, position))
+            check_continues(header, self.before, self.offset, self.segment_size, position)
+            verify_entry(read_around(file, header.wire_size, position), 0, header)
+        except LayoutError:
+            return False
+        finally:
+            file.close()
+        return True
+
+    def _check(self, header: EntryHeader) -> None:
+        """Check that a verified entry or filler continues what stands before it. Raises: InvalidWireError."""
+        step = 0 if header.kind is EntryKind.FILLER else 1
+        before = self.before
+        if (
+            header.index != before.index + step
+            or header.physical_offset != self.offset
+            or header.prev_crc != before.crc
+            or header.term < before.term
+            or header.timestamp < before.timestamp
+            or (step and place_entry(self.offset, header.size, self.segment_size) != self.offset)
+        ):
+            raise InvalidWireError(
+                f"entry {header.index} from a peer (offset {header.physical_offset}, chained to {header.prev_crc:08x})"
+                f" does not continue entry {before.index} of this log (offset {self.offset}, {before.crc:08x})"
+            )
+
+    def _write(self, header: EntryHeader, data: memoryview, opened: dict[int, File]) -> None:
+        start = segment_start(header.physical_offset, self.segment_size)
+        file = opened.get(start)
+        if file is None:
+            file = opened[start] = self._open(start)
+        position = header.physical_offset - start
+        try:
+            file.pwritev([data], position)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            _give_up_pages(file, position, len(data))
+            file.pwritev([data], position)
+        if header.kind is EntryKind.FILLER:  # only its header travels; the rest are zeros by definition
+            write_zeros(file, position + HEADER_SIZE, self.segment_size)
+        self.written_bytes += len(data)
+
+    def _open(self, start: int) -> File:
+        path = segment_path(self.folders.segments, start)
+        if not self.files.exists(path):
+            create_segment(self.files, self.folders.segments, start, self.segment_size)
+        index = index_path(self.folders.indexes, start)
+        if not self.keeps_indexes and self.files.exists(index):
+            self.files.unlink(index)
+        return self.files.open(path)
+
+
+def renew_identity(files: FileSystem, folders: LogFolders, identity: Identity, incarnation: int) -> Identity:
+    """Take on, as a learner, the incarnation that the hard state has already; the note that announced it goes last."""
+    if identity.incarnation != incarnation:
+        members = {**identity.members, identity.node_id: _LEARNER_MARK}
+        identity = replace(identity, incarnation=incarnation, members=members)
+        write_identity(files, folders.identity, identity)
+    remove_note(files, folders.data)
+    return identity
+
+
+def _give_up_pages(file: File, position: int, size: int) -> None:
+    """Zero the pages that the disk cannot read: a part of one cannot be written, the kernel would read the rest first."""
+    for page in range(position // _PAGE * _PAGE, position + size, _PAGE):
+        try:
+            file.pread(_PAGE, page)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            write_zeros(file, page, page + _PAGE)
+
+
+class StoppedLog:
+    """The log of a node that cannot start. Hold its lock while you use it."""
+
+    def __init__(self, node: str, files: FileSystem, folders: LogFolders, segment_size: int) -> None:
+        self._node = node
+        self._files = files
+        self._folders = folders
+        self._segment_size = segment_size
+
+    def begin(self, damage: Damage) -> tuple[LogRepair, RepairNote]:
+        """Write down how far the log must reach again, make all segment files whole, and return the repair."""
+        note = damage.note
+        write_note(self._files, self._folders.data, note)
+        self._make_files_whole()
+        repair = LogRepair(
+            self._files,
+            self._folders,
+            self._segment_size,
+            damage.before,
+            damage.offset,
+            earlier=list(damage.earlier),
+        )
+        return repair, note
+
+    def group_id(self) -> int:
+        """Return which group the folder belongs to; 0: it does not know."""
+        return read_identity(self._files, self._folders.identity, self._node).group_id
+
+    def end(self) -> None:
+        """The log is whole again, or what is behind the repaired part was not touched: drop the note."""
+        if self._files.exists(note_path(self._folders.data)):
+            remove_note(self._files, self._folders.data)
+
+    def give_up_vote(self, repair: LogRepair, note: RepairNote) -> None:
+        """Come back as a learner that ends where the repair stands: what was acknowledged behind it is not known.
+
+        The order is the safety: the hard state takes the vote away, under a new incarnation, and names the cut, in one
+        durable record; only then recovery cuts. Whatever the old incarnation acknowledged counts no more (P19).
+        """
+        rejoin_as = secrets.randbits(63) | 1
+        write_note(self._files, self._folders.data, replace(note, rejoin_as=rejoin_as))
+        hard = HardStateFile.open(self._files, self._folders.hard_state)
+        try:
+            state = hard.state
+            index, term = repair.before.index, repair.before.term
+            promise = replace(
+                state.hard, is_voter=False, commit_hint=LogIndex(min(state.hard.commit_hint, index))
+            )
+            hard.write(
+                replace(
+                    state,
+                    hard=promise,
+                    incarnation=rejoin_as,
+                    floor_index=index,
+                    floor_term=term,
+                    clean_stop=False,
+                    cut_turn=self._last_turn() + 1,
+                    cut_offset=repair.offset,
+                )
+            )
+        finally:
+            hard.close()
+        self.finish_rejoin()
+
+    def finish_rejoin(self) -> None:
+        """Give the folder the incarnation that the hard state took on, when a crash came in between."""
+        try:
+            note = read_note(self._files, self._folders.data)
+        except LayoutError:
+            return  # opening the folder tells what that means
+        if note is None or not note.rejoin_as:
+            return
+        hard = HardStateFile.open(self._files, self._folders.hard_state, writable=False)
+        hard.close()
+        if hard.state.incarnation != note.rejoin_as or hard.state.hard.is_voter:
+            return  # the vote was not given up yet: the repair begins again
+        identity = read_identity(self._files, self._folders.identity, self._node)
+        renew_identity(self._files, self._folders, identity, note.rejoin_as)
+
+    def _starts(self) -> list[int]:
+        names = self._files.list_directory(self._folders.segments)
+        return [int(name) for name in names if len(name) == 20 and name.isdecimal()]
+
+    def _make_files_whole(self) -> None:
+        """Make missing segment files again, and give short ones their length: zeros, which are damage, too."""
+        base = read_manifest(self._files, self._folders.manifest, self._node).first_offset
+        size = self._segment_size + TRAILER_SIZE
+        for start in range(base, max(self._starts(), default=base) + 1, self._segment_size):
+            path = segment_path(self._folders.segments, start)
+            if not self._files.exists(path):
+                create_segment(self._files, self._folders.segments, start, self._segment_size)
+                continue
+            file = self._files.open(path)
+            try:
+                if file.size() < size:
+                    write_zeros(file, file.size(), size)
+                    file.fdatasync()
+            finally:
+                file.close()
+
+    def _last_turn(self) -> int:
+        turn = 0
+        for start in self._starts():
+            file = self._files.open(segment_path(self._folders.segments, start), writable=False)
+            try:
+                mark, _ = read_marks(file, self._segment_size)
+            finally:
+                file.close()
+            turn = max(turn, mark.turn if mark is not None else 0)
+        return turn

@@ -1,0 +1,396 @@
+"""A damaged log is made whole from a peer's committed entries, or its node gives up its vote first (P18, P19)."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ledgermq.proto.entry import HEADER_SIZE
+from ledgermq.raft.errors import DamagedLogError, InvalidWireError, OtherHistoryError
+from ledgermq.raft.files import Buffer
+from ledgermq.raft.log_repair import LogRepair, Progress, StoppedLog
+from ledgermq.raft.repair_note import RepairNote, note_path, read_note
+from ledgermq.raft.segment import TRAILER_SIZE
+from ledgermq.raft.segment_keeper import LogFolders
+from ledgermq.raft.segment_scan import Before
+from ledgermq.raft.storage import open_storage
+from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
+
+from .log_rig import DATA, SEGMENT, LogRig, storage_config
+from .simulated_disk import Keep, PowerCut, SimulatedDisk, SimulatedFile
+
+LAST = 40
+VOTER = HardState(Term(3), NodeId("n2"), LogIndex(0), is_voter=True)
+
+
+def filled(count: int = LAST, *, flush: str = "sync", clean: bool = False) -> LogRig:
+    """A log of several segments, one flush turn per entry; its content is the same every time."""
+    rig = LogRig(SimulatedDisk(), flush=flush)
+    rng = random.Random(1)
+    for number in range(count):
+        rig.append(rng.randbytes(rng.randint(0, 700)), term=1 + number // 20)
+        rig.persist(VOTER if number == 0 else None)
+        rig.flusher.step()
+        rig.storage.run_background()
+    if clean:
+        rig.close()
+    return rig
+
+
+@dataclass
+class Peer:
+    """A member that has everything, and has committed up to `commit`."""
+
+    rig: LogRig
+    commit: int = LAST
+
+    def wire(self, first: int, size: int = 1000) -> bytes:
+        return asyncio.run(self.rig.log.read_wire(LogIndex(first), LogIndex(self.commit), size))
+
+
+def repair_once(disk: SimulatedDisk, error: DamagedLogError, peer: Peer) -> bool:
+    """Do what start_repair does with one finding; return whether the vote was given up."""
+    assert error.damage is not None
+    stopped = StoppedLog("n1", disk, LogFolders(DATA), SEGMENT)
+    repair, note = stopped.begin(error.damage)
+    while repair.next_index <= peer.commit:
+        try:
+            progress = repair.take(peer.wire(repair.next_index))
+        except OtherHistoryError:
+            assert repair.go_back()
+            continue
+        if progress is Progress.CONNECTED:
+            stopped.end()
+            return False
+        if note.is_reached(repair.offset, repair.before.index):
+            return False
+    stopped.give_up_vote(repair, note)
+    return True
+
+
+def repaired(disk: SimulatedDisk, peer: Peer, flush: str = "sync") -> tuple[LogRig, int, bool]:
+    """Open the log, repairing as often as needed; return it, the count of repairs, and whether the vote is gone."""
+    stopped = StoppedLog("n1", disk, LogFolders(DATA), SEGMENT)
+    gave_up = False
+    for count in range(50):
+        stopped.finish_rejoin()
+        try:
+            rig = LogRig(disk, flush=flush)
+        except DamagedLogError as error:
+            disk.locked.clear()
+            gave_up = repair_once(disk, error, peer) or gave_up
+            continue
+        stopped.end()
+        return rig, count, gave_up
+    raise AssertionError("the repair comes to no end")
+
+
+def zero(disk: SimulatedDisk, begin: int, end: int) -> None:
+    """Lose a range of the log, given by physical offsets."""
+    for offset in range(begin, end):
+        inode = disk.names[DATA / "commitlog" / f"{offset // SEGMENT * SEGMENT:020d}"]
+        inode.current[offset % SEGMENT] = 0
+        inode.durable[offset % SEGMENT] = 0
+
+
+def place_of(rig: LogRig, index: int) -> tuple[int, int]:
+    header = asyncio.run(rig.log.header_at(LogIndex(index)))
+    return header.physical_offset, header.end
+
+
+def log_bytes(disk: SimulatedDisk, end: int) -> bytes:
+    paths = sorted(path for path in disk.names if path.parent.name == "commitlog")
+    return b"".join(bytes(disk.names[path].durable[:SEGMENT]) for path in paths)[:end]
+
+
+@pytest.mark.parametrize("flush", ["sync", "async_timed"])
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize(("first", "last"), [(3, 3), (5, 12), (1, 2), (1, 39)])
+def test_damage_in_the_middle_is_replaced_by_the_same_bytes_and_the_vote_is_kept(
+    first: int, last: int, clean: bool, flush: str
+) -> None:
+    whole = filled()
+    damaged = filled(flush=flush, clean=clean)
+    if not clean:
+        damaged.flusher.sync()
+    disk = damaged.disk.killed()
+    begin, end = place_of(whole, first)[0], place_of(whole, last)[1]
+    zero(disk, begin, end)
+    for path in [path for path in disk.names if path.parent.name == "entryindex"]:
+        del disk.names[path]  # else a clean stop is believed, and the scrubber or a reader finds it
+    after, count, gave_up = repaired(disk, Peer(whole), flush)
+    assert count >= 1 and not gave_up
+    assert after.storage.hard_state.is_voter
+    after.entries = whole.entries
+    assert after.read_all() == whole.entries
+    assert log_bytes(disk, whole.log.end_offset) == log_bytes(whole.disk, whole.log.end_offset)
+    assert not disk.exists(note_path(DATA))
+
+
+def test_every_single_flip_in_an_unclean_log_is_repaired_or_was_in_the_last_turn() -> None:
+    whole = filled(24)
+    last_begin = place_of(whole, 24)[0]
+    rng = random.Random(5)
+    for offset in sorted(rng.sample(range(last_begin), 120)):
+        disk = whole.disk.crash(rng, Keep.ALL)
+        path = DATA / "commitlog" / f"{offset // SEGMENT * SEGMENT:020d}"
+        disk.flip(path, offset % SEGMENT, 1 << rng.randrange(8))
+        after, _, gave_up = repaired(disk, Peer(whole, 24))
+        assert not gave_up, offset
+        after.entries = whole.entries
+        assert after.read_all() == whole.entries, offset
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_damage_up_to_the_tail_is_repaired_when_what_was_promised_is_known_and_committed(clean: bool) -> None:
+    whole = filled()
+    damaged = filled(clean=clean)
+    if not clean:
+        damaged.flusher.sync()
+    disk = damaged.disk.killed()
+    zero(disk, place_of(whole, 30)[0], whole.log.end_offset)
+    after, _, gave_up = repaired(disk, Peer(whole))
+    assert not gave_up and after.storage.hard_state == VOTER
+    assert after.read_all() == whole.entries
+
+
+def test_damage_up_to_the_tail_behind_what_the_others_committed_costs_the_vote_before_the_cut() -> None:
+    """Nobody can say that the lost entries were not acknowledged: they do not count any more, under a new incarnation."""
+    whole = filled()
+    damaged = filled(clean=True)
+    old = damaged.storage.incarnation
+    disk = damaged.disk.killed()
+    zero(disk, place_of(whole, 30)[0], place_of(whole, 38)[1])
+    voted_when_cut: list[bool] = []
+
+    def watch(step: int, operation: str, path: Path) -> None:
+        """Note whether the vote counts, durably, while the last valid entries are gone."""
+        begin, end = place_of(whole, LAST)
+        segment = disk.names[DATA / "commitlog" / f"{begin // SEGMENT * SEGMENT:020d}"]
+        if not segment.current[begin % SEGMENT : end % SEGMENT].strip(b"\0"):
+            voted_when_cut.append(bool(disk.names[DATA / "hardstate"].durable[newest_block(disk) + 12] & 2))
+
+    disk.on_step = watch
+    after, _, gave_up = repaired(disk, Peer(whole, commit=33))
+    assert gave_up
+    assert after.log.last_index == 33
+    assert after.read_all() == whole.entries[:33]
+    state = after.storage.hard_state
+    assert (state.term, state.voted_for, state.is_voter) == (VOTER.term, VOTER.voted_for, False)
+    assert after.storage.incarnation not in (0, old)
+    assert after.storage.identity.members[NodeId("n1")] == 0  # a learner's mark
+    assert voted_when_cut and not any(voted_when_cut)
+
+
+def newest_block(disk: SimulatedDisk) -> int:
+    """Return where the latest hard state record stands."""
+    raw = disk.names[DATA / "hardstate"].durable
+    return max((0, 4096), key=lambda at: int.from_bytes(raw[at + 16 : at + 24], "little"))
+
+
+def test_in_an_asynchronous_group_damage_at_the_tail_always_costs_the_vote() -> None:
+    whole = filled()
+    damaged = filled(flush="async_timed")
+    damaged.flusher.sync()
+    disk = damaged.disk.killed()
+    zero(disk, place_of(whole, 30)[0], whole.log.end_offset)
+    after, _, gave_up = repaired(disk, Peer(whole), "async_timed")
+    assert gave_up and not after.storage.hard_state.is_voter
+    assert after.read_all() == whole.entries
+
+
+@pytest.mark.parametrize("flush", ["sync", "async_timed"])
+def test_power_cut_at_any_step_of_a_repair_hides_no_damage(flush: str) -> None:
+    """Whatever a crash leaves, the node comes back with everything, or without its vote; never shorter with it."""
+    whole = filled(24)
+    damaged = filled(24, flush=flush)
+    damaged.flusher.sync()
+    start = damaged.disk.killed()
+    zero(start, place_of(whole, 15)[0], whole.log.end_offset)
+    total = steps_of(start, whole, flush)
+    assert total > 10
+    for step in range(1, total + 1):
+        for keep in Keep:
+            rng = random.Random(step)
+            disk = start.crash(rng, Keep.ALL)
+            disk.on_step = cut_at(disk.steps + step)
+            with pytest.raises(PowerCut):
+                repaired(disk, Peer(whole, commit=22), flush)
+            after_crash = disk.crash(rng, keep)
+            after, _, _ = repaired(after_crash, Peer(whole, commit=22), flush)
+            last = after.log.last_index
+            assert after.read_all() == whole.entries[:last]
+            assert last == 24 or (last >= 14 and not after.storage.hard_state.is_voter), (step, keep)
+
+
+def steps_of(start: SimulatedDisk, whole: LogRig, flush: str) -> int:
+    disk = start.crash(random.Random(0), Keep.ALL)
+    before = disk.steps
+    repaired(disk, Peer(whole, commit=22), flush)
+    return disk.steps - before
+
+
+def cut_at(step: int) -> Callable[[int, str, Path], None]:
+    def on_step(number: int, operation: str, path: Path) -> None:
+        if number == step:
+            raise PowerCut
+
+    return on_step
+
+
+def test_a_missing_and_a_short_segment_are_made_again() -> None:
+    whole = filled()
+    for damage in ("missing", "short"):
+        disk = filled(clean=True).disk.killed()
+        path = DATA / "commitlog" / f"{SEGMENT:020d}"
+        if damage == "missing":
+            del disk.names[path]
+        else:
+            del disk.names[path].current[SEGMENT // 2 :]
+        after, _, gave_up = repaired(disk, Peer(whole))
+        assert not gave_up
+        assert after.read_all() == whole.entries
+        assert len(disk.names[path].current) == SEGMENT + TRAILER_SIZE
+
+
+def test_a_log_that_lost_its_last_file_after_a_crash_comes_back_as_a_learner() -> None:
+    """With the file its flush marks are gone: how far it reached is not known."""
+    whole = filled()
+    disk = filled().disk.killed()
+    path = sorted(path for path in disk.names if path.parent.name == "commitlog")[-2]
+    last = sorted(path for path in disk.names if path.parent.name == "commitlog")[-1]
+    del disk.names[last], disk.names[path].current[100:]
+    after, _, gave_up = repaired(disk, Peer(whole))
+    assert gave_up and not after.storage.hard_state.is_voter
+    assert after.read_all() == whole.entries
+
+
+@pytest.mark.parametrize("damaged_entry", [21, 22, 25])
+def test_other_entries_than_the_committed_ones_are_replaced_by_those(damaged_entry: int) -> None:
+    """What stands behind the damage, or before it, was never committed: its chain does not fit what was."""
+    whole = filled()
+    damaged = filled(20)
+    rng = random.Random(99)
+    for _ in range(6):
+        damaged.append(rng.randbytes(200), term=1)
+        damaged.flush()
+    disk = damaged.disk.killed()
+    zero(disk, *place_of(damaged, damaged_entry))
+    after, _, gave_up = repaired(disk, Peer(whole))
+    assert not gave_up
+    assert after.read_all() == whole.entries[: after.log.last_index]
+    assert (
+        after.log.end_offset >= damaged.log.end_offset
+    )  # all that it may have acknowledged, as far as it counts
+
+
+def test_entries_that_do_not_fit_are_not_written() -> None:
+    whole = filled()
+    disk = filled().disk.killed()
+    zero(disk, *place_of(whole, 10))
+    with pytest.raises(DamagedLogError) as caught:
+        LogRig(disk)
+    disk.locked.clear()
+    assert caught.value.damage is not None
+    repair, _ = StoppedLog("n1", disk, LogFolders(DATA), SEGMENT).begin(caught.value.damage)
+    before = log_bytes(disk, whole.log.end_offset)
+    other = LogRig(SimulatedDisk())
+    for number in range(12):
+        other.append(random.Random(number).randbytes(150))
+    other.flush()
+    good = Peer(whole).wire(10)
+    flipped = bytearray(good)
+    flipped[HEADER_SIZE + 3] ^= 1
+    for wire in (Peer(whole).wire(11), Peer(other, 12).wire(10), bytes(flipped), good[:-8]):
+        with pytest.raises(InvalidWireError):
+            repair.take(wire)
+    assert log_bytes(disk, whole.log.end_offset) == before
+    assert repair.take(good) is Progress.CONNECTED
+
+
+def test_in_a_running_node_nothing_behind_the_settled_entries_is_written() -> None:
+    whole = filled()
+    disk = filled().disk.killed()
+    begin, _ = place_of(whole, 10)
+    zero(disk, begin, whole.log.end_offset)
+    header = asyncio.run(whole.log.header_at(LogIndex(9)))
+    before = Before(LogIndex(9), Term(header.term), header.crc, header.timestamp)
+    repair = LogRepair(disk, LogFolders(DATA), SEGMENT, before, begin, LogIndex(12), keeps_indexes=True)
+    while repair.before.index < 12:
+        assert repair.take(Peer(whole).wire(repair.next_index, 4000)) is Progress.MORE
+    assert repair.before.index == 12
+    behind = place_of(whole, 12)[1]
+    assert log_bytes(disk, whole.log.end_offset)[behind:].count(0) == whole.log.end_offset - behind
+
+
+def test_a_note_that_cannot_be_read_asks_for_everything() -> None:
+    whole = filled()
+    disk = filled().disk.killed()
+    zero(disk, *place_of(whole, 10))
+    with pytest.raises(DamagedLogError) as caught:
+        LogRig(disk)
+    disk.locked.clear()
+    assert caught.value.damage is not None
+    stopped = StoppedLog("n1", disk, LogFolders(DATA), SEGMENT)
+    repair, note = stopped.begin(caught.value.damage)
+    assert read_note(disk, DATA) == note == RepairNote(whole.log.end_offset, 0, open_ended=False)
+    assert repair.take(Peer(whole).wire(10)) is Progress.CONNECTED
+    disk.flip(note_path(DATA), 60)
+    with pytest.raises(DamagedLogError, match="where a repair was interrupted") as again:
+        open_storage(storage_config(), disk)
+    assert again.value.damage is not None and again.value.damage.note.open_ended
+
+
+class BadSectors(SimulatedDisk):
+    """The blocks of a disk that give EIO until they are written again, by physical offset in the log."""
+
+    def __init__(self, disk: SimulatedDisk, offset: int) -> None:
+        super().__init__()
+        self.names, self.durable_names, self.directories = disk.names, disk.durable_names, disk.directories
+        self.bad = {(DATA / "commitlog" / f"{offset // SEGMENT * SEGMENT:020d}", offset % SEGMENT // 512)}
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> SimulatedFile:
+        found = super().open(path, create=create, writable=writable)
+        return BadFile(self, path, found._inode, writable)
+
+
+class BadFile(SimulatedFile):
+    """A file on such a disk."""
+
+    def _touched(self, size: int, offset: int) -> set[tuple[Path, int]]:
+        return {(self.path, sector) for sector in range(offset // 512, (offset + size - 1) // 512 + 1)}
+
+    def pread(self, size: int, offset: int) -> bytes:
+        assert isinstance(self._disk, BadSectors)
+        if self._disk.bad & self._touched(size, offset):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))
+        return super().pread(size, offset)
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        assert isinstance(self._disk, BadSectors)
+        size = sum(map(len, buffers))
+        bad = self._disk.bad & self._touched(size, offset)
+        if any(sector * 512 < offset or (sector + 1) * 512 > offset + size for _, sector in bad):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))  # the rest would have to be read
+        super().pwritev(buffers, offset)
+        self._disk.bad -= bad
+
+
+def test_sectors_that_cannot_be_read_are_damage_like_any_other() -> None:
+    """A write gives them a place elsewhere on the disk, so repairing is also the cure."""
+    whole = filled()
+    for clean in (True, False):
+        disk = BadSectors(filled(clean=clean).disk.killed(), place_of(whole, 7)[0])
+        for path in [path for path in disk.names if path.parent.name == "entryindex"]:
+            del disk.names[path]
+        after, count, gave_up = repaired(disk, Peer(whole))
+        assert count and not gave_up
+        assert not disk.bad
+        assert after.read_all() == whole.entries
