@@ -42,6 +42,7 @@ from .replica import Replica
 logger = logging.getLogger(__name__)
 
 _SLICE_BYTES: Final = 1 << 20  # of the log, read at a time for a rebuild
+_REBUILD_POLL: Final = 1.0  # seconds
 
 Block = tuple[tuple[int, int], int]  # queue key, block number
 
@@ -98,6 +99,8 @@ class QueueCheck:
     # --- looking -----------------------------------------------------------------------------------------------
     async def _run(self) -> None:
         while True:
+            while self._replica.rebuild is not None:  # noqa: ASYNC110 (after a reset the files are being made)
+                await asyncio.sleep(_REBUILD_POLL)
             begin = time.monotonic()
             for key in [queue.key for queue in self._replica.state.queues]:
                 await self._check_queue(key)

@@ -58,6 +58,7 @@ class Rig:
     def __init__(self, data: Path) -> None:
         self.node = Node()
         self.state = self.node.state
+        self.rebuild = None
         disk = RealFileSystem()
         self.files = ConsumeQueueFiles(disk, data / "consumequeue")
         self.store = CheckpointStore(disk, data / "checkpoint", self.files)
