@@ -321,7 +321,7 @@ class Driver:
     def _verify(self, message: AppendEntries, entries: memoryview) -> bool:
         """Check an AppendEntries' bytes before the core sees it; keep them for `_persist`."""
         try:
-            batch = self.log.check_wire(entries)
+            batch = self.log.check_wire(entries, message.prev_term)
             if (
                 batch.first_index != message.lo
                 or batch.last_index != message.hi
