@@ -120,7 +120,7 @@ class HardStateFile:
 
     @classmethod
     def open(cls, files: FileSystem, path: Path, *, writable: bool = True) -> HardStateFile:
-        """Read the latest record. Raises: FileNotFoundError, CorruptError, NewerFormatError, OSError."""
+        """Read the latest record. Raises: FileNotFoundError, CorruptError, NewerFormatError."""
         file = files.open(path, writable=writable)
         found: list[tuple[int, DurableState]] = []
         problem: CorruptError | None = None
@@ -130,6 +130,8 @@ class HardStateFile:
                     found.append(decode_state(file.pread(RECORD_SIZE, block * BLOCK)))
                 except CorruptError as error:
                     problem = error
+                except OSError as error:  # a bad sector: that is what the copies are for
+                    problem = CorruptError(f"block {block} cannot be read: {error.strerror}", block * BLOCK)
         except BaseException:
             file.close()
             raise

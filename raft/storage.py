@@ -320,6 +320,9 @@ def open_storage(
     lock = _lock(config, files)
     hard: HardStateFile | None = None
     try:
+        # A process that was killed may leave names that its successor sees and the disk does not hold yet (P17).
+        for folder in (config.data_dir, folders.segments):
+            files.sync_directory(folder)
         hard = _open_hard_state(config, files, folders, identity)
         identity = finish_recovery(files, folders.identity, identity, hard)
         settle_reset(files, folders, config.node_id, config.segment_size, hard, install_state)
