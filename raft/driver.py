@@ -359,6 +359,9 @@ class Driver:
         except (LogTruncatedError, LogCompactedError):
             self.core.append_dropped(message)
             return
+        except RaftError as error:
+            self._owner.on_fault(f"entry {message.lo} cannot be read for {message.to}: {error}")
+            return
         if data is not None:
             self._ship(message, data)
             return

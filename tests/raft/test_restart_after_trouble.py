@@ -88,7 +88,7 @@ def test_unreadable_record_is_damage_and_named(name: str) -> None:
     rig = filled(2)
     disk = rig.disk.killed()
     disk.names[DATA / name].unreadable = 5
-    with pytest.raises(DamagedFolderError, match="cannot be read.*--rejoin"):
+    with pytest.raises(DamagedFolderError, match=r"cannot be read.*--rejoin"):
         open_storage(storage_config(), disk)
 
 
