@@ -185,6 +185,11 @@ class Faults:
         ):
             self.world.later(self.rng.randint(0, max(0, end - self.world.now)), node.name, "crash")
 
+    def on_recovery(self, node: SimNode, end: int) -> None:
+        """A node reads its disk, and mends the end of the log: that may be cut off as well."""
+        if self.active and self.rng.random() < 10 * self.crash_in_turn and not self._is_quiet():
+            self.world.later(self.rng.randint(0, max(0, end - self.world.now)), node.name, "crash")
+
     def on_leader(self, node: SimNode) -> None:
         """A node won: it may die, or be left with a minority, before its first entries are everywhere."""
         if not self.active or self._is_quiet():

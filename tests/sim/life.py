@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ledgermq.proto.entry import EntryHeader, EntryKind, entry_size
 from ledgermq.proto.errors import CorruptError
+from ledgermq.raft.core import RaftCore
 from ledgermq.raft.driver import last_index_of
 from ledgermq.raft.errors import (
     DiskFullError,
@@ -75,7 +76,7 @@ class Life:
             applied_index=LogIndex(node.checkpoint),
         )
         rng = random.Random(node.rng.getrandbits(32))
-        self.core = node.parts.core_class(node.config.core_config(), storage.hard_state, view, rng)
+        self.core: RaftCore = node.parts.core_class(node.config.core_config(), storage.hard_state, view, rng)
         self.log_time = LogTime()
         self.log_time.restore(log.last_timestamp)
         self.flusher = storage.start_stepped(on_durable=self._on_durable)

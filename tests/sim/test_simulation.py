@@ -9,9 +9,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ledgermq.raft.recovery import LogRecovery
+
+from .file_system import SimFileSystem
+from .mutants import ForgetsItsTerm
+from .parts import Parts
 from .runner import ROOT, Total, next_seed, report, run_many, run_seed, shrink, soak
 
 ONE = os.environ.get("SEED")
@@ -25,7 +31,7 @@ not_for_one_seed = pytest.mark.skipif(bool(ONE), reason="one seed was asked for"
 
 def test_random_histories_keep_every_invariant_and_end_in_agreement() -> None:
     total = Total()
-    failures = []
+    failures: list[str] = []
     outcomes = [run_seed(int(ONE))] if ONE else run_many(range(COUNT))
     for outcome in outcomes:
         total.add(outcome)
@@ -69,12 +75,36 @@ def test_a_soak_goes_on_where_its_book_ends(tmp_path: Path, monkeypatch: pytest.
 @not_for_one_seed
 def test_a_failure_is_shrunk_to_the_faults_that_it_needs() -> None:
     """The mutant forgets on a restart; so crashes are needed, and most other faults are not."""
-    from .mutants import ForgetsItsTerm
-    from .parts import Parts
-
     parts = Parts(ForgetsItsTerm)
     failed = next(o for o in (run_seed(seed, parts=parts) for seed in range(100)) if o.error)
     small = shrink(failed, parts)
     assert small.outcome.error
     assert len(small.classes) < 10
     assert run_seed(failed.seed, parts=parts).trace == failed.trace
+
+
+class ForgetfulFileSystem(SimFileSystem):
+    """A disk that never flushes the log."""
+
+    def sync_call(self, path: Path, call: Any) -> None:
+        if call.inode is None or call.inode.segment < 0:
+            super().sync_call(path, call)
+
+
+def believe_the_page_cache(self: LogRecovery, segments: object, begin: int) -> None:
+    """Recovery that does not write again what a failed flush left."""
+
+
+@not_for_one_seed
+@pytest.mark.parametrize(
+    "parts",
+    [
+        Parts(ForgetsItsTerm),
+        Parts(file_system_class=ForgetfulFileSystem),
+        Parts(patches=((LogRecovery, "_write_again", believe_the_page_cache),)),
+    ],
+    ids=["core", "file system", "patch"],
+)
+def test_a_bug_in_any_part_is_seen(parts: Parts) -> None:
+    """The ways in for mutants: another core, another disk, a patch of the storage code."""
+    assert any(run_seed(seed, parts=parts).error for seed in range(150))

@@ -85,6 +85,10 @@ class World:
             "max_append_bytes": rng.choice((1, 700, 4_000, 1 << 20)),
             "max_uncommitted_bytes": rng.choice((2_000, 20_000, 1 << 20)),
         }
+        if (
+            self.limits["max_append_bytes"] == 1
+        ):  # 256 messages that overtake each other are refused one by one
+            self.limits["max_inflight_messages"] = min(8, self.limits["max_inflight_messages"])
         self.network = Network(random.Random(rng.getrandbits(64)))
         self._heap: list[tuple[int, int, str, int, str, Any]] = []
         self._number = 0
@@ -184,7 +188,7 @@ class World:
         """Start a node; recovery takes its time, and may be cut off, too."""
         node.start()
         if node.starting:
-            self.faults.on_turn(node, node.files.busy_until)
+            self.faults.on_recovery(node, node.files.busy_until)
 
     # --- what nodes tell -----------------------------------------------------------------------------------------
     def on_fault(self, node: SimNode, reason: str, *, full: bool) -> None:
