@@ -258,7 +258,7 @@ class Faults:
             if life.log.delete_segments_before(first):
                 life.core.compacted(life.log.first_index)
                 node.checkpoint = max(node.checkpoint, int(life.log.first_index) - 1)
-                life.on_background(None)
+                life.disk.on_background(None)
 
     # --- the villain ---------------------------------------------------------------------------------------------
     def crash(self) -> None:

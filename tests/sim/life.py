@@ -23,29 +23,24 @@ from ledgermq.raft.errors import (
     LogCompactedError,
     LogTruncatedError,
     RaftError,
-    StorageError,
 )
 from ledgermq.raft.hello import Hello
 from ledgermq.raft.log_time import LogTime
 from ledgermq.raft.log_view import LogView
-from ledgermq.raft.log_writer import Append
 from ledgermq.raft.messages import AppendEntries, Heartbeat, Message
 from ledgermq.raft.outputs import Accepted, BecameLeader, CaughtUp, LeaderChanged, Output, Persist, Role
-from ledgermq.raft.segment import TRAILER_SIZE
-from ledgermq.raft.segment_keeper import SPARE_SPACE
 from ledgermq.raft.storage import RaftStorage
 from ledgermq.raft.types import LogIndex, NodeId, Term
 from ledgermq.raft.wire import decode, encode_append, encode_control
 from ledgermq.raft.wire_batch import WireBatch
 
+from .disk_work import DiskWork
 from .membership import AIM, Membership
 
 if TYPE_CHECKING:
     from .node import SimNode
 
 MS = 1000
-FLOOR_INTERVAL_US = 1000 * MS
-FULL_RETRY_US = 500 * MS
 APPLY_SLICE = 2000
 
 
@@ -84,28 +79,29 @@ class Life:
         self.seen_commit = int(self.core.commit_index)
         self.seen_stable = -1
         self.applied = node.checkpoint
-        self.synced_index = int(log.last_index)  # async: what a power cut leaves for sure
         self.last_persist_seq = 0
         self.reads: dict[object, int] = {}
         self._batch: WireBatch | None = None
         self._after: list[Callable[[], None]] = []  # calls for when the core's turn is over
         self._apply_to = self.applied
         self._applying_cold = False
-        self._turn_under_way = False
-        self._syncing = False
-        self._background_due = False
-        self._floor_stored = world.now
-        self.disk_broken = False
+        self.disk = DiskWork(self)
+        self.handlers: dict[str, Callable[[Any], None]] = {
+            "tick": self.on_tick, "frame": self.on_frame, "greet": self.on_greet, "report": self.on_report,
+            "greeting": self.membership.on_greeting, "stored": self.membership.on_stored,
+            "identified": self.membership.on_identified, "cold_read": self.on_cold_read,
+            "cold_apply": self.on_cold_apply, "disk_failed": self.on_disk_failed, "turn": self.disk.on_turn,
+            "flushed": self.disk.on_flushed, "sync": self.disk.on_sync, "synced": self.disk.on_synced,
+            "background": self.disk.on_background,
+        }  # fmt: skip
 
     def begin(self) -> None:
         """Start what runs for ever: ticks, greetings, background work."""
         self.later(self.node.tick_us, "tick")
         self.membership.greet_all()
         self.later(2000 * MS, "report")
-        if not self.node.is_sync:
-            self.later(self.node.flush_interval_us, "sync")
+        self.disk.begin()
         self.membership.advance()
-        self._background_soon()
 
     def later(self, delay_us: int, kind: str, payload: Any = None) -> None:
         """Let something happen to this life."""
@@ -134,21 +130,12 @@ class Life:
         if hello is not None and self.core.fault is None:
             self.membership.learn(hello)
 
-    def on_greeting(self, greeting: Any) -> None:
-        self.membership.on_greeting(greeting)
-
     def on_greet(self, _payload: None) -> None:
         self.membership.greet_all()
 
     def on_report(self, _payload: None) -> None:
         self.later(2000 * MS, "report")
         self.membership.announce()
-
-    def on_stored(self, payload: Any) -> None:
-        self.membership.on_stored(payload)
-
-    def on_identified(self, payload: int) -> None:
-        self.membership.on_identified(payload)
 
     def _step(self, message: Message, entries: memoryview) -> None:
         clock = self.node.clock
@@ -223,95 +210,13 @@ class Life:
         self.core.peer_replaced(peer)
         self.pump()
 
-    # --- disk ----------------------------------------------------------------------------------------------------
-    def on_flushed(self, seq: int) -> None:
-        """The disk is done with a turn."""
-        self._turn_under_way = False
-        self.flusher.report(seq)
-        self.membership.note_durable(seq)
-        if self.node.is_sync and self.world.now - self._floor_stored >= FLOOR_INTERVAL_US:
-            self._floor_stored = self.world.now
-            self._use_disk(self.flusher.store_floor)
-        elif self.node.flush == "async_notify" and not self._syncing:
-            self._sync()
-        self._begin_turn()
-
     def _on_durable(self, seq: int) -> None:
         self.core.storage_done(seq)
         self.pump()
 
-    def on_turn(self, _payload: None) -> None:
-        self._turn_under_way = False
-        self._begin_turn()
-
-    def _begin_turn(self) -> None:
-        """Run the flusher's next turn, whose end is an event."""
-        if self._turn_under_way or self.disk_broken or not self.flusher.queue:
-            return
-        self._turn_under_way = True
-        if self._must_wait_for_room():
-            self.later(FULL_RETRY_US, "turn")
-            return
-        seq = self._use_disk(self.flusher.turn)
-        if seq is not None:
-            self.when_disk_is_done("flushed", seq)
-            self.world.faults.on_turn(self.node, self.node.files.busy_until)
-        self._background_soon()
-
-    def _must_wait_for_room(self) -> bool:
-        """The real flusher waits inside its turn while a segment that it needs finds no room."""
-        files = self.node.files
-        needed = self.node.config.segment_size + TRAILER_SIZE + SPARE_SPACE
-        if files.capacity - files.used >= needed:
-            return False
-        return any(
-            isinstance(action, Append) and not self.storage.has_segment(action.offset)
-            for op in self.flusher.queue
-            for action in op.actions
-        )
-
-    def _use_disk(self, work: Any) -> Any:
-        """Let a thread of the storage do something; its failure is told to the loop when its time has come."""
-        try:
-            return work()
-        except (OSError, StorageError) as error:
-            self.disk_broken = True
-            self.when_disk_is_done("disk_failed", str(error))
-            return None
-
     def on_disk_failed(self, reason: str) -> None:
+        """A thread of the storage failed."""
         self.fail(reason)
-
-    def on_sync(self, _payload: None) -> None:
-        """The interval of the asynchronous modes is over."""
-        self.later(self.node.flush_interval_us, "sync")
-        self._sync()
-
-    def _sync(self) -> None:
-        if self.disk_broken or self._syncing:
-            return
-        self._syncing = True
-        self._use_disk(lambda: self.flusher.sync(others_write=True))
-        self.when_disk_is_done("synced", int(self.storage.statistics().flushed_index))
-
-    def on_synced(self, index: int) -> None:
-        self._syncing = False
-        self.synced_index = index
-
-    def _background_soon(self) -> None:
-        if not self._background_due and self.storage.has_background_work:
-            self._background_due = True
-            self.later(self.node.rng.randint(50, 5000), "background")
-
-    def on_background(self, _payload: None) -> None:
-        """Segments are prepared, index files written, old segments deleted."""
-        self._background_due = False
-        if self.disk_broken:
-            return
-        self._use_disk(self.storage.run_background)
-        if self.storage.has_background_work and not self.disk_broken:
-            self._background_due = True
-            self.later(FULL_RETRY_US, "background")
 
     # --- outputs -------------------------------------------------------------------------------------------------
     def pump(self) -> None:
@@ -391,7 +296,7 @@ class Life:
         self.last_persist_seq = persist.seq
         if persist.hard_state is not None:
             self.world.faults.on_vote_write(self.node)
-        self._begin_turn()
+        self.disk.begin_turn()
 
     def _send(self, message: Message) -> None:
         self.world.invariants.on_send(self.node, message)
@@ -500,7 +405,7 @@ class Life:
             return
         self.world.on_fault(self.node, reason, full=full)
         self.core.storage_failed(reason)
-        self.disk_broken = True
+        self.disk.broken = True
         self.pump()
 
     @property

@@ -140,7 +140,7 @@ class Membership:
             self._send(greeting.from_, reply.SerializeToString(), greeting.run)
 
     def _store(self, greeting: Greeting, hello: Hello) -> None:
-        if self._life.disk_broken:
+        if self._life.disk.broken:
             return
         changed = {**self._record.known, hello.node_id: hello.incarnation}
         try:
@@ -234,7 +234,7 @@ class Membership:
             self.announce()
 
     def _identify(self) -> None:
-        if self.group_id or self._storing or self._life.disk_broken:
+        if self.group_id or self._storing or self._life.disk.broken:
             return
         group_id = find_group_id(self.hello(), self._others, self.hellos)
         if not group_id:

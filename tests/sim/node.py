@@ -191,7 +191,7 @@ class SimNode:
         core = self.last_core = life.core
         stable = int(core.stable_index)
         if power and not self.is_sync:
-            stable = min(stable, life.synced_index)
+            stable = min(stable, life.disk.synced_index)
         known = self.world.invariants.chain_of(core, stable)
         self.promised = (stable, known) if known is not None else (0, 0)
         newest = max(self.checkpoint, min(life.applied, stable))

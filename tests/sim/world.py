@@ -274,7 +274,7 @@ class World:
             return
         if node.inbox:
             self._deliver_queued(node)  # input first, then one tick (D10)
-        getattr(life, "on_" + kind)(payload)
+        life.handlers[kind](payload)
         self.invariants.after(node)
         core = life.core
         self.trace = hash((self.trace, self.now, self._place[node.name], core.term, core.commit_index,
@@ -284,7 +284,7 @@ class World:
         inbox, node.inbox = node.inbox, []
         for kind, payload in inbox:
             if node.life is not None and node.life.core.fault is None:
-                getattr(node.life, "on_" + kind)(payload)
+                node.life.handlers[kind](payload)
                 self.invariants.after(node)
 
     def describe(self) -> str:
