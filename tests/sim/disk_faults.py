@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ledgermq.proto.errors import CorruptError
 from ledgermq.raft.hard_state import decode_state
 
-from .file_system import NO_SEGMENT, FailedSync, Inode, SimFileSystem
+from .file_system import NO_SEGMENT, ROOMY, FailedSync, Inode, SimFileSystem
 
 if TYPE_CHECKING:
     from .faults import Faults
@@ -55,7 +55,7 @@ class DiskFaults:
 
     def room(self, name: str) -> None:
         """There is room again."""
-        self.world.nodes[name].files.capacity = 1 << 40
+        self.world.nodes[name].files.capacity = ROOMY
 
     def read_error(self) -> None:
         """A sector cannot be read any more."""
@@ -110,9 +110,10 @@ class DiskFaults:
 
     def old_disk(self) -> None:
         """The disk that was replaced comes back."""
-        node = self._victim()
-        if node is None or node.name not in self.backups:
+        fair = [node for node in self.faults.running() if node.name in self.backups and self._is_fair(node)]
+        if not fair:
             return
+        node = self.rng.choice(fair)
         self.faults.kill(node, power=True)
         backup = self.backups[node.name]
         self._lose(node)
@@ -144,15 +145,17 @@ class DiskFaults:
         """No fault from now on."""
         for node in self.world.nodes.values():
             files = node.files
-            files.capacity = 1 << 40
+            files.capacity = ROOMY
             files.fail_sync, files.fail_write, files.misdirect, files.cold_share = None, 0, 0, 0.0
             files.sync_delay_us = (100, 2000)
 
     # --- inside --------------------------------------------------------------------------------------------------
     def _victim(self) -> SimNode | None:
         node = self.faults.any_running()
-        fair = node is not None and self.world.atlas.may_hurt(node.name) and node.core.is_voter
-        return node if fair else None
+        return node if node is not None and self._is_fair(node) else None
+
+    def _is_fair(self, node: SimNode) -> bool:
+        return self.world.atlas.may_hurt(node.name) and node.core.is_voter
 
     def _hurt(self, node: SimNode, what: str) -> None:
         self.faults.tell(f"{node.name}: {what}")

@@ -28,6 +28,7 @@ class DiskImage:
         self._files = files
         self._folder = data / SEGMENT_FOLDER
         self._segment_size = segment_size
+        self._paths: dict[int, Path] = {}
         files.on_segment_change = self._changed
         files.on_segment_gone = self._gone
         self._forget()
@@ -127,7 +128,10 @@ class DiskImage:
     def _bytes_of(self, segment: int) -> bytearray | None:
         files = self._files
         names = files.written_names if files.watches_written else files.durable_names
-        inode = names.get(self._folder / f"{segment:020d}")
+        path = self._paths.get(segment)
+        if path is None:
+            path = self._paths[segment] = self._folder / f"{segment:020d}"
+        inode = names.get(path)
         if inode is None:
             return None
         return inode.written if files.watches_written else inode.durable

@@ -73,7 +73,7 @@ class DiskWork:
         """The real flusher waits inside its turn while a segment that it needs finds no room."""
         files = self._life.node.files
         needed = self._life.node.config.segment_size + TRAILER_SIZE + SPARE_SPACE
-        if files.capacity - files.used >= needed:
+        if files.available >= needed:
             return False
         return any(
             isinstance(action, Append) and not self._life.storage.has_segment(action.offset)

@@ -24,6 +24,7 @@ from ledgermq.raft.files import Buffer, DiskUse, LockedError
 
 SEGMENT_FOLDER = "commitlog"
 NO_SEGMENT = -1
+ROOMY = 1 << 40  # capacity of a disk that nobody filled
 
 
 class SimulationError(AssertionError):
@@ -97,7 +98,7 @@ class SimFileSystem:
         self.clock = clock
         self.block = rng.choice((512, 4096))
         self.sync_delay_us = (100, 3000)
-        self.capacity = 1 << 40
+        self.capacity = ROOMY
         self.cold_share = 0.0  # of reads that find nothing in the page cache
         self.watches_written = False  # the log image follows `written`, not `durable`
         self.fail_sync: FailedSync | None = None  # the next sync fails
@@ -152,7 +153,7 @@ class SimFileSystem:
         self.sync_call(path, _Call(0, "sync_names", folder=path))
 
     def disk_use(self, path: Path) -> DiskUse:
-        return DiskUse(self.capacity, max(0, self.capacity - self.used))
+        return DiskUse(self.capacity, self.available)
 
     def lock(self, path: Path) -> SimLock:
         if path in self._locked:
@@ -161,6 +162,11 @@ class SimFileSystem:
         return SimLock(self._locked, path)
 
     # --- calls ---------------------------------------------------------------------------------------------------
+    @property
+    def available(self) -> int:
+        """Bytes that are left."""
+        return ROOMY if self.capacity == ROOMY else max(0, self.capacity - self.used)
+
     @property
     def used(self) -> int:
         """Bytes that files take."""
@@ -174,7 +180,7 @@ class SimFileSystem:
             code, self.fail_write, self.failed = self.fail_write, 0, True
             raise OSError(code, os.strerror(code), str(path))
         growth = offset + len(data) - len(inode.current)
-        if growth > 0 and self.used + growth > self.capacity:
+        if growth > 0 and growth > self.available:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if self.misdirect and inode.segment != NO_SEGMENT and offset > 0:
             self.misdirect = 0

@@ -75,7 +75,8 @@ class Liveness:
     def _settle(self, core: list[SimNode]) -> None:
         """Demand that the healed nodes agree and commit within a bounded time."""
         world = self.world
-        end = world.now + SETTLE_US
+        # A disk that was slow does first what it was asked for: some flushes of seconds each.
+        end = max([world.now, *(node.files.busy_until for node in core)]) + SETTLE_US
         while world.now < end:
             world.run_until(world.now + SECOND // 4)
             leader = world.leader()
