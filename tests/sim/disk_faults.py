@@ -111,9 +111,13 @@ class DiskFaults:
     def old_disk(self) -> None:
         """The disk that was replaced comes back."""
         fair = [node for node in self.faults.running() if node.name in self.backups and self._is_fair(node)]
-        if not fair:
+        if fair:
+            self.restore(self.rng.choice(fair))
+
+    def restore(self, node: SimNode) -> None:
+        """Put the former disk of a node in again, when that is fair."""
+        if not node.up or node.name not in self.backups or not self._is_fair(node):
             return
-        node = self.rng.choice(fair)
         self.faults.kill(node, power=True)
         backup = self.backups[node.name]
         self._lose(node)

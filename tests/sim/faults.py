@@ -113,7 +113,7 @@ class Faults:
     # --- events --------------------------------------------------------------------------------------------------
     def happen(self, kind: str, payload: object) -> None:
         """One event of a class happens; another is drawn."""
-        if kind in ("restart", "exit", "room", "scrub", "heal"):
+        if kind in ("restart", "exit", "room", "scrub", "heal", "old_disk_of"):
             getattr(self, f"_{kind}")(payload)
             return
         if not self.active and kind not in ("propose", "read"):
@@ -156,6 +156,10 @@ class Faults:
         if self.active:
             self.disks.scrub(str(payload))
 
+    def _old_disk_of(self, payload: object) -> None:
+        if self.active and not self._is_quiet():
+            self.disks.restore(self.world.nodes[str(payload)])
+
     def _heal(self, _payload: object) -> None:
         if self.active:
             self.world.network.heal()
@@ -189,6 +193,11 @@ class Faults:
         """A node reads its disk, and mends the end of the log: that may be cut off as well."""
         if self.active and self.rng.random() < 10 * self.crash_in_turn and not self._is_quiet():
             self.world.later(self.rng.randint(0, max(0, end - self.world.now)), node.name, "crash")
+
+    def on_promoted(self, node: SimNode) -> None:
+        """A node has fetched everything again: now its former disk may come back."""
+        if self.active and "old_disk" in self.mean_ms and self.rng.random() < 0.5:
+            self.world.later(self.rng.randint(10, 1000) * MS, "", "old_disk_of", node.name)
 
     def on_leader(self, node: SimNode) -> None:
         """A node won: it may die, or be left with a minority, before its first entries are everywhere."""

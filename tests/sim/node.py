@@ -204,6 +204,7 @@ class SimNode:
     def promoted(self) -> None:
         """It votes (again)."""
         self.world.atlas.recovered(self.name)
+        self.world.faults.on_promoted(self)
 
     def has_durable(self, index: int, chain: int) -> bool:
         """Tell whether this node's disk holds (or, lost since, held) that entry."""
