@@ -132,8 +132,10 @@ class Flusher:
         on_done: Callable[[int], None],
         on_failed: Callable[[StorageError], None],
         path: Path,
+        learner_after_failure: bool = False,
     ) -> None:
         self._writer = writer
+        self._learner_after_failure = learner_after_failure
         self._mode = mode
         self._interval = interval_seconds
         self._max_unsynced = max_unsynced_bytes
@@ -218,6 +220,14 @@ class Flusher:
             self._wake.notify()
         self._sync_wake.set()
         self._on_failed(error)
+        if self._learner_after_failure:
+            self._give_up_vote()
+
+    def _give_up_vote(self) -> None:
+        try:
+            self._writer.give_up_vote()
+        except OSError as error:
+            _log.error("not marked as a learner path=%s error=%s", self._path, error)
 
     def _work(self) -> None:
         while turn := self._next_turn():

@@ -107,6 +107,7 @@ class HardStateFile:
         self._file = file
         self._sequence = sequence
         self.state = state
+        self.is_broken = False
 
     @classmethod
     def create(cls, files: FileSystem, path: Path, state: DurableState) -> HardStateFile:
@@ -151,9 +152,11 @@ class HardStateFile:
         sequence = self._sequence + 1
         record = encode_state(state, sequence)
         slot = sequence % 2
+        self.is_broken = True  # until it went well
         self._file.pwritev([record], slot * BLOCK)
         self._file.pwritev([record], (slot + 2) * BLOCK)
         self._file.fdatasync()
+        self.is_broken = False
         self._sequence = sequence
         self.state = state
 

@@ -177,6 +177,7 @@ class RaftStorage:
             on_done=lambda seq: deliver(lambda: done(seq)),
             on_failed=lambda error: deliver(lambda: on_failed(error)),
             path=self._config.data_dir,
+            learner_after_failure=self._config.learner_after_reboot,
         )
         self._flusher = flusher
         flusher.start()
@@ -192,6 +193,11 @@ class RaftStorage:
         for segment in self._unsaved:
             self.log.save_index(segment)
         return flusher
+
+    def note_failure(self) -> None:
+        """Do what the flusher's threads do after an error (only after `start_stepped`). Raises: OSError."""
+        if self._config.learner_after_reboot:
+            self._writer.give_up_vote()
 
     def run_background(self) -> None:
         """Do queued background work on this thread (only after `start_stepped`). Raises: OSError."""

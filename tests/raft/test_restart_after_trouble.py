@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import errno
 import random
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ledgermq.proto.entry import EntryKind
 from ledgermq.raft.errors import DamagedFolderError, DamagedLogError
 from ledgermq.raft.hard_state import BLOCK, HardStateFile
 from ledgermq.raft.segment import mark_position
-from ledgermq.raft.storage import open_storage, rejoin
+from ledgermq.raft.storage import create_data_folder, open_storage, rejoin
+from ledgermq.raft.types import LogIndex, Term
 
 from .log_rig import DATA, SEGMENT, LogRig, reopen, storage_config
 from .simulated_disk import Keep, PowerCut, SimulatedDisk
@@ -116,3 +120,45 @@ def test_unreadable_index_file_is_rebuilt() -> None:
     disk: SimulatedDisk = rig.disk.killed()
     disk.names[DATA / "entryindex" / f"{0:020d}"].unreadable = 5
     assert reopen(disk, rig).read_all() == rig.entries
+
+
+def test_node_whose_asynchronous_sync_failed_does_not_vote_before_it_caught_up() -> None:
+    """The kernel dropped what was acknowledged from the page cache, and no reboot tells of it (D7)."""
+    disk = SimulatedDisk()
+    rig = LogRig(disk, flush="async_timed", learner_after_reboot=True)
+    rig.append(b"kept")
+    rig.flush()
+    rig.flusher.sync()
+    rig.append(b"acknowledged, and gone")
+    rig.flush()
+    disk.on_step = fail("fdatasync", "commitlog", errno.EIO)
+    with pytest.raises(OSError, match="injected"):
+        rig.flusher.sync(others_write=True)
+    disk.on_step = None
+    rig.storage.note_failure()
+    after = open_storage(rig.config, disk.killed())
+    assert after.log.last_index == 1
+    assert not after.hard_state.is_voter
+    after.close()
+
+
+def test_thread_that_fails_in_asynchronous_mode_marks_the_node_as_a_learner() -> None:
+    disk = SimulatedDisk()
+    config = replace(storage_config(flush="async_notify"), learner_after_reboot=True)
+    create_data_folder(config, disk)
+    storage = open_storage(config, disk)
+    failed = threading.Event()
+    storage.start(
+        lambda call: call(),
+        on_durable=lambda seq: None,
+        on_failed=lambda error: failed.set(),
+        on_disk_full=lambda full: None,
+    )
+    disk.on_step = fail("fdatasync", "commitlog", errno.EIO)
+    storage.log.stage_entry(EntryKind.NOOP, [], section_count=0, index=LogIndex(1), term=Term(1), timestamp=1)
+    storage.log.persist(1)
+    assert failed.wait(60)
+    storage.close(clean=False)  # waits for the threads
+    after = open_storage(config, disk.killed())
+    assert not after.hard_state.is_voter
+    after.close()

@@ -37,14 +37,19 @@ class DiskFaults:
     # --- errors that are reported --------------------------------------------------------------------------------
     def disk_error(self) -> None:
         """The next write or flush of the log or of the hard state fails."""
-        node = self.faults.any_running()
+        # In the asynchronous modes a failed flush takes with it what was acknowledged before (D7).
+        node = self.faults.any_running() if self.world.is_sync else self._victim()
         if node is None:
             return
         if self.rng.random() < 0.3:
             node.files.fail_write = errno.EIO
         else:
             node.files.fail_sync = self.rng.choice((FailedSync.DROP, FailedSync.KEEP))
-        self.faults.tell(f"the next {'write' if node.files.fail_write else 'flush'} of {node.name} fails")
+        what = f"the next {'write' if node.files.fail_write else 'flush'} fails"
+        if self.world.is_sync:
+            self.faults.tell(f"{node.name}: {what}")
+        else:
+            self._hurt(node, what)
 
     def disk_full(self) -> None:
         """No room for a while."""

@@ -6,6 +6,7 @@ nothing more is asked of the disk (P15).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ledgermq.raft.errors import StorageError
@@ -87,6 +88,8 @@ class DiskWork:
             return work()
         except (OSError, StorageError) as error:
             self.broken = True
+            with suppress(OSError):
+                self._life.storage.note_failure()
             self._life.when_disk_is_done("disk_failed", str(error))
             return None
 

@@ -107,7 +107,9 @@ class SimFileSystem:
         self.on_damage: Callable[[], None] = lambda: None
         self.on_segment_change: Callable[[int, int], None] = lambda segment, position: None
         self.on_segment_gone: Callable[[int], None] = lambda segment: None
-        self.failed = False  # an error was reported: the process may do nothing more here (P15)
+        self.failed: Inode | None = (
+            None  # of this file an error was reported: it must not be used again (P15)
+        )
         self.busy_until = 0
         self.calls = 0
         self.names: dict[Path, Inode] = {}
@@ -177,7 +179,7 @@ class SimFileSystem:
         self._must_work(path, inode)
         self._spend(1, 30)
         if self.fail_write and _is_vital(path, inode):
-            code, self.fail_write, self.failed = self.fail_write, 0, True
+            code, self.fail_write, self.failed = self.fail_write, 0, inode
             raise OSError(code, os.strerror(code), str(path))
         growth = offset + len(data) - len(inode.current)
         if growth > 0 and growth > self.available:
@@ -204,7 +206,7 @@ class SimFileSystem:
         self._spend(*self.sync_delay_us)
         call.time = self.busy_until
         if self.fail_sync is not None and _is_vital(path, call.inode):
-            call.kind, call.how, self.fail_sync, self.failed = "failed_sync", self.fail_sync, None, True
+            call.kind, call.how, self.fail_sync, self.failed = "failed_sync", self.fail_sync, None, call.inode
             self._calls.append(call)
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         self._calls.append(call)
@@ -227,7 +229,7 @@ class SimFileSystem:
 
     def _must_work(self, path: Path, inode: Inode | None) -> None:
         self.calls += 1
-        if self.failed and _is_vital(path, inode):
+        if self.failed is not None and self.failed is inode:
             raise SimulationError(f"P15: {path} is written or flushed after the disk reported an error")
 
     def _spend(self, lowest: int, highest: int) -> None:
@@ -315,7 +317,7 @@ class SimFileSystem:
             self._write_back(call.inode, call.offset, part)
         self._calls.clear()
         self._locked.clear()
-        self.failed = False
+        self.failed = None
         self.busy_until = self.clock()
         if keep is not None:
             self._lose_power(keep)

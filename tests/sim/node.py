@@ -190,8 +190,8 @@ class SimNode:
     def _remember(self, life: Life, *, power: bool) -> None:
         core = self.last_core = life.core
         stable = int(core.stable_index)
-        if power and not self.is_sync:
-            stable = min(stable, life.disk.synced_index)
+        if not self.is_sync and (power or self.files.failed is not None):
+            stable = min(stable, life.disk.synced_index)  # a failed sync may drop the rest, too (D7)
         known = self.world.invariants.chain_of(core, stable)
         self.promised = (stable, known) if known is not None else (0, 0)
         newest = max(self.checkpoint, min(life.applied, stable))

@@ -194,7 +194,7 @@ class World:
     def on_fault(self, node: SimNode, reason: str, *, full: bool) -> None:
         """A running node faulted: it must have had a reason, and its process ends."""
         self.faults.tell(f"{node.name} faults: {reason}")
-        excused = full or node.files.failed or node.name in self.atlas.hurt
+        excused = full or node.files.failed is not None or node.name in self.atlas.hurt
         if not excused:
             raise InvariantError(f"{node.name} faults without a fault: {reason}")
         if "--rejoin" in reason or "is damaged" in reason:
