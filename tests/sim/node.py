@@ -142,7 +142,7 @@ class SimNode:
         self.config = self._config(rejoin=self.wants_rejoin and len(self.world.names) > 1)
         held = self.image.known() if self.wants_rejoin else {}
         try:
-            storage = open_node_storage(self.config, self.files, self.settings())
+            storage = open_node_storage(self.config, self.files, settings=self.settings())
         except (DataFolderError, DamagedLogError) as error:
             self.world.on_start_refused(self, error)
             return
