@@ -15,7 +15,10 @@ KILLS ?= 1
 DOCKER ?= 0
 MESSAGES ?= 200000
 
-.PHONY: help preflight setup fmt lint types test unit sim integration e2e bench proto image up demo clean
+FOR ?= 60m
+SOAK ?= build/sim-soak.jsonl
+
+.PHONY: help preflight setup fmt lint types test unit sim sim-soak integration e2e bench proto image up demo clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9 ]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-27s %s\n", $$1, $$2}'
@@ -53,6 +56,9 @@ test: preflight lint types ## everything: lint, types and all suites, with one s
 
 unit sim integration e2e: $(STAMP) ## one suite of tests
 	@$(BIN)/python tests/run_suites.py $@
+
+sim-soak: $(STAMP) ## seeds of the simulator that nobody ran yet, for a time (FOR=60m); goes on where it was stopped
+	$(BIN)/python -m tests.sim --soak $(SOAK) --for $(FOR)
 
 bench: $(STAMP) ## measure throughput, latency and failover (docs/performance.md)
 	$(BIN)/python -m bench

@@ -208,14 +208,15 @@ class CommitLog:
         self._stage_bytes(header, view)
         return header
 
-    def check_wire(self, buffer: Buffer) -> WireBatch:
+    def check_wire(self, buffer: Buffer, prev_term: Term) -> WireBatch:
         """Follower: verify checksums, inner chain, indexes, offsets and sizes, before the core sees the message.
 
-        Raises: InvalidWireError.
+        `prev_term` is the term of the entry before them, as the message tells. Raises: InvalidWireError.
         """
         batch = check_wire(buffer, self._log.segment_size)
-        if batch.first_index == self.last_index + 1:
-            # Entries that only the core can place (they overlap ours) are checked against the log by `stage_wire`.
+        if batch.first_index == self.last_index + 1 and prev_term == self.last_term:
+            # Entries that only the core can place (they overlap ours, or follow another entry than our last one: the
+            # leader must hear of that) are checked against the log by `stage_wire`.
             self._check_chains(batch.headers[0])
         return batch
 

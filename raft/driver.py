@@ -325,7 +325,7 @@ class Driver:
     def _verify(self, message: AppendEntries, entries: memoryview) -> bool:
         """Check an AppendEntries' bytes before the core sees it; keep them for `_persist`."""
         try:
-            batch = self.log.check_wire(entries)
+            batch = self.log.check_wire(entries, message.prev_term)
             if (
                 batch.first_index != message.lo
                 or batch.last_index != message.hi
@@ -366,6 +366,9 @@ class Driver:
         except DamagedLogError as error:
             self._owner.on_damage(error)
             self.core.append_dropped(message)
+            return
+        except RaftError as error:
+            self._owner.on_fault(f"entry {message.lo} cannot be read for {message.to}: {error}")
             return
         if data is not None:
             self._ship(message, data)

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -74,17 +74,37 @@ class SteppedFlusher:
         """Queue an operation."""
         self._queue.append(op)
 
+    @property
+    def queue(self) -> Sequence[PersistOp]:
+        """What the next turn takes."""
+        return self._queue
+
     def step(self, max_ops: int = 1 << 30) -> bool:
         """Do one turn of at most `max_ops` operations; return whether there was any. Raises: OSError."""
-        turn = [self._queue.popleft() for _ in range(min(max_ops, len(self._queue)))]
-        if turn:
-            self._writer.run(turn, sync=self._mode is FlushMode.SYNC)
-            self._on_done(turn[-1].seq)
-        return bool(turn)
+        seq = self.turn(max_ops)
+        if seq is not None:
+            self.report(seq)
+        return seq is not None
 
-    def sync(self) -> None:
+    def turn(self, max_ops: int = 1 << 30) -> int | None:
+        """Like `step`, but say nothing yet; return what `report` must be told, None when there was nothing to do."""
+        turn = [self._queue.popleft() for _ in range(min(max_ops, len(self._queue)))]
+        if not turn:
+            return None
+        self._writer.run(turn, sync=self._mode is FlushMode.SYNC)
+        return turn[-1].seq
+
+    def report(self, seq: int) -> None:
+        """Everything up to `seq` is done: a simulated disk took its time since the turn."""
+        self._on_done(seq)
+
+    def sync(self, *, others_write: bool = False) -> None:
         """Make everything written durable (async modes), and store the floor. Raises: OSError."""
-        self._writer.sync()
+        self._writer.sync(others_write=others_write)
+        self._writer.store_floor()
+
+    def store_floor(self) -> None:
+        """Store the acked floor, as the thread does once in a while. Raises: OSError."""
         self._writer.store_floor()
 
     def close(self) -> bool:
@@ -112,8 +132,10 @@ class Flusher:
         on_done: Callable[[int], None],
         on_failed: Callable[[StorageError], None],
         path: Path,
+        learner_after_failure: bool = False,
     ) -> None:
         self._writer = writer
+        self._learner_after_failure = learner_after_failure
         self._mode = mode
         self._interval = interval_seconds
         self._max_unsynced = max_unsynced_bytes
@@ -200,6 +222,14 @@ class Flusher:
             self._wake.notify()
         self._sync_wake.set()
         self._on_failed(error)
+        if self._learner_after_failure:
+            self._give_up_vote()
+
+    def _give_up_vote(self) -> None:
+        try:
+            self._writer.give_up_vote()
+        except OSError as error:
+            _log.error("not marked as a learner path=%s error=%s", self._path, error)
 
     def _work(self) -> None:
         while turn := self._next_turn():

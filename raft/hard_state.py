@@ -107,6 +107,7 @@ class HardStateFile:
         self._file = file
         self._sequence = sequence
         self.state = state
+        self.is_broken = False
 
     @classmethod
     def create(cls, files: FileSystem, path: Path, state: DurableState) -> HardStateFile:
@@ -120,7 +121,7 @@ class HardStateFile:
 
     @classmethod
     def open(cls, files: FileSystem, path: Path, *, writable: bool = True) -> HardStateFile:
-        """Read the latest record. Raises: FileNotFoundError, CorruptError, NewerFormatError, OSError."""
+        """Read the latest record. Raises: FileNotFoundError, CorruptError, NewerFormatError."""
         file = files.open(path, writable=writable)
         found: list[tuple[int, DurableState]] = []
         problem: CorruptError | None = None
@@ -130,6 +131,8 @@ class HardStateFile:
                     found.append(decode_state(file.pread(RECORD_SIZE, block * BLOCK)))
                 except CorruptError as error:
                     problem = error
+                except OSError as error:  # a bad sector: that is what the copies are for
+                    problem = CorruptError(f"block {block} cannot be read: {error.strerror}", block * BLOCK)
         except BaseException:
             file.close()
             raise
@@ -149,9 +152,11 @@ class HardStateFile:
         sequence = self._sequence + 1
         record = encode_state(state, sequence)
         slot = sequence % 2
+        self.is_broken = True  # until it went well
         self._file.pwritev([record], slot * BLOCK)
         self._file.pwritev([record], (slot + 2) * BLOCK)
         self._file.fdatasync()
+        self.is_broken = False
         self._sequence = sequence
         self.state = state
 

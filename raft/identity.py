@@ -147,6 +147,8 @@ def _read(files: FileSystem, path: Path, kind: str, version: int, node: str) -> 
         raise damaged_folder(node, path, f"is damaged ({error.reason})") from None
     except NewerFormatError as error:
         raise NewerFolderError(node, path, kind, error.found, error.supported) from None
+    except OSError as error:
+        raise damaged_folder(node, path, f"cannot be read ({error.strerror})") from None
 
 
 def _build(path: Path, node: str, make: Callable[[], _T]) -> _T:

@@ -38,7 +38,8 @@ class LogFiles:
         self._folders = folders
         self._handles: OrderedDict[int, _Handle] = OrderedDict()
         self._indexes = IndexCache()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ledgermq-read")
+        # Without threads (simulators) a cold read is done on the calling thread.
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ledgermq-read") if threads else None
 
     def read_nowait(self, start: int, position: int, size: int) -> bytes | None:
         """Bytes of the segment at `start`, when the page cache has them. Raises: OSError."""
@@ -105,7 +106,8 @@ class LogFiles:
 
     def close(self) -> None:
         """Wait for the pool, close the files."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
         while self._handles:
             self._handles.popitem()[1].file.close()
 
@@ -115,6 +117,8 @@ class LogFiles:
         return offsets
 
     async def _in_pool(self, work: Callable[[], _T]) -> _T:
+        if self._pool is None:
+            return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def _handle(self, start: int) -> _Handle:

@@ -159,6 +159,17 @@ class LogWriter:
             if state != self._hard.state:
                 self._hard.write(state)
 
+    def give_up_vote(self) -> None:
+        """Store that this node must not vote before it has caught up, unless the hard state is what failed.
+
+        For the asynchronous modes, after a failed write or sync: the kernel may have dropped what was acknowledged, and
+        the boot id stays the same (D7). Raises: OSError.
+        """
+        with self._lock:
+            state = self._hard.state
+            if not self._hard.is_broken and state.hard.is_voter:
+                self._hard.write(replace(state, hard=replace(state.hard, is_voter=False)))
+
     def close(self) -> None:
         """Close the files."""
         if self._file is not None:

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -51,6 +53,7 @@ from .types import LogIndex, Term
 
 _log = logging.getLogger(__name__)
 _TAIL_CHECK: Final = 4096
+_PIECE: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,7 @@ class LogRecovery:
                     raise self._broken_file(starts, broken, segments, marks)
                 self._judge(stop)
                 self._check_floor(stop)
+                self._write_again(segments, marks.latest.start)
                 turn = self._settle(start, scan, marks.latest.turn)
                 break
         turn = self._settle_filler(segments, turn)
@@ -215,11 +219,8 @@ class LogRecovery:
     def _read_marks(self, starts: list[int]) -> _Marks:
         marks = _Marks(FlushMark(0, self._base.first_offset, self._base.first_offset), -1, set())
         for start in starts:
-            file = self._open(start, writable=False)
-            try:
+            with self._reading(start) as file:
                 mark, unreadable = read_marks(file, self._segment_size)
-            finally:
-                file.close()
             if unreadable == 2:
                 marks.unreadable.add(start)
             marks.doubtful = marks.doubtful or unreadable > 0
@@ -232,11 +233,8 @@ class LogRecovery:
         """Return what a segment holds: from its index file where that may be believed, else by reading it all."""
         scan = self._from_index(start, before)
         if scan is None:
-            file = self._open(start, writable=False)
-            try:
+            with self._reading(start) as file:
                 scan = scan_segment(file, start, self._segment_size, before)
-            finally:
-                file.close()
             self._scanned += scan.end
             if scan.sealed:
                 self._unsaved.append(scan.segment)
@@ -246,8 +244,8 @@ class LogRecovery:
         """Believe an index file of a segment that cannot have changed since, when it fits what the segment says."""
         try:
             segment = read_index(self._files, self._folders.indexes, start)
-        except (FileNotFoundError, LayoutError):
-            return None  # also a newer index: it can be rebuilt
+        except (OSError, LayoutError):
+            return None  # missing, unreadable, also newer: it can be rebuilt
         if (
             segment.first_index != before.index + 1
             or segment.last is None
@@ -256,11 +254,8 @@ class LogRecovery:
             return None
         if not self._state.clean_stop and segment.last_index > self._state.floor_index:
             return None
-        file = self._open(start, writable=False)
-        try:
+        with self._reading(start) as file:
             return self._fits(file, segment, before)
-        finally:
-            file.close()
 
     def _fits(self, file: File, segment: Segment, before: Before) -> SegmentScan | None:
         """Compare an index with its segment: first header, the last entry with its checksum, filler, zeros behind."""
@@ -300,11 +295,8 @@ class LogRecovery:
         for later in starts:
             if not self._files.exists(segment_path(self._folders.segments, later)):
                 continue
-            file = self._open(later, writable=False)
-            try:
+            with self._reading(later) as file:
                 found = find_valid_entry(file, later, min(self._segment_size, file.size()), 0)
-            finally:
-                file.close()
             if found is not None:
                 return later + found
         return None
@@ -322,11 +314,8 @@ class LogRecovery:
             search_from = stop.position + 1
         else:
             return
-        file = self._open(start, writable=False)
-        try:
+        with self._reading(start) as file:
             later = find_valid_entry(file, start, self._segment_size, min(search_from, self._segment_size))
-        finally:
-            file.close()
         if later is not None:
             text = f"{stop.reason}; a valid entry follows at byte {later}"
             raise self._stopped(stop, text, start + later + 1)
@@ -370,14 +359,36 @@ class LogRecovery:
         return Before(LogIndex(base.first_index - 1), base.prev_term, base.prev_crc, base.prev_timestamp)
 
     # --- changing ----------------------------------------------------------------------------------------------
+    def _write_again(self, segments: list[Segment], begin: int) -> None:
+        """Write what the last turn wrote once more, durably.
+
+        Its fsync may have failed and ended the process: then the page cache still shows bytes that the disk never got,
+        calls them clean, and no later fsync would write them (P15).
+        """
+        if self._state.clean_stop:
+            return
+        for segment in segments:
+            end = segment.end_offset + len(segment.filler)
+            if begin >= end:
+                continue
+            file = self._open(segment.start)
+            try:
+                for position in range(max(begin, segment.start) - segment.start, end - segment.start, _PIECE):
+                    piece = file.pread(min(_PIECE, end - segment.start - position), position)
+                    file.pwritev([piece], position)
+                file.fdatasync()
+            finally:
+                file.close()
+
     def _settle(self, start: int, scan: SegmentScan, turn: int) -> int:
         """Make the end of the log durable, with zeros behind it; return the last flush turn."""
         look_at = self._segment_size
         if self._state.clean_stop:
             look_at = min(look_at, scan.end + _TAIL_CHECK)
+        with self._reading(start) as file:
+            dirty_end = last_nonzero(file, scan.end, look_at)
         file = self._open(start)
         try:
-            dirty_end = last_nonzero(file, scan.end, look_at)
             if dirty_end > scan.end:
                 self._truncated = dirty_end - scan.end
                 _log.warning(
@@ -440,6 +451,20 @@ class LogRecovery:
     # --- small things ------------------------------------------------------------------------------------------
     def _open(self, start: int, *, writable: bool = True) -> File:
         return self._files.open(segment_path(self._folders.segments, start), writable=writable)
+
+    @contextmanager
+    def _reading(self, start: int) -> Iterator[File]:
+        """Open a segment to read; one that cannot be read at all is damage. Raises: DamagedLogError."""
+        path = segment_path(self._folders.segments, start)
+        file = self._files.open(path, writable=False)
+        try:
+            yield file
+        except OSError as error:
+            raise DamagedLogError(
+                self._node, path, 0, start, f"it cannot be read: {error.strerror}"
+            ) from None
+        finally:
+            file.close()
 
     def _log_result(self, segments: list[Segment], begin: float) -> None:
         end = self._end(segments)

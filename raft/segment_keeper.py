@@ -115,9 +115,19 @@ class SegmentKeeper:
             self._thread.join()
 
     def run_pending(self) -> None:
-        """Do queued work on the calling thread (simulators, tests). Raises: OSError, DiskFullError."""
+        """Do queued work on the calling thread (simulators, tests), then try again what found no room.
+
+        Raises: OSError, DiskFullError.
+        """
         while self._jobs:
             self._jobs.popleft()()
+        if self._no_room_for is not None:
+            self._prepare(self._no_room_for)
+
+    @property
+    def has_work(self) -> bool:
+        """Tell whether `run_pending` would do anything."""
+        return bool(self._jobs) or self._no_room_for is not None
 
     # --- queued work -------------------------------------------------------------------------------------------
     def prepare(self, start: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -39,13 +39,25 @@ from .log_writer import LogWriter, PersistOp, Position
 from .recovery import LogRecovery, RecoveredLog
 from .repair_note import RepairNote, note_path, read_note, write_note
 from .reset_install import InstallState, settle_reset
-from .segment import create_segment
+from .segment import create_segment, segment_start
 from .segment_keeper import LogFolders, SegmentKeeper, make_ballast
 from .types import HardState, LogIndex, NodeId, Term
 
 _log = logging.getLogger(__name__)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _QUARANTINE: Final = "quarantine-"
+
+
+class Machine:
+    """What a machine tells about itself, apart from its files. A simulator has its own."""
+
+    def boot_id(self) -> str:
+        """Return the kernel's id of this boot."""
+        return boot_id()
+
+    def random_bits(self, count: int) -> int:
+        """Return a number that nobody can guess."""
+        return secrets.randbits(count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +73,11 @@ class StorageConfig:
     flush_interval_ms: int = 500
     flush_bytes: int = 8 << 20
     cache_bytes: int = 24 << 20
-    read_threads: int = 4
+    read_threads: int = 4  # 0: a cold read is done on the calling thread (simulators)
     learner_after_reboot: bool = (
         False  # a reboot without a clean stop may have lost what was acknowledged (D7)
     )
+    machine: Machine = field(default_factory=Machine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +179,7 @@ class RaftStorage:
             on_done=lambda seq: deliver(lambda: done(seq)),
             on_failed=lambda error: deliver(lambda: on_failed(error)),
             path=self._config.data_dir,
+            learner_after_failure=self._config.learner_after_reboot,
         )
         self._flusher = flusher
         flusher.start()
@@ -182,9 +196,23 @@ class RaftStorage:
             self.log.save_index(segment)
         return flusher
 
+    def note_failure(self) -> None:
+        """Do what the flusher's threads do after an error (only after `start_stepped`). Raises: OSError."""
+        if self._config.learner_after_reboot:
+            self._writer.give_up_vote()
+
     def run_background(self) -> None:
         """Do queued background work on this thread (only after `start_stepped`). Raises: OSError."""
         self._keeper.run_pending()
+
+    @property
+    def has_background_work(self) -> bool:
+        """Tell whether `run_background` would do anything."""
+        return self._keeper.has_work
+
+    def has_segment(self, offset: int) -> bool:
+        """Tell whether the segment file for a physical offset is there already."""
+        return self._keeper.has(segment_start(offset, self._config.segment_size))
 
     def learn_members(self, members: dict[NodeId, int]) -> None:
         """Store the incarnations of the group's members durably. Blocking; call it in a thread."""
@@ -265,7 +293,7 @@ def create_data_folder(
     files.sync_directory(config.data_dir.parent)
     lock = lock_folder(config.node_id, config.data_dir, files)
     try:
-        incarnation = secrets.randbits(63) | 1
+        incarnation = config.machine.random_bits(63) | 1
         identity = Identity(
             cluster_id=config.cluster_id,
             group=config.group,
@@ -304,6 +332,9 @@ def open_storage(
     lock = lock_folder(config.node_id, config.data_dir, files)
     hard: HardStateFile | None = None
     try:
+        # A process that was killed may leave names that its successor sees and the disk does not hold yet (P17).
+        for folder in (config.data_dir, folders.segments):
+            files.sync_directory(folder)
         hard = _open_hard_state(config, files, folders, identity)
         identity = finish_recovery(files, folders.identity, identity, hard)
         settle_reset(files, folders, config.node_id, config.segment_size, hard, install_state)
@@ -320,7 +351,7 @@ def open_storage(
             every_turn_synced=config.flush == "sync",
         )
         recovered = recovery.run()
-        boot = boot_id()
+        boot = config.machine.boot_id()
         report = RecoveryReport(
             clean_stop=state.clean_stop,
             rebooted_unclean=not state.clean_stop and state.boot_id not in (boot, NO_BOOT_ID),

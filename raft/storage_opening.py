@@ -25,10 +25,16 @@ LEARNER_MARK: Final = 0
 
 
 def open_node_storage(
-    config: RaftConfig, files: FileSystem, install_state: InstallState | None = None
+    config: RaftConfig,
+    files: FileSystem,
+    install_state: InstallState | None = None,
+    settings: StorageConfig | None = None,
 ) -> RaftStorage:
-    """Return the open data folder. Raises: DataFolderError subclasses, DamagedLogError, and as `open_storage`."""
-    wanted = storage_config(config)
+    """Return the open data folder; `settings` when they are not those of `storage_config` (simulators).
+
+    Raises: DataFolderError subclasses, DamagedLogError, and as `open_storage`.
+    """
+    wanted = settings or storage_config(config)
     if config.rejoin:
         if not config.peers:
             raise DataFolderError(

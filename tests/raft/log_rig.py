@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ledgermq.proto.entry import EntryHeader, EntryKind
@@ -53,9 +53,13 @@ class LogRig:
         flush: str = "sync",
         cache_bytes: int = 4096,
         segment_size: int = SEGMENT,
+        learner_after_reboot: bool = False,
     ) -> None:
         self.disk = disk
-        self.config = storage_config(flush=flush, cache_bytes=cache_bytes, segment_size=segment_size)
+        self.config = replace(
+            storage_config(flush=flush, cache_bytes=cache_bytes, segment_size=segment_size),
+            learner_after_reboot=learner_after_reboot,
+        )
         if not disk.exists(DATA / "identity"):
             create_data_folder(self.config, disk)
         self.storage: RaftStorage = open_storage(self.config, disk)

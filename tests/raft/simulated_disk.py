@@ -39,6 +39,7 @@ class _Inode:
     current: bytearray = field(default_factory=bytearray)
     pending: list[tuple[int, bytes]] = field(default_factory=list)
     failed: bool = False  # an fsync failed: the kernel dropped the pages and called them clean
+    unreadable: int = -1  # a byte whose sector cannot be read any more
 
     def write(self, offset: int, data: bytes) -> None:
         _put(self.current, offset, data)
@@ -98,6 +99,7 @@ class SimulatedDisk:
         self.steps = 0
         self.on_step: Callable[[int, str, Path], None] | None = None
         self.cold = False  # pread_nowait always says None
+        self.keeps_failed_pages = False  # a failed fsync leaves its pages readable, and calls them clean
 
     # --- FileSystem ---------------------------------------------------------------------------------------------
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> SimulatedFile:
@@ -228,6 +230,8 @@ class SimulatedFile:
         return len(self._inode.current)
 
     def pread(self, size: int, offset: int) -> bytes:
+        if offset <= self._inode.unreadable < offset + size:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self._path))
         return bytes(self._inode.current[offset : offset + size])
 
     def pread_nowait(self, size: int, offset: int) -> bytes | None:
@@ -251,7 +255,8 @@ class SimulatedFile:
         except OSError:
             # What the kernel does: the pages are dropped and counted as clean, the next fsync "succeeds".
             self._inode.pending.clear()
-            self._inode.current[:] = self._inode.durable
+            if not self._disk.keeps_failed_pages:
+                self._inode.current[:] = self._inode.durable
             raise
         self._inode.sync()
 

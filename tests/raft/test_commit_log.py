@@ -109,7 +109,7 @@ def test_follower_that_takes_the_wire_form_has_the_same_bytes(seed: int) -> None
         wire = asyncio.run(
             leader.log.read_wire(LogIndex(overlap), leader.log.last_index, rng.randint(1, 6000))
         )
-        batch = follower.log.check_wire(wire)
+        batch = follower.log.check_wire(wire, follower.log.last_term)
         if batch.last_index < lo:
             continue
         follower.log.stage_wire(batch, lo)
@@ -160,10 +160,10 @@ def test_damaged_wire_is_refused_at_every_byte(rig: LogRig) -> None:
         bad = bytearray(good)
         bad[position] ^= 0x10
         with pytest.raises(InvalidWireError):
-            rig.log.check_wire(bytes(bad))
+            rig.log.check_wire(bytes(bad), Term(0))
     for size in range(len(good)):
         with pytest.raises(InvalidWireError):
-            if rig.log.check_wire(good[:size]).last_index == 1:
+            if rig.log.check_wire(good[:size], Term(0)).last_index == 1:
                 raise InvalidWireError("the first entry alone is whole")
     assert rig.log.last_index == 0
 
@@ -176,8 +176,21 @@ def test_wire_that_does_not_continue_the_log_is_refused(rig: LogRig) -> None:
     rig.append(b"z")
     assert wire is not None
     with pytest.raises(InvalidWireError, match="does not continue this log"):
-        rig.log.check_wire(wire)
+        rig.log.check_wire(wire, rig.log.last_term)
     assert rig.log.last_index == 1
+
+
+def test_wire_that_follows_another_term_than_the_last_one_here_is_left_to_the_core(rig: LogRig) -> None:
+    """The core refuses it, and so the leader hears where the logs part; dropped, it would be sent for ever."""
+    leader = LogRig(SimulatedDisk())
+    leader.append(b"same")
+    rig.append(b"same")
+    leader.append(b"of term 3", term=3)
+    rig.append(b"of term 2, never committed", term=2)
+    leader.append(b"next")
+    wire = leader.log.read_wire_nowait(LogIndex(3), LogIndex(3), 1)
+    assert wire is not None
+    assert rig.log.check_wire(wire, Term(3)).first_index == rig.log.last_index + 1
 
 
 def test_entries_of_other_replicas_with_another_segment_size_are_refused(rig: LogRig) -> None:
@@ -187,7 +200,7 @@ def test_entries_of_other_replicas_with_another_segment_size_are_refused(rig: Lo
     wire = other.log.read_wire_nowait(LogIndex(1), LogIndex(10), 1 << 20)
     assert wire is not None
     with pytest.raises(InvalidWireError):
-        rig.log.check_wire(wire)
+        rig.log.check_wire(wire, Term(0))
 
 
 def test_reads_outside_the_log_are_refused(rig: LogRig) -> None:
@@ -268,11 +281,11 @@ def test_follower_at_the_horizon_computes_the_filler_that_was_deleted(rig: LogRi
         lo = LogIndex(follower.log.last_index + 1)
         wire = rig.log.read_wire_nowait(lo, LogIndex(second.first_index - 1), 1 << 20)
         assert wire is not None
-        follower.log.stage_wire(follower.log.check_wire(wire), lo)
+        follower.log.stage_wire(follower.log.check_wire(wire, follower.log.last_term), lo)
     rig.log.delete_segments_before(second.first_index)
     wire = rig.log.read_wire_nowait(second.first_index, second.last_index, 1 << 20)
     assert wire is not None and decode_header(wire).kind is EntryKind.RECORDS
-    follower.log.stage_wire(follower.log.check_wire(wire), second.first_index)
+    follower.log.stage_wire(follower.log.check_wire(wire, follower.log.last_term), second.first_index)
     follower.flush()
     segment = DATA / "commitlog" / f"{0:020d}"
     assert follower.disk.names[segment].current[:SEGMENT] == rig_bytes(rig)[:SEGMENT]

@@ -300,7 +300,7 @@ def test_entries_that_come_from_before_the_base_are_skipped_and_the_rest_continu
     )
     start(disk).close(clean=True)
     rig = LogRig(disk)
-    batch = rig.log.check_wire(wire + rest)
+    batch = rig.log.check_wire(wire + rest, Term(0))
     assert batch.first_index == first - 3
     rig.log.stage_wire(batch, first)
     rig.flush()

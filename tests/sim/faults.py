@@ -1,107 +1,207 @@
 """What goes wrong in a run. Every rate is drawn per seed from a wide range, and whole classes are switched off.
 
-Fault classes: crash (torn flush), crash while a vote is being written, trouble for every new leader (figure 8), restart of all, pause, wiped disk, failing disk, slow disk, loss, repetition,
-stragglers, cuts (isolation, split, one way, chain), clock rates, false hints, hand-overs, resignations, compaction.
+Owns: the villain, the user and the operator of the cluster, with random numbers of their own, so that leaving a class
+out (`without`) or a stretch of time (`quiet`) disturbs the rest as little as can be: that is how a failure is shrunk.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import random
+from typing import TYPE_CHECKING, Final
 
 from ledgermq.raft.outputs import Role
 from ledgermq.raft.types import LogIndex, NodeId
+
+from .disk_faults import DiskFaults
+from .file_system import Keep
+from .network import SHAPES
 
 if TYPE_CHECKING:
     from .node import SimNode
     from .world import World
 
 MS = 1000
-CLASSES = (
-    "crash",
-    "restart_all",
-    "pause",
-    "wipe",
-    "disk_error",
-    "slow_disk",
-    "cut",
-    "hint",
-    "operate",
-    "compact",
-)
-MEAN_MS = {
-    "crash": (700, 6000), "restart_all": (4000, 20000), "pause": (1000, 8000), "wipe": (5000, 15000),
-    "disk_error": (3000, 15000), "slow_disk": (1000, 6000), "cut": (400, 4000), "hint": (300, 3000),
-    "operate": (500, 4000), "compact": (1000, 5000),
+MEAN_MS: Final = {
+    "crash": (700, 6000), "restart_all": (4000, 20000), "pause": (1000, 8000), "burst": (1000, 8000),
+    "clock_step": (500, 5000), "cut": (400, 4000), "flap": (3000, 12000), "clog": (500, 5000), "hint": (300, 3000),
+    "operate": (500, 4000), "compact": (1000, 5000), "disk_error": (2000, 15000), "disk_full": (2000, 10000),
+    "slow_disk": (1000, 6000), "read_error": (2000, 15000), "bit_flip": (2000, 15000), "misdirect": (2000, 15000),
+    "wipe": (5000, 15000), "old_disk": (4000, 15000),
 }  # fmt: skip
+#: Classes that are no timed events; they can be left out like the others.
+OTHER_CLASSES: Final = (
+    "network", "skew", "cold_reads", "crash_in_vote", "crash_in_turn", "harass", "figure_8", "power",
+)  # fmt: skip
+CLASSES: Final = (*MEAN_MS, *OTHER_CLASSES)
+#: They end with a node that fetches everything again, which a group that deleted its first segments cannot give yet.
+_LOSES_LOG: Final = ("wipe", "old_disk", "bit_flip", "misdirect", "read_error", "disk_error")
+_DISK: Final = (
+    "disk_error", "disk_full", "slow_disk", "read_error", "bit_flip", "misdirect", "wipe", "old_disk",
+)  # fmt: skip
+TOLD_AT_MOST: Final = 2000
 
 
 class Faults:
     """The villain, and the user of the cluster."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, without: frozenset[str], quiet: tuple[tuple[int, int], ...]) -> None:
         self.world = world
-        self.rng = world.rng
+        self.rng = rng = random.Random(world.rng.getrandbits(64))
+        self.user_rng = random.Random(world.rng.getrandbits(64))
+        self.without = without
+        self.quiet = quiet
         self.crashes = 0
         self.active = True
+        self.told: list[str] = []  # what happened, for a failure
+        self.happened: dict[str, int] = {}  # class -> how often
+        self.disks = DiskFaults(self, random.Random(rng.getrandbits(64)))
         self.mean_ms: dict[str, int] = {}
-        for name in CLASSES:
-            mean = self.rng.randint(*MEAN_MS[name])
-            if self.rng.random() < 0.5:
+        for name, bounds in MEAN_MS.items():
+            mean = rng.randint(*bounds)
+            if rng.random() < 0.5:
                 self.mean_ms[name] = mean
-        if "wipe" in self.mean_ms:
-            self.mean_ms.pop("compact", None)  # an empty node below the first retained entry needs a reset
-        self.crash_in_vote = self.rng.choice((0.0, 0.0, 0.2))
-        self.harass_leaders = self.rng.choice((0.0, 0.0, 0.8))
-        self.harass_ms = self.rng.choice((30, 200, 1000))
-        self.mean_ms["propose"] = self.rng.choice((15, 40, 150))
-        self.mean_ms["read"] = self.rng.choice((20, 100, 500))
+        if any(name in self.mean_ms for name in _LOSES_LOG) or not world.is_sync:
+            self.mean_ms.pop("compact", None)
+        self.crash_in_vote = rng.choice((0.0, 0.0, 0.2))
+        self.crash_in_turn = rng.choice((0.0, 0.0, 0.002, 0.02))
+        self.harass_leaders = rng.choice((0.0, 0.0, 0.8))
+        self.harass_ms = rng.choice((30, 200, 1000))
+        self.mean_ms["propose"] = rng.choice((15, 40, 150))
+        self.mean_ms["read"] = rng.choice((20, 100, 500))
+        self.power_share = rng.choice((0.0, 0.5, 1.0))
+        self.cold_share = rng.choice((0.0, 0.0, 0.1, 0.5))
+        self.entry_bytes = rng.choice((100, 400, 400, 1 << 20))
         self._draw_network()
-        self.plays_figure_8 = False
-        if self.rng.random() < 0.2:
+        self.plays_figure_8 = rng.random() < 0.2 and "figure_8" not in without
+        if self.plays_figure_8:
             self._prefer_figure_8()
-        self.skews_clocks = self.rng.random() < 0.3
+        self.skews_clocks = rng.random() < 0.3 and "skew" not in without
+        self._leave_out()
+
+    def _leave_out(self) -> None:
+        without = self.without
+        for name in without:
+            self.mean_ms.pop(name, None)
+        if "network" in without:
+            self.world.network.calm()
+        self.cold_share = 0.0 if "cold_reads" in without else self.cold_share
+        self.crash_in_vote = 0.0 if "crash_in_vote" in without else self.crash_in_vote
+        self.crash_in_turn = 0.0 if "crash_in_turn" in without else self.crash_in_turn
+        self.harass_leaders = 0.0 if "harass" in without else self.harass_leaders
+        self.power_share = 0.0 if "power" in without else self.power_share
 
     def _prefer_figure_8(self) -> None:
         """One entry per message, and every leader is soon alone: tails of several terms meet (paper, figure 8)."""
         self.world.limits["max_append_bytes"] = self.world.limits["max_inflight_messages"] = 1
-        self.plays_figure_8 = True
         self.mean_ms = {"propose": 30, "read": 500}
         self.world.network.loss = self.world.network.straggle = 0.0
         self.world.network.delay_us = self.rng.choice(((1000, 10_000), (5000, 30_000)))
 
+    def _draw_network(self) -> None:
+        rng, network = self.rng, self.world.network
+        network.loss = rng.choice((0.0, 0.0, rng.uniform(0, 0.3)))
+        network.repeat = rng.choice((0.0, rng.uniform(0, 0.3)))
+        network.straggle = rng.choice((0.0, rng.uniform(0, 0.1)))
+        network.straggle_us = rng.choice((20, 500, 5000)) * MS
+        network.delay_us = rng.choice(((100, 1000), (200, 20_000), (1000, 100_000)))
+
     def start(self) -> None:
+        """Begin."""
         for name in self.mean_ms:
             self._again(name)
 
-    def happen(self, kind: str) -> None:
+    # --- events --------------------------------------------------------------------------------------------------
+    def happen(self, kind: str, payload: object) -> None:
         """One event of a class happens; another is drawn."""
-        if kind == "restart":
-            for node in self.world.nodes.values():
-                if not node.up and self.active:
-                    self.world.start_node(node)
-                    return
+        if kind in ("restart", "exit", "room", "scrub", "heal", "old_disk_of"):
+            getattr(self, f"_{kind}")(payload)
             return
         if not self.active and kind not in ("propose", "read"):
             return
-        if kind == "heal":
-            self.world.network.heal()
-            return
-        getattr(self, f"_{kind}")()
+        if kind in ("propose", "read"):
+            getattr(self, f"_{kind}")()
+        elif not self._is_quiet():
+            self.happened[kind] = self.happened.get(kind, 0) + 1
+            getattr(self.disks if kind in _DISK else self, kind)()
         if self.active:
             self._again(kind)
 
-    def draw_tick_us(self) -> int:
-        """How long a node believes 10 ms to be."""
-        return int(10_000 / self.rng.uniform(0.5, 2.0)) if self.skews_clocks else 10_000
+    def _is_quiet(self) -> bool:
+        return any(begin <= self.world.now < end for begin, end in self.quiet)
+
+    def tell(self, what: str) -> None:
+        """Note what happened, for people."""
+        if len(self.told) < TOLD_AT_MOST:
+            self.told.append(f"{self.world.now / 1e6:10.6f} s  {what}")
+
+    def _again(self, kind: str) -> None:
+        rng = self.user_rng if kind in ("propose", "read") else self.rng
+        self.world.later(int(rng.expovariate(1 / self.mean_ms[kind]) * MS) + 1, "", kind)
+
+    def _restart(self, payload: object) -> None:
+        node = self.world.nodes[str(payload)]
+        if not node.up and not node.starting and (self.active or self.world.is_healed(node)):
+            self.world.start_node(node)
+
+    def _exit(self, payload: object) -> None:
+        """A process that has faulted ends."""
+        node = self.world.nodes[str(payload)]
+        if node.up and node.core.fault is not None:
+            self.kill(node, power=False)
+
+    def _room(self, payload: object) -> None:
+        self.disks.room(str(payload))
+
+    def _scrub(self, payload: object) -> None:
+        if self.active:
+            self.disks.scrub(str(payload))
+
+    def _old_disk_of(self, payload: object) -> None:
+        if self.active and not self._is_quiet():
+            self.disks.restore(self.world.nodes[str(payload)])
+
+    def _heal(self, _payload: object) -> None:
+        if self.active:
+            self.world.network.heal()
+
+    # --- hooks ---------------------------------------------------------------------------------------------------
+    def draw_pace(self) -> float:
+        """How fast a node's clock runs."""
+        return self.rng.uniform(0.5, 2.0) if self.skews_clocks else 1.0
 
     def on_vote_write(self, node: SimNode) -> None:
         """A node writes its term and vote: power may go before that is done, or just after."""
-        if self.active and self.crash_in_vote and self.rng.random() < self.crash_in_vote:
-            self.world.later(self.rng.randint(1, node.disk.delay_us[1]), node.name, "crash")
+        if (
+            self.active
+            and self.crash_in_vote
+            and self.rng.random() < self.crash_in_vote
+            and not self._is_quiet()
+        ):
+            self.world.later(self.rng.randint(1, node.files.sync_delay_us[1]), node.name, "crash")
+
+    def on_turn(self, node: SimNode, end: int) -> None:
+        """A turn of the flusher begins: power may go at any of its calls."""
+        if (
+            self.active
+            and self.crash_in_turn
+            and self.rng.random() < self.crash_in_turn
+            and not self._is_quiet()
+        ):
+            self.world.later(self.rng.randint(0, max(0, end - self.world.now)), node.name, "crash")
+
+    def on_recovery(self, node: SimNode, end: int) -> None:
+        """A node reads its disk, and mends the end of the log: that may be cut off as well."""
+        if self.active and self.rng.random() < 10 * self.crash_in_turn and not self._is_quiet():
+            self.world.later(self.rng.randint(0, max(0, end - self.world.now)), node.name, "crash")
+
+    def on_promoted(self, node: SimNode) -> None:
+        """A node has fetched everything again: now its former disk may come back."""
+        if self.active and "old_disk" in self.mean_ms and self.rng.random() < 0.5:
+            self.world.later(self.rng.randint(10, 1000) * MS, "", "old_disk_of", node.name)
 
     def on_leader(self, node: SimNode) -> None:
         """A node won: it may die, or be left with a minority, before its first entries are everywhere."""
-        if not self.active:
+        if not self.active or self._is_quiet():
             return
         if self.plays_figure_8:
             self.world.later(self.rng.randint(1, self.rng.choice((10, 50, 800))) * MS, node.name, "isolate")
@@ -116,62 +216,27 @@ class Faults:
         keep = self.rng.randint(0, max(0, len(others) - 1) // 2)
         self.world.network.heal()
         self.world.network.cut([node.name, *others[:keep]], others[keep:])
+        self.tell(f"{node.name} is cut off from {' '.join(others[keep:])}")
         if not self.plays_figure_8:  # there, the next leader's isolation brings this one back
             self.world.later(self.rng.randint(500, 1500) * MS, "", "heal")
 
-    def heal_a_majority(self) -> list[SimNode]:
-        """End the faults of a majority (at times of all); what is cut or down elsewhere stays so."""
-        world = self.world
-        self.active = False
-        names = list(world.names)
-        self.rng.shuffle(names)
-        need = len(names) // 2 + 1
-        learners = any(not n.disk.hard_state.is_voter for n in world.nodes.values())
-        size = len(names) if learners or self.rng.random() < 0.5 else need
-        core = [world.nodes[name] for name in names[:size]]
-        others = [world.nodes[name] for name in names[size:]]
-        world.network.calm()
-        world.cold_reads = 0.0
-        for node in world.nodes.values():
-            node.disk.delay_us = (100, 2000)
-            node.tick_us = 10_000
-            if node.up and node.core.fault is not None:
-                self.kill(node)
-            node.paused_until = min(node.paused_until, world.now)
-        for node in core:
-            if not node.up:
-                world.start_node(node)
-        self._break_the_rest([n.name for n in others], [n.name for n in core])
-        return core
-
-    def _break_the_rest(self, others: list[str], core: list[str]) -> None:
-        for name in others:
-            how = self.rng.randint(0, 3)
-            node = self.world.nodes[name]
-            if how == 0 and node.up:
-                self.kill(node)
-            elif how == 1:  # it cannot be heard, but hears
-                self.world.network.cut([name], core, both_ways=False)
-            elif how == 2:  # it hears nothing, but can be heard: the disruptive one
-                self.world.network.cut(core, [name], both_ways=False)
-            else:
-                self.world.network.cut([name], core)
-
-    # --- the user ----------------------------------------------------------------------------------------------
+    # --- the user ------------------------------------------------------------------------------------------------
     def _propose(self) -> None:
-        for node in self._running():
-            if node.core.role is Role.LEADER:
-                node.propose(self.rng.randint(1, 5))
+        for node in self.running():
+            if node.life is not None and node.life.leads:
+                count = self.user_rng.randint(1, 5)
+                node.life.propose([self.user_rng.randrange(self.entry_bytes) for _ in range(count)])
                 self.world.invariants.after(node)
 
     def _read(self) -> None:
-        node = self._any_running()
-        if node is not None:
-            node.read()
+        node = self.any_running(self.user_rng)
+        if node is not None and node.life is not None:
+            node.life.read(self.world.next_read())
 
-    def _operate(self) -> None:
-        node = self._any_running()
-        if node is None:
+    def operate(self) -> None:
+        """Campaign, resign, hand over."""
+        node = self.any_running()
+        if node is None or node.life is None:
             return
         what = self.rng.randint(0, 4)
         if what == 0:
@@ -182,120 +247,147 @@ class Faults:
             node.core.want_commits(self.rng.random() < 0.5)
         else:
             to = None if what == 3 else NodeId(self.rng.choice(self.world.names))
-            for each in self._running():
-                if each.core.role is Role.LEADER and to != each.name:
+            for each in self.running():
+                if each.core.role is Role.LEADER and to != each.name and each.life is not None:
                     each.core.transfer_leadership(to)
-                    each.pump()
-        node.pump()
+                    each.life.pump()
+        node.life.pump()
 
-    def _compact(self) -> None:
-        """Delete what every node has on disk and has applied (a reset is not simulated)."""
-        nodes = list(self.world.nodes.values())
-        if any(not n.up or not n.disk.hard_state.is_voter for n in nodes):
-            return
-        safe = min(min(n.core.applied_index, n.disk.log.last, n.core.stable_index) for n in nodes)
-        if safe <= max(n.log.base for n in nodes):
-            return
-        first = self.rng.randint(max(n.log.base for n in nodes) + 1, safe + 1)
-        for node in nodes:
-            node.core.compacted(LogIndex(first))
-            node.log.compact(first)
-            node.disk.log.compact(first)
-            node.disk.checkpoint = max(node.disk.checkpoint, first - 1)
+    def compact(self) -> None:
+        """Delete segments that every node has on disk and has applied (a reset is not simulated)."""
+        lives = [node.life for node in self.world.nodes.values()]
+        safe = 1 << 60
+        for life in lives:
+            if life is None or life.core.fault is not None or not life.core.is_voter:
+                return
+            safe = min(safe, life.applied, int(life.core.stable_index))
+        first = LogIndex(self.rng.randint(1, safe + 1))
+        for node, life in zip(self.world.nodes.values(), lives, strict=True):
+            assert life is not None
+            if life.log.delete_segments_before(first):
+                life.core.compacted(life.log.first_index)
+                node.checkpoint = max(node.checkpoint, int(life.log.first_index) - 1)
+                life.disk.on_background(None)
 
-    # --- the villain -------------------------------------------------------------------------------------------
-    def _crash(self) -> None:
-        node = self._any_running()
+    # --- the villain ---------------------------------------------------------------------------------------------
+    def crash(self) -> None:
+        """A process dies, or its machine."""
+        node = self.any_running()
         if node is not None:
             self.kill(node)
 
-    def _restart_all(self) -> None:
-        for node in self._running():
+    def restart_all(self) -> None:
+        """All at once."""
+        for node in self.running():
             self.kill(node)
 
-    def _pause(self) -> None:
-        node = self._any_running()
+    def pause(self) -> None:
+        """SIGSTOP: input queues up."""
+        node = self.any_running()
         if node is not None:
             node.paused_until = self.world.now + self.rng.randint(50, 2000) * MS
+            self.tell(f"{node.name} pauses until {node.paused_until / 1e6:.3f} s")
 
-    def _wipe(self) -> None:
-        """One disk at a time: two would be more than a majority of three can stand."""
-        nodes = list(self.world.nodes.values())
-        if len(nodes) == 1 or any(n.ghost is not None and not n.disk.hard_state.is_voter for n in nodes):
-            return
-        node = self._any_running()
-        if node is not None:
-            self.kill(node)
-            node.wipe()
-            self.world.invariants.on_wipe(node)
+    def burst(self) -> None:
+        """Many ticks at once."""
+        node = self.any_running()
+        if node is not None and node.life is not None:
+            for _ in range(self.rng.randint(2, 30)):
+                node.life.tick()
 
-    def _disk_error(self) -> None:
-        node = self._any_running()
-        if node is not None:
-            node.core.storage_failed("simulated")
-            node.pump()
-            self.world.later(self.rng.randint(100, 1000) * MS, node.name, "tick")
-
-    def _slow_disk(self) -> None:
+    def clock_step(self) -> None:
+        """Somebody sets the wall clock."""
         node = self.world.nodes[self.rng.choice(self.world.names)]
-        node.disk.delay_us = self.rng.choice(
-            ((50, 500), (100, 3000), (20_000, 300_000), (100_000, 1_500_000))
-        )
+        node.clock.step(self.rng.choice((-3_600_000, -60_000, -500, 500, 60_000, 3_600_000)))
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
+        """Cut the network in some shape, or mend it."""
         network = self.world.network
-        names = list(self.world.names)
-        self.rng.shuffle(names)
-        shape = self.rng.randint(0, 5)
-        if shape == 0:
+        names = self._shuffled()
+        if self.rng.random() < 0.2:
             network.heal()
-        elif shape == 1:
-            network.cut(names[:1], names[1:])
-        elif shape == 2:
-            network.cut(names[:1], names[1:], both_ways=False)
-        elif shape == 3:
-            network.cut(names[1:], names[:1], both_ways=False)
-        elif shape == 4:
-            half = self.rng.randint(1, len(names))
-            network.cut(names[:half], names[half:])
-        else:
-            network.cut(names[:1], names[-1:], both_ways=self.rng.random() < 0.5)
+            return
+        if self.rng.random() < 0.5:
+            network.heal()
+        shape = self.rng.choice(list(SHAPES))
+        SHAPES[shape](network, names, self.rng)
+        self.tell(f"cut: {shape} {' '.join(names)}")
         if self.rng.random() < 0.6:
             self.world.later(self.rng.randint(100, 3000) * MS, "", "heal")
 
-    def _hint(self) -> None:
+    def flap(self) -> None:
+        """A link comes and goes."""
+        names = self._shuffled()
+        at = 0
+        for _ in range(self.rng.randint(3, 12)):
+            at += self.rng.randint(20, 400) * MS
+            self.world.later(at, names[0], "cut_off", names[1:2] if self.rng.random() < 0.5 else names[1:])
+            at += self.rng.randint(20, 400) * MS
+            self.world.later(at, "", "heal")
+        self.tell(f"links of {names[0]} flap for {at / 1e6:.3f} s")
+
+    def cut_off(self, node: SimNode, others: list[str]) -> None:
+        """One beat of a flapping link."""
+        self.world.network.cut([node.name], others)
+
+    def clog(self) -> None:
+        """Nothing gets through a link for a while, then all of it; or a link is slow from now on."""
+        source, target = self._shuffled()[:2] if len(self.world.names) > 1 else ("", "")
+        if self.rng.random() < 0.5:
+            self.world.network.clogged[source, target] = self.world.now + self.rng.randint(50, 3000) * MS
+        else:
+            self.world.network.slow[source, target] = self.rng.randint(5, 500) * MS
+        self.tell(f"clogged or slow: {source} -> {target}")
+
+    def hint(self) -> None:
         """A connection breaks, or seems to: the core is told, true or not."""
-        node = self._any_running()
-        if node is not None:
+        node = self.any_running()
+        if node is not None and node.life is not None:
             peer = NodeId(self.rng.choice(self.world.names))
             node.core.link_down(peer, refused=self.rng.random() < 0.5)
-            node.pump()
+            node.life.pump()
 
-    def kill(self, node: SimNode) -> None:
+    def kill(self, node: SimNode, *, power: bool | None = None) -> None:
+        """End a process, with or without its machine, and start it again later."""
+        rng = self.rng
+        if power is None:
+            power = rng.random() < self.power_share
+        keep = rng.choice(list(Keep))
+        if power and not node.is_sync and not self._may_lose_power(node):
+            power = False
         self.crashes += 1
-        node.crash()
-        self.world.later(self.rng.choice((1, 50, 400, 3000)) * MS, "", "restart")
-        if self.rng.random() < 0.5:
-            for each in self._running():
-                each.core.link_down(NodeId(node.name), refused=True)
-                each.pump()
+        self.tell(f"{node.name} {f'loses power, the disk keeps {keep.value}' if power else 'is killed'}")
+        node.crash(keep if power else None)
+        self.disks.before_start(node)
+        self.world.later(rng.choice((1, 50, 400, 3000)) * MS, "", "restart", node.name)
+        if rng.random() < 0.5:
+            for each in self.running():
+                if each.life is not None:
+                    each.core.link_down(NodeId(node.name), refused=True)
+                    each.life.pump()
 
-    def _draw_network(self) -> None:
-        rng, network = self.rng, self.world.network
-        network.loss = rng.choice((0.0, 0.0, rng.uniform(0, 0.3)))
-        network.repeat = rng.choice((0.0, rng.uniform(0, 0.3)))
-        network.straggle = rng.choice((0.0, rng.uniform(0, 0.1)))
-        network.straggle_us = rng.choice((20, 500, 5000)) * MS
-        network.delay_us = rng.choice(((100, 1000), (200, 20_000), (1000, 100_000)))
+    def _may_lose_power(self, node: SimNode) -> bool:
+        """Flush mode async keeps what was acknowledged when a minority loses power (D7)."""
+        atlas = self.world.atlas
+        if node.name not in atlas.hurt and not atlas.may_hurt(node.name):
+            return False
+        atlas.note(node.name, "power lost")
+        if node.life is not None:
+            node.ghosts.append(node.image.known())
+        return True
 
-    def _again(self, kind: str) -> None:
-        delay = int(self.rng.expovariate(1 / self.mean_ms[kind]) * MS) + 1
-        self.world.later(delay, "", kind)
-
-    def _running(self) -> list[SimNode]:
+    # --- who -----------------------------------------------------------------------------------------------------
+    def running(self) -> list[SimNode]:
+        """Nodes that run and are not stopped."""
         world = self.world
         return [n for n in world.nodes.values() if n.up and world.now >= n.paused_until]
 
-    def _any_running(self) -> SimNode | None:
-        running = self._running()
-        return self.rng.choice(running) if running else None
+    def any_running(self, rng: random.Random | None = None) -> SimNode | None:
+        """One of them."""
+        running = self.running()
+        return (rng or self.rng).choice(running) if running else None
+
+    def _shuffled(self) -> list[str]:
+        names = list(self.world.names)
+        self.rng.shuffle(names)
+        return names

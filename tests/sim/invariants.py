@@ -1,21 +1,27 @@
 """What must be true after every event, whatever failed.
 
 I1 one leader per term, ever           I5 a leader holds everything committed
-I2 a leader never cuts its log         I6 what is committed is on the disks of a majority
+I2 a leader never cuts its log         I6 what is committed is on the disks of a majority, read by other code
 I3 (index, term) names one history     I7 one vote per term, across restarts; no term is forgotten
 I4 a committed entry never changes     I8 indexes stay in order, commit never falls back
-Besides: what a core calls durable is on its disk; a read sees all that was committed before it was asked.
+I11 what nodes apply is equal byte for byte on their disks, at equal places
+Besides: what a core calls durable is on its disk (P7); recovery finds again what was durable (P18); no word after a
+fault (P15); log time never decreases (D21); a read sees all that was committed before it was asked.
+I9 and I10 are the world's: they belong to the phase in which a majority is well.
+An entry stands for the log up to it: its checksum covers the one before.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ledgermq.proto.entry import EntryHeader
+from ledgermq.raft.core import RaftCore
 from ledgermq.raft.messages import Message, RequestVote, RequestVoteReply
 from ledgermq.raft.outputs import BecameLeader
 
 if TYPE_CHECKING:
-    from .disk import Entry
+    from .atlas import Atlas
     from .node import SimNode
 
 
@@ -26,21 +32,33 @@ class InvariantError(AssertionError):
 class Invariants:
     """The global memory of one run."""
 
-    def __init__(self, nodes: dict[str, SimNode]) -> None:
+    def __init__(self, nodes: dict[str, SimNode], atlas: Atlas) -> None:
         self.nodes = nodes
+        self.atlas = atlas
         self.leader_of: dict[int, str] = {}
-        self.history: dict[tuple[int, int], int] = {}
+        self.history: dict[tuple[int, int], int] = {(0, 0): 0}  # (index, term) -> checksum
+        self.stamps: dict[tuple[int, int], int] = {}  # -> timestamp
         self.committed: dict[int, int] = {0: 0}
+        self.committed_bytes: dict[int, bytes] = {}
         self.committed_in: dict[int, int] = {}  # term -> highest index first committed in it
         self.max_committed = 0
+        self.last_stamp = 0  # of the newest entry that was committed first
         self.grants: dict[tuple[str, int], str] = {}
         self.sent_term: dict[str, int] = {}
         self.checks = 0
 
-    def on_entry(self, index: int, entry: Entry) -> None:
+    def chain_of(self, core: RaftCore, index: int) -> int | None:
+        """Return the checksum that stands for a node's log up to `index`; None outside of it."""
+        term = core.log.term(index)  # type: ignore[arg-type]
+        return None if term is None else self.history.get((index, term))
+
+    def on_entry(self, node: SimNode, header: EntryHeader) -> None:
         """An entry was appended to some node's log."""
-        known = self.history.setdefault((index, entry.term), entry.chain)
-        _demand(known == entry.chain, f"I3 log matching: two histories at ({index}, term {entry.term})")
+        key = (header.index, header.term)
+        known = self.history.setdefault(key, header.crc)
+        if known != header.crc:
+            raise InvariantError(f"I3 log matching: two histories at {key}, the second on {node.name}")
+        self.stamps[key] = header.timestamp
 
     def on_leader(self, node: SimNode, event: BecameLeader) -> None:
         """A node won an election."""
@@ -48,20 +66,24 @@ class Invariants:
         _demand(known == node.name, f"I1 election safety: {known} and {node.name} lead term {event.term}")
         # A candidate may win late, when a later term has long committed more: that is no fault.
         must_have = max((index for term, index in self.committed_in.items() if term < event.term), default=0)
-        if must_have >= node.log.base:
+        if must_have >= node.core.first_index - 1:
             _demand(
-                node.log.chain(must_have) == self.committed[must_have],
+                self.chain_of(node.core, must_have) == self.committed[must_have],
                 f"I5 leader completeness: {node.name} leads term {event.term} without {must_have}",
             )
 
     def on_truncate(self, node: SimNode, index: int) -> None:
         """A node cuts its log."""
+        assert node.life is not None
         _demand(node.core.leading is None, f"I2 append only: leader {node.name} cuts {index}")
-        _demand(index > node.seen_commit, f"I8: {node.name} cuts {index}, committed {node.seen_commit}")
+        _demand(
+            index > node.life.seen_commit, f"I8: {node.name} cuts {index}, committed {node.life.seen_commit}"
+        )
 
     def on_send(self, node: SimNode, message: Message) -> None:
         """A message left a node."""
-        _demand(node.core.fault is None, f"P15: {node.name} speaks after its disk failed")
+        if node.core.fault is not None:
+            raise InvariantError(f"P15: {node.name} speaks after its disk failed")
         if isinstance(message, RequestVote | RequestVoteReply):
             if message.pre_vote:
                 return
@@ -72,48 +94,97 @@ class Invariants:
             _demand(
                 known == candidate, f"I7: {node.name} votes for {known} and {candidate} in {message.term}"
             )
-        self.sent_term[node.name] = max(self.sent_term.get(node.name, 0), message.term)
+        if message.term > self.sent_term.get(node.name, 0):
+            self.sent_term[node.name] = message.term
 
     def on_restart(self, node: SimNode) -> None:
-        """A node read its disk."""
-        restored = node.disk.hard_state.term
+        """A node has recovered what its disk holds."""
+        if node.name in self.atlas.hurt:
+            return
+        core = node.core
         _demand(
-            restored >= self.sent_term.get(node.name, 0),
-            f"I7: {node.name} restarts in term {restored}, but has spoken in {self.sent_term.get(node.name)}",
+            core.term >= self.sent_term.get(node.name, 0),
+            f"I7: {node.name} restarts in term {core.term}, but has spoken in {self.sent_term.get(node.name)}",
         )
+        index, chain = node.promised
+        if index >= core.first_index:
+            _demand(
+                self.chain_of(core, index) == chain,
+                f"P18: {node.name} recovered up to {core.last_index} and lost {index}, which was durable",
+            )
+        self._check_disk(node, int(core.stable_index))
 
-    def on_wipe(self, node: SimNode) -> None:
+    def on_lost_disk(self, node: SimNode) -> None:
+        """A node's disk is gone: it may know a lower term now, as a learner."""
         self.sent_term[node.name] = 0
 
     def on_read(self, asked_at: int, index: int) -> None:
         """A read was confirmed; `asked_at` was the highest commit index when it was asked."""
         _demand(index >= asked_at, f"stale read: index {index}, but {asked_at} was committed before")
 
+    def on_apply(self, node: SimNode, header: EntryHeader, payload: memoryview) -> None:
+        """A node applies an entry that it has read from its log."""
+        index = header.index
+        if self.committed.get(index) != header.crc:
+            raise InvariantError(f"I4: {node.name} applies another entry at {index} than was committed")
+        if node.name in self.atlas.hurt:
+            return
+        mine = node.image.entry(index)
+        if mine is None:
+            _demand(index <= node.image.base, f"P14: {node.name} applies {index}, which is not on its disk")
+            return
+        known = self.committed_bytes.setdefault(index, mine)
+        if known != mine or payload != memoryview(mine)[64 : 64 + header.payload_size]:
+            raise InvariantError(f"I11: the bytes of entry {index} on {node.name} differ")
+
     def after(self, node: SimNode) -> None:
-        """Something happened on a node."""
+        """Something happened on a running node."""
+        life = node.life
+        if life is None:
+            return
         self.checks += 1
-        core = node.core
+        core = life.core
         commit = core.commit_index
         stable = core.stable_index
-        in_order = (
+        if not (
             core.first_index - 1 <= core.applied_index <= min(stable, commit)
+            and life.applied <= core.applied_index
             and stable <= core.last_index
             and commit <= core.last_index
-        )
-        _demand(in_order, f"I8: {node.name} applied {core.applied_index} stable {stable} commit {commit}")
-        _demand(commit >= node.seen_commit, f"I8: commit of {node.name} fell to {commit}")
-        _demand(core.last_index == node.log.last, f"{node.name}: log and core differ")
-        on_disk = node.disk.log.chain(stable)
+        ):
+            raise InvariantError(
+                f"I8: {node.name} applied {core.applied_index} stable {stable} commit {commit} last {core.last_index}"
+            )
+        self.note_commits(node)
+        if core.fault is None:
+            _demand(core.last_index == life.log.last_index, f"{node.name}: log and core differ")
+        if stable != life.seen_stable:
+            life.seen_stable = stable
+            self._check_disk(node, stable)
+
+    def note_commits(self, node: SimNode) -> None:
+        """See what a node's commit index says now; before it applies any of it, too."""
+        life = node.life
+        assert life is not None
+        commit = life.core.commit_index
+        if commit != life.seen_commit:
+            _demand(commit >= life.seen_commit, f"I8: commit of {node.name} fell to {commit}")
+            for index in range(life.seen_commit + 1, commit + 1):
+                self._commit(node, index)
+            life.seen_commit = commit
+
+    def _check_disk(self, node: SimNode, stable: int) -> None:
+        """Look at the platter: is there what the core calls durable?"""
+        if node.name in self.atlas.hurt or stable <= node.image.base:
+            return
         _demand(
-            on_disk is not None and on_disk == node.log.chain(stable),
-            f"P7: {node.name} calls {stable} durable, and it is not on its disk",
+            node.image.crc(stable) == self.chain_of(node.core, stable),
+            f"P7: {node.name} calls {stable} durable, and it is not on its disk ({node.image.last} is the last there)",
         )
-        for index in range(node.seen_commit + 1, commit + 1):
-            self._commit(node, index)
-        node.seen_commit = commit
 
     def _commit(self, node: SimNode, index: int) -> None:
-        chain = node.log.chain(index)
+        core = node.core
+        chain = self.chain_of(core, index)
         if chain is None:
             return
         known = self.committed.get(index)
@@ -121,13 +192,36 @@ class Invariants:
             _demand(known == chain, f"I4 state machine safety: {node.name} commits another entry at {index}")
             return
         self.committed[index] = chain
-        self.max_committed = max(self.max_committed, index)
-        self.committed_in[node.core.term] = max(self.committed_in.get(node.core.term, 0), index)
+        if index > self.max_committed:
+            self.max_committed = index
+        self.committed_in[core.term] = max(self.committed_in.get(core.term, 0), index)
+        stamp = self.stamps.get((index, core.log.term(index)), 0)  # type: ignore[arg-type]
+        _demand(stamp >= self.last_stamp, f"D21: log time goes back at entry {index}")
+        self.last_stamp = stamp
         holders = [n.name for n in self.nodes.values() if n.has_durable(index, chain)]
         _demand(
             2 * len(holders) > len(self.nodes),
             f"I6 durable quorum: {node.name} commits {index}, durable only on {', '.join(holders) or 'nobody'}",
         )
+
+    def compare_disks(self) -> int:
+        """I11 at the end: compare the disks below the lowest commit index; return how many bytes were equal."""
+        running = [
+            n for n in self.nodes.values() if n.up and n.name not in self.atlas.hurt and n.core.is_voter
+        ]
+        if len(running) < 2:
+            return 0
+        upto = min(int(min(n.core.commit_index, n.core.stable_index)) for n in running)
+        if any(upto <= n.image.base or n.image.crc(upto) is None for n in running):
+            return 0
+        begin = max(n.image.begin() for n in running)
+        ends = {n.image.end_of(upto) for n in running}
+        _demand(len(ends) == 1, f"I11: entry {upto} ends at different places")
+        end = ends.pop()
+        pieces = [n.image.log_bytes(begin, end) for n in running]
+        for node, piece in zip(running, pieces, strict=True):
+            _demand(piece == pieces[0], f"I11: the log of {node.name} differs from that of {running[0].name}")
+        return max(0, end - begin)
 
 
 def _demand(holds: bool, what: str) -> None:

@@ -1,9 +1,16 @@
-"""The wires: every directed link delays, loses, repeats and reorders, and can be cut one way."""
+"""The wires: every directed link delays, loses, repeats, reorders, clogs, and can be cut one way.
+
+The shapes are those of raft.md §4.6: isolation, halves, chain, ring of overlapping majorities, bridge, one way.
+"""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+Link = tuple[str, str]
 
 
 @dataclass(slots=True)
@@ -16,19 +23,27 @@ class Network:
     repeat: float = 0.0
     straggle: float = 0.0  # share of messages that come up to `straggle_us` late
     straggle_us: int = 500_000
-    cuts: dict[tuple[str, str], bool] = field(default_factory=dict)
+    cuts: dict[Link, bool] = field(default_factory=dict)
+    clogged: dict[Link, int] = field(default_factory=dict)  # nothing arrives before this time
+    slow: dict[Link, int] = field(default_factory=dict)  # extra delay of a link
 
-    def deliveries(self, source: str, target: str) -> list[int]:
+    def deliveries(self, source: str, target: str, now: int) -> list[int]:
         """Return the delays after which copies of a message arrive; none when it is lost."""
         rng = self.rng
-        if (source, target) in self.cuts or (self.loss and rng.random() < self.loss):
+        link = (source, target)
+        if link in self.cuts or (self.loss and rng.random() < self.loss):
             return []
+        lowest, highest = self.delay_us
         copies = 2 if self.repeat and rng.random() < self.repeat else 1
         result = []
         for _ in range(copies):
-            delay = rng.randint(*self.delay_us)
+            delay = lowest + int(rng.random() * (highest - lowest))
             if self.straggle and rng.random() < self.straggle:
                 delay += rng.randint(0, self.straggle_us)
+            if self.slow:
+                delay += self.slow.get(link, 0)
+            if self.clogged:
+                delay = max(delay, self.clogged.get(link, 0) - now)
             result.append(delay)
         return result
 
@@ -40,12 +55,76 @@ class Network:
                 if both_ways:
                     self.cuts[target, source] = True
 
+    def only(self, links: list[Link], names: list[str]) -> None:
+        """Cut everything but these links, both ways."""
+        kept = dict.fromkeys([*links, *((b, a) for a, b in links)])
+        for source in names:
+            for target in names:
+                if source != target and (source, target) not in kept:
+                    self.cuts[source, target] = True
+
     def heal(self) -> None:
         """Mend every link."""
         self.cuts.clear()
+        self.clogged.clear()
+        self.slow.clear()
 
     def calm(self) -> None:
         """Mend, and be a good network from now on."""
         self.heal()
         self.loss = self.repeat = self.straggle = 0.0
         self.delay_us = (200, 2000)
+
+
+def _isolate_one(network: Network, names: list[str], _rng: random.Random) -> None:
+    network.cut(names[:1], names[1:])
+
+
+def _deaf(network: Network, names: list[str], _rng: random.Random) -> None:
+    network.cut(names[1:], names[:1], both_ways=False)
+
+
+def _mute(network: Network, names: list[str], _rng: random.Random) -> None:
+    network.cut(names[:1], names[1:], both_ways=False)
+
+
+def _halves(network: Network, names: list[str], rng: random.Random) -> None:
+    half = rng.randint(1, len(names))
+    network.cut(names[:half], names[half:])
+
+
+def _minority(network: Network, names: list[str], _rng: random.Random) -> None:
+    few = (len(names) - 1) // 2
+    network.cut(names[:few], names[few:])
+
+
+def _nobody(network: Network, names: list[str], _rng: random.Random) -> None:
+    network.only([], names)
+
+
+def _chain(network: Network, names: list[str], _rng: random.Random) -> None:
+    network.only(list(pairwise(names)), names)
+
+
+def _ring(network: Network, names: list[str], _rng: random.Random) -> None:
+    """Every node sees its neighbours: each sees a majority, and no two the same."""
+    network.only([*pairwise(names), (names[-1], names[0])], names)
+
+
+def _bridge(network: Network, names: list[str], _rng: random.Random) -> None:
+    """Two halves that meet only in one node."""
+    bridge, rest = names[0], names[1:]
+    half = len(rest) // 2
+    network.cut(rest[:half], rest[half:])
+    network.cuts.pop((bridge, bridge), None)
+
+
+def _one_link(network: Network, names: list[str], rng: random.Random) -> None:
+    network.cut(names[:1], names[-1:], both_ways=rng.random() < 0.5)
+
+
+SHAPES: Final = {
+    "isolation": _isolate_one, "deaf": _deaf, "mute": _mute, "halves": _halves, "minority": _minority,
+    "nobody": _nobody, "chain": _chain, "ring": _ring, "bridge": _bridge, "one link": _one_link,
+}  # fmt: skip
+"""How to cut a network. The first of the (shuffled) names is the one that is alone, or the bridge."""

@@ -1,220 +1,219 @@
-"""The shell of one simulated node: it does for a RaftCore what the real driver does, without bytes."""
+"""What stays of a simulated node from life to life: its disk, its clock, its checkpoint, and what it promised.
+
+A start opens the data folder with the real recovery code; a crash takes the disk as it is at that moment.
+"""
 
 from __future__ import annotations
 
 import random
+import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.core import RaftCore
-from ledgermq.raft.core_config import CoreConfig
-from ledgermq.raft.log_view import LogView
-from ledgermq.raft.messages import AppendEntries, Message
-from ledgermq.raft.outputs import Accepted, BecameLeader, CaughtUp, Output, Persist
-from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
+from ledgermq.raft.errors import DamagedLogError, DataFolderError
+from ledgermq.raft.storage import Machine, StorageConfig, create_data_folder, open_storage
+from ledgermq.raft.storage_opening import open_node_storage, storage_config
+from ledgermq.raft.types import NodeId
 
-from .disk import Entry, SimDisk, Step, next_entry
+from .clock import SimClock
+from .disk_image import DiskImage
+from .file_system import Keep
+from .life import Life
+from .parts import Parts
 
 if TYPE_CHECKING:
     from .world import World
 
-Packet = tuple[Message, list[Entry], int]
-"""A message, the entries beside it, and the sender's incarnation."""
+
+class SimMachine(Machine):
+    """Boot ids change with a power cut; random numbers come from the seed."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.power_on()
+
+    def power_on(self) -> None:
+        """Boot."""
+        self._boot_id = str(uuid.UUID(int=self._rng.getrandbits(128)))
+
+    def boot_id(self) -> str:
+        return self._boot_id
+
+    def random_bits(self, count: int) -> int:
+        return self._rng.getrandbits(count)
 
 
 class SimNode:
-    """One member: a disk that stays, a core that comes and goes."""
+    """One member. `life` is None while it is down or starting."""
 
-    def __init__(self, world: World, name: str, core_class: type[RaftCore]) -> None:
+    def __init__(self, world: World, name: str, parts: Parts) -> None:
         self.world = world
         self.name = name
-        self.core_class = core_class
-        self.disk = SimDisk(world.rng)
-        self.ghost: dict[int, int] | None = None  # what a wiped disk held: it was acknowledged honestly
-        self.incarnation = 1
-        self.known_incarnations: dict[str, int] = {}
-        self.life = 0  # +1 on every start and stop: events of an earlier life are void
-        self.up = False
+        self.parts = parts
+        self.rng = random.Random(world.rng.getrandbits(64))
+        self.flush = world.flush
+        self.flush_interval_us = 500_000
+        self.clock = SimClock(lambda: world.now)
+        self.machine = SimMachine(random.Random(world.rng.getrandbits(64)))
+        self.files = parts.file_system_class(random.Random(world.rng.getrandbits(64)), lambda: world.now)
+        self.files.watches_written = not self.is_sync
+        self.config = self._config(rejoin=False)
+        self.image = DiskImage(self.files, self.config.data_dir, self.config.segment_size)
+        self.ghosts: list[
+            dict[int, int]
+        ] = []  # checksums by index that it acknowledged on disks it lost since
+        self.life_number = 0  # +1 on every start and stop: events of an earlier life are void
+        self.life: Life | None = None
+        self.starting = False
+        self.last_core: RaftCore | None = None
+        self.incarnation = 0  # of the folder as last opened
+        self.checkpoint = 0  # applied state that survives
+        self.promised = (0, 0)  # (index, checksum) that recovery must find again; index 0: nothing
+        self.wants_rejoin = False
         self.paused_until = 0
-        self.inbox: list[Packet] = []  # what came during a pause
+        self.inbox: list[tuple[str, object]] = []  # what came during a pause
         self.tick_us = 10_000
-        self.start()
 
-    # --- life --------------------------------------------------------------------------------------------------
-    def start(self) -> None:
-        """Read the disk and come up as a follower."""
-        self.life += 1
-        self.up = True
-        self.log = self.disk.log.copy()
-        stored = self.disk.hard_state
-        last = LogIndex(self.log.last)
-        view = LogView(
-            LogIndex(self.log.base + 1),
-            Term(self.log.base_term),
-            self.log.runs(),
-            last,
-            last,
-            LogIndex(max(self.disk.checkpoint, self.log.base)),
-        )
-        rng = random.Random(self.world.rng.getrandbits(32))
-        self.core = self.core_class(self.config(), stored, view, rng)
-        self.seen_commit = int(self.core.commit_index)
-        self.reads: dict[int, int] = {}
-        self._batch: list[Entry] = []
-        self._batch_lo = 0
+    @property
+    def is_sync(self) -> bool:
+        return self.flush == "sync"
 
-    def config(self) -> CoreConfig:
+    @property
+    def up(self) -> bool:
+        return self.life is not None
+
+    @property
+    def core(self) -> RaftCore:
+        """The core of this life, or of the last one."""
+        if self.life is not None:
+            return self.life.core
+        assert self.last_core is not None
+        return self.last_core
+
+    def _config(self, *, rejoin: bool) -> RaftConfig:
         world = self.world
-        return CoreConfig(
-            node_id=NodeId(self.name), voters=tuple(NodeId(n) for n in world.names), **world.limits
+        return RaftConfig(
+            cluster_id="sim",
+            group="g0",
+            node_id=NodeId(self.name),
+            members=tuple(Member(NodeId(name), f"{name}:1") for name in world.names),
+            data_dir=world.data_dir(self.name),
+            rejoin=rejoin,
+            segment_size=world.segment_size,
+            flush=self.flush,
+            heartbeat_ms=70,
+            election_ms_min=400,
+            election_ms_max=800,
+            **world.limits,
         )
 
-    def crash(self) -> None:
-        """Power goes."""
-        self.life += 1
-        self.up = False
+    def settings(self) -> StorageConfig:
+        """Return the storage's settings on this node."""
+        return replace(
+            storage_config(self.config),
+            cache_bytes=self.world.cache_bytes,
+            read_threads=0,
+            machine=self.machine,
+        )
+
+    # --- life ----------------------------------------------------------------------------------------------------
+    def make_member(self, incarnations: dict[NodeId, int]) -> None:
+        """Give it the folder of a voter of a group that has run before."""
+        storage = open_storage(self.settings(), self.files)
+        storage.learn_members(incarnations)
+        storage.close(clean=False)
+        self.files.finish()
+
+    def make_folder(self) -> int:
+        """Make a voter's empty folder; return its incarnation."""
+        create_data_folder(self.settings(), self.files, is_voter=True)
+        storage = open_storage(self.settings(), self.files)
+        storage.close(clean=False)
+        self.files.finish()
+        self.incarnation = storage.incarnation
+        return storage.incarnation
+
+    def start(self) -> None:
+        """Open the data folder; the node is there when the disk is done with it."""
+        self.life_number += 1
+        self.starting = True
+        self.config = self._config(rejoin=self.wants_rejoin and len(self.world.names) > 1)
+        held = self.image.known() if self.wants_rejoin else {}
+        try:
+            storage = open_node_storage(self.config, self.files, settings=self.settings())
+        except (DataFolderError, DamagedLogError) as error:
+            self.world.on_start_refused(self, error)
+            return
+        except OSError as error:
+            self.world.on_start_failed(self, error)
+            return
+        if storage.incarnation != self.incarnation:
+            self._begin_again(held, storage.incarnation)
+        delay = max(0, self.files.busy_until - self.world.now)
+        self.world.later(delay, self.name, "started", storage)
+
+    def _begin_again(self, held: dict[int, int], incarnation: int) -> None:
+        """The folder is a new one: what the old one held was acknowledged, and is gone."""
+        if held:
+            self.ghosts.append(held)
+        if self.incarnation:
+            self.world.rejoins += 1
+            self.world.invariants.on_lost_disk(self)
+        self.incarnation = incarnation
+        self.promised = (0, 0)
+        self.checkpoint = 0
+
+    def on_started(self, storage: object) -> None:
+        """Recovery is done."""
+        self.starting = False
+        self.wants_rejoin = False
+        self.life = Life(self, storage)  # type: ignore[arg-type]
+        self.world.invariants.on_restart(self)
+        self.life.begin()
+        self.life.pump()
+
+    def crash(self, keep: Keep | None) -> None:
+        """The process ends; with `keep` the power goes, too."""
+        self.life_number += 1
         self.inbox.clear()
         self.paused_until = 0
-        self.disk.checkpoint = self.world.rng.randint(
-            max(self.disk.checkpoint, self.log.base), max(self.core.applied_index, self.disk.checkpoint)
-        )
-        self.disk.crash()
+        self.starting = False
+        if self.life is not None:
+            self._remember(self.life, power=keep is not None)
+            self.life = None
+        self.files.crash(keep)
+        if keep is not None:
+            self.machine.power_on()
 
-    def wipe(self) -> None:
-        """Lose the disk too; come back later as another incarnation."""
-        self.ghost = {i + 1 + self.disk.log.base: e.chain for i, e in enumerate(self.disk.log.entries)}
-        self.disk.wipe()
-        self.incarnation += 1
+    def _remember(self, life: Life, *, power: bool) -> None:
+        core = self.last_core = life.core
+        stable = int(core.stable_index)
+        if not self.is_sync and (power or self.files.failed is not None):
+            stable = min(stable, life.disk.synced_index)  # a failed sync may drop the rest, too (D7)
+        known = self.world.invariants.chain_of(core, stable)
+        self.promised = (stable, known) if known is not None else (0, 0)
+        newest = max(self.checkpoint, min(life.applied, stable))
+        self.checkpoint = self.rng.randint(max(self.checkpoint, int(core.first_index) - 1), newest)
+
+    def lose_disk(self) -> None:
+        """What is on the disk counts as acknowledged, and is about to be gone."""
+        self.ghosts.append(self.image.known())
+
+    def promoted(self) -> None:
+        """It votes (again)."""
+        self.world.atlas.recovered(self.name)
+        self.world.faults.on_promoted(self)
 
     def has_durable(self, index: int, chain: int) -> bool:
-        """Tell whether this node's disk holds (or, wiped since, held) that entry."""
-        if index <= self.disk.log.base or self.disk.log.chain(index) == chain:
+        """Tell whether this node's disk holds (or, lost since, held) that entry."""
+        if index <= self.image.base or self.image.crc(index) == chain:
             return True
-        return self.ghost is not None and self.ghost.get(index) == chain
-
-    # --- inputs --------------------------------------------------------------------------------------------------
-    def tick(self) -> None:
-        self.core.tick()
-        self.pump()
-
-    def receive(self, packet: Packet) -> None:
-        """Take a message as the transport would: no older incarnation of its sender gets through."""
-        message, entries, incarnation = packet
-        known = self.known_incarnations.get(message.from_, 1)
-        if incarnation < known:
-            return
-        if incarnation > known:
-            self.known_incarnations[message.from_] = incarnation
-            self.core.peer_replaced(message.from_)
-        if isinstance(message, AppendEntries):
-            self._batch, self._batch_lo = entries, message.lo
-        self.core.step(message)
-        self.pump()
-
-    def storage_done(self) -> None:
-        seq = self.disk.finish(self._flush_begins)
-        self.core.storage_done(seq)
-        self.pump()
-
-    def propose(self, count: int) -> bool:
-        """Propose as many entries; return whether they were taken."""
-        values = [self.world.next_value() for _ in range(count)]
-        answer = self.core.propose([100 + value % 400 for value in values])
-        if not isinstance(answer, Accepted):
+        if any(ghost.get(index) == chain for ghost in self.ghosts):
+            return True
+        if self.name not in self.world.atlas.hurt or self.life is None:
             return False
-        assert answer.first_index == self.log.last + 1
-        for value in values:
-            self._append_own(answer.term, value)
-        self.pump()
-        return True
-
-    def read(self) -> None:
-        self.world.reads_asked += 1
-        context = self.world.reads_asked
-        if self.core.read_index(context) is None:
-            self.reads[context] = self.world.invariants.max_committed
-        self.pump()
-
-    # --- outputs -------------------------------------------------------------------------------------------------
-    def pump(self) -> None:
-        """Carry out what the core has decided."""
-        while (output := self.core.poll()) is not None:
-            self._carry_out(output)
-
-    def _carry_out(self, output: Output) -> None:
-        invariants = self.world.invariants
-        for event in output.events:
-            if isinstance(event, BecameLeader):
-                invariants.on_leader(self, event)
-                assert event.noop_index == self.log.last + 1
-                self._append_own(event.term, 0)
-                self.world.faults.on_leader(self)
-            elif isinstance(event, CaughtUp):
-                self.world.later(1000, self.name, "promote")
-        if output.persist is not None:
-            self._persist(output.persist)
-        for message in output.send:
-            self._send(message)
-        for read in output.reads:
-            assert isinstance(read.context, int)
-            invariants.on_read(self.reads.pop(read.context), read.index)
-            self.world.reads_served += 1
-        for context in output.reads_aborted:
-            assert isinstance(context, int)
-            del self.reads[context]
-
-    def _append_own(self, term: int, value: int) -> None:
-        before = self.log.chain(self.log.last)
-        assert before is not None
-        entry = next_entry(before, term, value)
-        self.log.entries.append(entry)
-        self.world.invariants.on_entry(self.log.last, entry)
-
-    def _persist(self, persist: Persist) -> None:
-        steps: list[Step] = []
-        if persist.hard_state is not None:
-            assert isinstance(persist.hard_state, HardState)
-            steps.append(persist.hard_state)
-            self.world.faults.on_vote_write(self)
-        if persist.truncate_from is not None:
-            self.world.invariants.on_truncate(self, persist.truncate_from)
-            self.log.truncate_from(persist.truncate_from)
-            steps.append(persist.truncate_from)
-        if persist.append is not None:
-            lo, hi = persist.append
-            if self.log.last < hi:
-                assert lo == self.log.last + 1
-                for entry in self._batch[lo - self._batch_lo : hi - self._batch_lo + 1]:
-                    self.log.entries.append(entry)
-                    self.world.invariants.on_entry(self.log.last, entry)
-            steps.extend(self.log.slice(lo, hi))
-        self.disk.submit(persist.seq, steps, self._flush_begins)
-
-    def _flush_begins(self, delay_us: int) -> None:
-        self.world.later(delay_us, self.name, "flushed")
-
-    def _send(self, message: Message) -> None:
-        world = self.world
-        world.invariants.on_send(self, message)
-        if not isinstance(message, AppendEntries) or message.is_empty:
-            world.transmit(self, (message, [], self.incarnation))
-        elif world.cold_reads and world.rng.random() < world.cold_reads:
-            world.read_cold(self, message)
-        else:
-            self.ship(message)
-
-    def ship(self, message: AppendEntries) -> None:
-        """Read the entries of an append from the log, as many as fit, and send them."""
-        entries: list[Entry] = []
-        size = 0
-        for entry in self.log.slice(message.lo, message.hi):
-            if entries and size + entry.size > message.max_bytes:
-                break
-            entries.append(entry)
-            size += entry.size
-        lost = self.log.chain(message.prev_index) is None or len(entries) == 0
-        if lost or self.core.leading is None or message.term != self.core.term:
-            self.core.append_dropped(message)
-            return
-        hi = LogIndex(message.lo + len(entries) - 1)
-        self.world.transmit(self, (message.shortened(hi, size), entries, self.incarnation))
-        self.core.append_sent(message, hi, size)
+        # A drive that lies: the node was told that it is durable.
+        core = self.life.core
+        return index <= core.stable_index and self.world.invariants.chain_of(core, index) == chain

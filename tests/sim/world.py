@@ -9,22 +9,26 @@ from __future__ import annotations
 import heapq
 import random
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ledgermq.raft.core import RaftCore
-from ledgermq.raft.messages import AppendEntries
-from ledgermq.raft.outputs import Role
+from ledgermq.raft.errors import NewerFolderError
 from ledgermq.raft.types import NodeId
 
-from .faults import Faults
+from .atlas import Atlas
+from .faults import MS, Faults
 from .invariants import InvariantError, Invariants
+from .liveness import Liveness
 from .network import Network
-from .node import Packet, SimNode
+from .node import SimNode
+from .parts import Parts
 
 SECOND = 1_000_000
 SAFETY_US = 15 * SECOND
-SETTLE_US = 20 * SECOND  # a healed core must be in agreement within this
-STEADY_US = 3 * SECOND
+MAX_EVENTS = 3_000_000  # of one run; more means that it runs in circles
+#: Events of a node that is not running yet, or of the villain about it.
+_OUTSIDE = ("started", "crash", "isolate", "cut_off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,219 +37,267 @@ class Result:
 
     seed: int
     nodes: int
+    flush: str
     events: int
+    disk_calls: int
     committed: int
     terms: int
     crashes: int
     reads: int
+    rejoins: int
+    equal_bytes: int  # compared between the disks at the end (I11)
     trace: int
 
 
 class World:
     """Owns time. Every event is (time, number, node, life, kind, payload)."""
 
-    def __init__(self, seed: int, core_class: type[RaftCore] = RaftCore) -> None:
+    def __init__(
+        self,
+        seed: int,
+        core_class: type[RaftCore] = RaftCore,
+        *,
+        parts: Parts | None = None,
+        without: frozenset[str] = frozenset(),
+        quiet: tuple[tuple[int, int], ...] = (),
+    ) -> None:
         self.seed = seed
-        self.rng = random.Random(seed)
-        rng = self.rng
+        self.parts = parts or Parts(core_class)
+        self.rng = rng = random.Random(seed)
         self.now = 0
         self.events = 0
         self.trace = 0
         self.values = 0
         self.reads_asked = 0
         self.reads_served = 0
-        self.names = [
-            f"n{i + 1}" for i in range(rng.choice((3, 3, 3, 5, 5, 1) if seed % 10 == 0 else (3, 5)))
-        ]
+        self.cold_reads = 0
+        self.refusals = 0
+        self.rejoins = 0
+        self.bad_entries = 0
+        count = rng.choice((3, 3, 3, 5, 5, 1) if seed % 10 == 0 else (3, 5))
+        self.names = [f"n{i + 1}" for i in range(count)]
+        self.flush = rng.choice(("sync", "sync", "sync", "async_timed", "async_notify"))
+        self.segment_size = rng.choice((4096, 4096, 8192, 65_536))
+        self.cache_bytes = rng.choice((2000, 20_000, 1 << 20))
         self.limits: dict[str, Any] = {
-            "heartbeat_ticks": 7,
-            "election_ticks_min": 40,
-            "election_ticks_max": 80,
             "max_inflight_messages": rng.choice((1, 2, 8, 256)),
             "max_inflight_bytes": rng.choice((600, 4_000, 1 << 20)),
             "max_append_bytes": rng.choice((1, 700, 4_000, 1 << 20)),
             "max_uncommitted_bytes": rng.choice((2_000, 20_000, 1 << 20)),
         }
-        self.cold_reads = rng.choice((0.0, 0.0, 0.1, 0.5))
-        self.network = Network(rng)
+        if (
+            self.limits["max_append_bytes"] == 1
+        ):  # 256 messages that overtake each other are refused one by one
+            self.limits["max_inflight_messages"] = min(8, self.limits["max_inflight_messages"])
+        self.network = Network(random.Random(rng.getrandbits(64)))
         self._heap: list[tuple[int, int, str, int, str, Any]] = []
         self._number = 0
+        self._place = {name: place for place, name in enumerate(self.names)}
+        self.healed: list[SimNode] = []
         self.nodes: dict[str, SimNode] = {}
-        self.invariants = Invariants(self.nodes)
-        self.faults = Faults(self)
+        self.atlas = Atlas(self.names)
+        self.invariants = Invariants(self.nodes, self.atlas)
+        self.faults = Faults(self, without, quiet)
+        self.is_new_group = rng.random() < 0.15
+        with self.parts.applied():
+            self._make_nodes()
+
+    @property
+    def is_sync(self) -> bool:
+        return self.flush == "sync"
+
+    def data_dir(self, name: str) -> Path:
+        """Where a node's data lies on its disk."""
+        return Path(f"/data/{name}")
+
+    def _make_nodes(self) -> None:
         for name in self.names:
-            self.nodes[name] = SimNode(self, name, core_class)
-            self.nodes[name].tick_us = self.faults.draw_tick_us()
-        for name in self.names:
-            self._schedule_tick(self.nodes[name])
+            node = self.nodes[name] = SimNode(self, name, self.parts)
+            pace = self.faults.draw_pace()
+            node.tick_us = int(10_000 / pace)
+            node.clock.set_rate(pace)
+            node.clock.step(self.rng.uniform(-2000, 2000))
+            node.files.cold_share = self.faults.cold_share
+        if not self.is_new_group:
+            incarnations = {NodeId(name): node.make_folder() for name, node in self.nodes.items()}
+            for node in self.nodes.values():
+                node.make_member(incarnations)
+        for node in self.nodes.values():
+            node.start()
 
     # --- running -----------------------------------------------------------------------------------------------
     def run(self) -> Result:
-        """Run both phases. Raises: InvariantError."""
-        self.faults.start()
-        self._until(SAFETY_US)
-        core = self.faults.heal_a_majority()
-        self._heap = [
-            event for event in self._heap if event[4] != "message"
-        ]  # no straggler disturbs what follows
-        heapq.heapify(self._heap)
-        self._settle(core)
-        self._stay_steady(core)
+        """Run both phases. Raises: InvariantError, SimulationError (an AssertionError both)."""
+        with self.parts.applied():
+            self.faults.start()
+            self.run_until(SAFETY_US)
+            Liveness(self).run()
+            equal = self.invariants.compare_disks()
         return Result(
             self.seed,
             len(self.names),
+            self.flush,
             self.events,
+            sum(node.files.calls for node in self.nodes.values()),
             self.invariants.max_committed,
-            max(int(n.core.term) for n in self.nodes.values()),
+            max(int(n.core.term) for n in self.nodes.values() if n.up or n.last_core is not None),
             self.faults.crashes,
             self.reads_served,
+            self.rejoins,
+            equal,
             self.trace & 0xFFFFFFFFFFFFFFFF,
         )
 
     def later(self, delay_us: int, node: str, kind: str, payload: Any = None) -> None:
         """Let something happen to a node, if it lives on until then (node "" : to the world)."""
         self._number += 1
-        life = self.nodes[node].life if node in self.nodes else 0
+        life = self.nodes[node].life_number if node else 0
         heapq.heappush(self._heap, (self.now + delay_us, self._number, node, life, kind, payload))
 
-    def transmit(self, node: SimNode, packet: Packet) -> None:
-        """Put a message on the wire."""
-        target = packet[0].to
-        for delay in self.network.deliveries(node.name, target):
+    def transmit(self, source: str, target: str, kind: str, packet: Any) -> None:
+        """Put a frame or a greeting on the wire."""
+        for delay in self.network.deliveries(source, target, self.now):
             self._number += 1
-            heapq.heappush(self._heap, (self.now + delay, self._number, target, -1, "message", packet))
+            heapq.heappush(self._heap, (self.now + delay, self._number, target, -1, kind, packet))
 
-    def read_cold(self, node: SimNode, message: AppendEntries) -> None:
-        """The entries of an append come from the disk, later."""
-        self.later(self.rng.randint(100, 30_000), node.name, "cold", message)
+    def drop_messages(self) -> None:
+        """No straggler disturbs what follows."""
+        self._heap = [event for event in self._heap if event[4] not in ("frame", "greeting")]
+        heapq.heapify(self._heap)
 
     def next_value(self) -> int:
+        """Number an entry."""
         self.values += 1
         return self.values
 
+    def next_read(self) -> int:
+        """Number a read."""
+        self.reads_asked += 1
+        return self.reads_asked
+
     def leader(self) -> SimNode | None:
         """The node that leads the highest term, if it is up."""
-        leaders = [n for n in self.nodes.values() if n.up and n.core.role is Role.LEADER]
+        leaders = [n for n in self.nodes.values() if n.life is not None and n.life.leads]
         return max(leaders, key=lambda n: n.core.term) if leaders else None
 
-    def start_node(self, node: SimNode) -> None:
-        node.start()
-        self.invariants.on_restart(node)
-        self._schedule_tick(node)
+    def is_healed(self, node: SimNode) -> bool:
+        """Tell whether a node belongs to the healed majority of the second phase."""
+        return node in self.healed
 
-    def run_until(self, time: int) -> None:
-        self._until(time)
+    def start_node(self, node: SimNode) -> None:
+        """Start a node; recovery takes its time, and may be cut off, too."""
+        node.start()
+        if node.starting:
+            self.faults.on_recovery(node, node.files.busy_until)
+
+    # --- what nodes tell -----------------------------------------------------------------------------------------
+    def on_fault(self, node: SimNode, reason: str, *, full: bool) -> None:
+        """A running node faulted: it must have had a reason, and its process ends."""
+        self.faults.tell(f"{node.name} faults: {reason}")
+        excused = full or node.files.failed is not None or node.name in self.atlas.hurt
+        if not excused:
+            raise InvariantError(f"{node.name} faults without a fault: {reason}")
+        if "--rejoin" in reason or "is damaged" in reason:
+            node.wants_rejoin = True
+        self.later(self.faults.rng.randint(0, 300) * MS, "", "exit", node.name)
+
+    def on_start_refused(self, node: SimNode, error: Exception) -> None:
+        """A node will not start on its disk: somebody sees to it."""
+        node.starting = False
+        self.faults.tell(f"{node.name} does not start: {error}")
+        if node.name not in self.atlas.hurt:
+            raise InvariantError(f"P18: {node.name} refuses a disk without damage: {error}")
+        node.files.crash(None)
+        node.wants_rejoin = True
+        if isinstance(error, NewerFolderError):
+            self.faults.disks.replace(node)  # --rejoin refuses what a newer build may have written
+        self.later(self.faults.rng.randint(50, 3000) * MS, "", "restart", node.name)
+
+    def on_start_failed(self, node: SimNode, error: OSError) -> None:
+        """A node's disk reported an error at its start."""
+        node.starting = False
+        self.faults.tell(f"{node.name} does not start: {error}")
+        node.files.crash(None)
+        if node.name in self.atlas.hurt:
+            node.wants_rejoin = True
+        self.later(self.faults.rng.randint(50, 1000) * MS, "", "restart", node.name)
+
+    def on_bad_entries(self, node: SimNode, source: str, error: Exception) -> None:
+        """A follower dropped entries: damaged ones of a leader whose disk is hurt, or stale ones that do not chain."""
+        self.bad_entries += 1
 
     # --- events ------------------------------------------------------------------------------------------------
-    def _until(self, end: int) -> None:
+    def run_until(self, end: int) -> None:
+        """Let everything happen that is due by then."""
         heap = self._heap
+        nodes = self.nodes
         while heap and heap[0][0] <= end:
             self.now, _, name, life, kind, payload = heapq.heappop(heap)
             if not name:
-                self.faults.happen(kind)
+                self.faults.happen(kind, payload)
+                heap = self._heap
                 continue
-            node = self.nodes[name]
-            if not node.up or life not in (-1, node.life):
+            node = nodes[name]
+            if life not in (-1, node.life_number):
                 continue
-            self._happen(node, kind, payload)
+            if kind in _OUTSIDE:
+                self._happen_outside(node, kind, payload)
+            elif node.life is not None:
+                self._happen(node, kind, payload)
         self.now = end
+
+    def _happen_outside(self, node: SimNode, kind: str, payload: Any) -> None:
+        self.events += 1
+        if kind == "started":
+            node.on_started(payload)
+            self.invariants.after(node)
+        elif not self.faults.active:
+            return
+        elif kind == "crash":
+            self.faults.kill(node, power=None if node.is_sync else False)
+        elif kind == "isolate":
+            self.faults.isolate(node)
+        else:
+            self.faults.cut_off(node, payload)
 
     def _happen(self, node: SimNode, kind: str, payload: Any) -> None:
         self.events += 1
-        if kind == "tick":
-            if self.now < node.paused_until:
-                self.later(node.paused_until - self.now, node.name, "resume")
-                return
-            self._schedule_tick(node)
-            node.tick()
-        elif kind == "message":
-            if self.now < node.paused_until:
-                node.inbox.append(payload)
-                return
-            node.receive(payload)
-        elif kind == "flushed":
-            if self.now < node.paused_until:
-                self.later(node.paused_until - self.now, node.name, "flushed")
-                return
-            node.storage_done()
-        elif kind == "resume":
-            inbox, node.inbox = node.inbox, []
-            for packet in inbox:  # input first, then one tick (D10)
-                node.receive(packet)
-            self._schedule_tick(node)
-            node.tick()
-        elif kind == "cold":
-            node.ship(payload)
-            node.pump()
-        elif kind == "crash":
-            if self.faults.active:
-                self.faults.kill(node)
+        if self.events > MAX_EVENTS:
+            raise InvariantError(f"I10 liveness: {MAX_EVENTS:,} events and no end: {self.describe()}")
+        life = node.life
+        assert life is not None
+        if self.now < node.paused_until:
+            if kind in ("frame", "greeting"):
+                node.inbox.append((kind, payload))
+            else:
+                self.later(node.paused_until - self.now, node.name, kind, payload)
             return
-        elif kind == "isolate":
-            if self.faults.active:
-                self.faults.isolate(node)
-            return
-        elif kind == "promote":
-            node.core.promote_to_voter()
-            node.pump()
+        if node.inbox:
+            self._deliver_queued(node)  # input first, then one tick (D10)
+        life.handlers[kind](payload)
         self.invariants.after(node)
-        core = node.core
-        self.trace = hash((self.trace, self.now, self.names.index(node.name), core.term, core.commit_index,
-                           core.last_index, core.stable_index))  # fmt: skip
+        core = life.core
+        self.trace = hash((self.trace, self.now, self._place[node.name], core.term, core.commit_index,
+                           core.last_index, core.stable_index, node.files.calls))  # fmt: skip
 
-    def _schedule_tick(self, node: SimNode) -> None:
-        self.later(node.tick_us, node.name, "tick")
-
-    # --- liveness ----------------------------------------------------------------------------------------------
-    def _settle(self, core: list[SimNode]) -> None:
-        """Demand that the healed nodes agree and commit within a bounded time."""
-        end = self.now + SETTLE_US
-        while self.now < end:
-            self._until(self.now + SECOND // 4)
-            leader = self.leader()
-            if leader is None or leader not in core:
-                continue
-            if not self._agree(core, leader):
-                continue
-            before = leader.core.commit_index
-            if leader.propose(1):
-                self._until(self.now + SECOND // 2)
-                if leader.core.commit_index > before and self._agree(core, leader):
-                    return
-        raise InvariantError(f"I10 liveness: no agreement in {SETTLE_US // SECOND} s: {self.describe()}")
-
-    def _stay_steady(self, core: list[SimNode]) -> None:
-        """Demand that nothing deposes the leader while its majority is well (I9), and that reads are answered."""
-        leader = self.leader()
-        assert leader is not None
-        term, served = leader.core.term, self.reads_served
-        for node in core:
-            node.read()
-        proposed = [leader.propose(1) for _ in range(3)]
-        self._until(self.now + STEADY_US)
-        if leader.core.term != term or leader.core.role is not Role.LEADER:
-            raise InvariantError(f"I9 spurious election: term {term} ended: {self.describe()}")
-        if self.reads_served < served + len(core):
-            raise InvariantError(f"I10 liveness: a read was not answered: {self.describe()}")
-        if not all(proposed[:1]) or not self._agree(core, leader):
-            raise InvariantError(f"I10 liveness: a proposal stays undecided: {self.describe()}")
-
-    def _agree(self, core: list[SimNode], leader: SimNode) -> bool:
-        last = leader.core.last_index
-        return all(
-            n.core.commit_index == last and n.core.last_index == last and n.core.is_voter
-            and n.core.leader_id == NodeId(leader.name) and n.core.applied_index == last
-            for n in core
-        )  # fmt: skip
+    def _deliver_queued(self, node: SimNode) -> None:
+        inbox, node.inbox = node.inbox, []
+        for kind, payload in inbox:
+            if node.life is not None and node.life.core.fault is None:
+                node.life.handlers[kind](payload)
+                self.invariants.after(node)
 
     def describe(self) -> str:
         """One line on every node, for a failure."""
         parts = []
         for node in self.nodes.values():
+            if node.life is None:
+                parts.append(f"{node.name} {'starting' if node.starting else 'down'}")
+                continue
             core = node.core
-            state = core.role.value if node.up else "down"
             parts.append(
-                f"{node.name} {state} term {core.term} last {core.last_index} stable {core.stable_index}"
-                f" commit {core.commit_index} leader {core.leader_id} voter {core.is_voter}"
+                f"{node.name} {core.role.value} term {core.term} last {core.last_index} stable {core.stable_index}"
+                f" commit {core.commit_index} applied {node.life.applied} leader {core.leader_id}"
+                f" voter {core.is_voter}"
             )
-        return "; ".join(parts) + f"; cuts {sorted(self.network.cuts)}"
+        return "; ".join(parts) + f"; hurt {self.atlas.hurt}; cuts {sorted(self.network.cuts)}"

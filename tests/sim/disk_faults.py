@@ -1,0 +1,214 @@
+"""What goes wrong with disks. Faults that damage what was acknowledged hit a minority of the nodes at a time (atlas.py).
+
+A drive that damages the very last thing it was told to keep, and then loses power, cannot be told from a torn write:
+damage at rest lies below the floor that the node stored, and a node that a misdirected write hit above it counts, when
+it stops, as a node whose drive is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from typing import TYPE_CHECKING
+
+from ledgermq.proto.errors import CorruptError
+from ledgermq.raft.hard_state import decode_state
+
+from .file_system import NO_SEGMENT, ROOMY, FailedSync, Inode, SimFileSystem
+
+if TYPE_CHECKING:
+    from .faults import Faults
+    from .node import SimNode
+
+MS = 1000
+MIB = 1 << 20
+
+
+class DiskFaults:
+    """Each method is one fault; it does nothing when it would be unfair now."""
+
+    def __init__(self, faults: Faults, rng: random.Random) -> None:
+        self.faults = faults
+        self.world = faults.world
+        self.rng = rng
+        self.backups: dict[str, dict] = {}  # type: ignore[type-arg]  # disks that were replaced
+        self.lie_index: dict[str, int] = {}  # where a misdirected write hit a node's log
+
+    # --- errors that are reported --------------------------------------------------------------------------------
+    def disk_error(self) -> None:
+        """The next write or flush of the log or of the hard state fails."""
+        # In the asynchronous modes a failed flush takes with it what was acknowledged before (D7).
+        node = self.faults.any_running() if self.world.is_sync else self._victim()
+        if node is None:
+            return
+        if self.rng.random() < 0.3:
+            node.files.fail_write = errno.EIO
+        else:
+            node.files.fail_sync = self.rng.choice((FailedSync.DROP, FailedSync.KEEP))
+        what = f"the next {'write' if node.files.fail_write else 'flush'} fails"
+        if self.world.is_sync:
+            self.faults.tell(f"{node.name}: {what}")
+        else:
+            self._hurt(node, what)
+
+    def disk_full(self) -> None:
+        """No room for a while."""
+        node = self.world.nodes[self.rng.choice(self.world.names)]
+        node.files.capacity = node.files.used + self.rng.choice((0, 10_000, MIB))
+        self.faults.tell(f"the disk of {node.name} is full")
+        self.world.later(self.rng.randint(200, 4000) * MS, "", "room", node.name)
+
+    def room(self, name: str) -> None:
+        """There is room again."""
+        self.world.nodes[name].files.capacity = ROOMY
+
+    def read_error(self) -> None:
+        """A sector cannot be read any more."""
+        node = self._victim()
+        found = self._place_at_rest(node) if node is not None else None
+        if node is None or found is None:
+            return
+        inode, position = found
+        inode.bad.append((position - position % 512, position - position % 512 + 512))
+        self._hurt(node, f"byte {position} cannot be read")
+
+    def slow_disk(self) -> None:
+        """Flushes take another time from now on."""
+        node = self.world.nodes[self.rng.choice(self.world.names)]
+        node.files.sync_delay_us = self.rng.choice(
+            ((50, 500), (100, 3000), (20_000, 300_000), (100_000, 1_500_000))
+        )
+        self.faults.tell(f"flushes of {node.name} take {node.files.sync_delay_us} us")
+
+    # --- damage --------------------------------------------------------------------------------------------------
+    def bit_flip(self) -> None:
+        """A bit changes at rest."""
+        node = self._victim()
+        found = self._place_at_rest(node) if node is not None else None
+        if node is None or found is None:
+            return
+        inode, position = found
+        inode.flip(position, 1 << self.rng.randrange(8))
+        self._hurt(node, f"a bit at byte {position} flips")
+
+    def misdirect(self) -> None:
+        """The next write to the log goes to another place."""
+        node = self._victim()
+        if node is None:
+            return
+
+        def hit() -> None:
+            self.lie_index[node.name] = int(node.core.last_index)
+
+        node.files.on_damage = hit
+        node.files.misdirect = 1
+        self._hurt(node, "the next write to the log goes elsewhere")
+
+    def wipe(self) -> None:
+        """A new, empty disk under an old name."""
+        node = self._victim()
+        if node is None:
+            return
+        self.faults.kill(node, power=True)
+        self.replace(node)
+        self._hurt(node, "an empty disk")
+
+    def old_disk(self) -> None:
+        """The disk that was replaced comes back."""
+        fair = [node for node in self.faults.running() if node.name in self.backups and self._is_fair(node)]
+        if fair:
+            self.restore(self.rng.choice(fair))
+
+    def restore(self, node: SimNode) -> None:
+        """Put the former disk of a node in again, when that is fair."""
+        if not node.up or node.name not in self.backups or not self._is_fair(node):
+            return
+        self.faults.kill(node, power=True)
+        backup = self.backups[node.name]
+        self._lose(node)
+        node.files.restore(backup)
+        self._hurt(node, "its old disk is back")
+
+    # --- repairs -------------------------------------------------------------------------------------------------
+    def scrub(self, name: str) -> None:
+        """Somebody notices the damage: the node is started again with --rejoin."""
+        node = self.world.nodes[name]
+        if name in self.world.atlas.hurt and node.up and node.core.is_voter:
+            self.faults.tell(f"the damage of {name} is noticed")
+            node.wants_rejoin = True
+            self.backups[name] = node.files.copy()
+            self.faults.kill(node, power=False)
+
+    def before_start(self, node: SimNode) -> None:
+        """A node that lied about its last writes counts as one whose drive is gone."""
+        lie = self.lie_index.pop(node.name, 0)
+        if lie and durable_floor(node.files) < lie:
+            self.replace(node)
+
+    def replace(self, node: SimNode) -> None:
+        """Put an empty disk in, as a person would."""
+        self._lose(node)
+        node.files.wipe()
+
+    def stop(self) -> None:
+        """No fault from now on."""
+        for node in self.world.nodes.values():
+            files = node.files
+            files.capacity = ROOMY
+            files.fail_sync, files.fail_write, files.misdirect, files.cold_share = None, 0, 0, 0.0
+            files.sync_delay_us = (100, 2000)
+
+    # --- inside --------------------------------------------------------------------------------------------------
+    def _victim(self) -> SimNode | None:
+        node = self.faults.any_running()
+        return node if node is not None and self._is_fair(node) else None
+
+    def _is_fair(self, node: SimNode) -> bool:
+        return self.world.atlas.may_hurt(node.name) and node.core.is_voter
+
+    def _hurt(self, node: SimNode, what: str) -> None:
+        self.faults.tell(f"{node.name}: {what}")
+        self.world.atlas.note(node.name, what)
+        self.world.later(self.rng.randint(500, 6000) * MS, "", "scrub", node.name)
+
+    def _lose(self, node: SimNode) -> None:
+        """The disk is about to be given up."""
+        node.files.advance()
+        self.backups[node.name] = node.files.copy()
+        node.lose_disk()
+
+    def _place_at_rest(self, node: SimNode) -> tuple[Inode, int] | None:
+        """Choose a byte that was on stable storage for long: of the log below the stored floor, or of a small file."""
+        files, rng = node.files, self.rng
+        files.advance()
+        if rng.random() < 0.2:
+            name = rng.choice(("hardstate", "identity", "manifest"))
+            inode = files.durable_names.get(node.config.data_dir / name)
+            if inode is not None and inode.durable:
+                return inode, rng.randrange(len(inode.durable))
+        floor = durable_floor(files)
+        if floor <= node.image.base or node.image.crc(floor) is None:
+            return None
+        offset = rng.randrange(node.image.begin(), node.image.end_of(floor))
+        size = node.config.segment_size
+        for path in sorted(files.durable_names):
+            inode = files.durable_names[path]
+            if inode.segment != NO_SEGMENT and inode.segment <= offset < inode.segment + size:
+                return inode, offset - inode.segment
+        return None
+
+
+def durable_floor(files: SimFileSystem) -> int:
+    """Return the acked floor that stands in the hard state on the platter; 0 when there is none."""
+    files.advance()
+    found = [(0, 0)]
+    for path, inode in files.durable_names.items():
+        if path.name != "hardstate" or path.parent.name.startswith("quarantine"):
+            continue
+        for block in range(4):
+            try:
+                sequence, state = decode_state(bytes(inode.durable[block * 4096 : block * 4096 + 512]))
+            except CorruptError:
+                continue
+            found.append((sequence, int(state.floor_index)))
+    return max(found)[1]

@@ -1,0 +1,467 @@
+"""A disk in memory, in simulated time: the FileSystem under the real storage code.
+
+A call is carried out at once for the process that made it, and gets a place in simulated time behind the calls before
+it: `busy_until` moves on by a drawn latency. What the disk holds at a moment follows from the calls whose time has
+come. A power cut keeps any part, block by block, of what was written by then and not synced; nothing that comes later
+has happened. So a turn of the flusher can be cut between, and inside, any two of its calls.
+
+Three versions of every file: `current` (what the running process sees), `written` (page cache, by simulated time),
+`durable` (the platter, by simulated time).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from ledgermq.raft.files import Buffer, DiskUse, LockedError
+
+SEGMENT_FOLDER = "commitlog"
+NO_SEGMENT = -1
+ROOMY = 1 << 40  # capacity of a disk that nobody filled
+
+
+class SimulationError(AssertionError):
+    """The code under test did what it must never do."""
+
+
+class Keep(Enum):
+    """What a power cut keeps of what was not synced."""
+
+    NONE = "none"
+    ALL = "all"
+    PREFIX = "prefix"
+    ANY = "any"
+
+
+class FailedSync(Enum):
+    """What the kernel does with the pages of a failed fsync; it calls them clean in any case."""
+
+    DROP = "drop"  # they are gone from the page cache
+    KEEP = "keep"  # they can still be read, until the power goes
+
+
+def put(target: bytearray, offset: int, data: bytes) -> None:
+    """Write into a byte array, growing it."""
+    if len(target) < offset + len(data):
+        target.extend(bytes(offset + len(data) - len(target)))
+    target[offset : offset + len(data)] = data
+
+
+@dataclass(slots=True, eq=False)
+class Inode:
+    """One file's bytes. Invariant: durable + clean + pending = written."""
+
+    current: bytearray = field(default_factory=bytearray)
+    written: bytearray = field(default_factory=bytearray)
+    durable: bytearray = field(default_factory=bytearray)
+    pending: list[tuple[int, bytes]] = field(default_factory=list)
+    clean: list[tuple[int, bytes]] = field(default_factory=list)  # pages that a failed sync left readable
+    bad: list[tuple[int, int]] = field(default_factory=list)  # byte ranges that cannot be read any more
+    segment: int = NO_SEGMENT  # physical start, of a segment of the log
+
+    def flip(self, position: int, mask: int) -> None:
+        """Damage a byte at rest."""
+        for version in (self.current, self.written, self.durable):
+            if position < len(version):
+                version[position] ^= mask
+
+
+Name = tuple[Path, Inode | None]  # a file appears under a name, or (None) goes
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call with its place in time."""
+
+    time: int
+    kind: str  # write | sync | failed_sync | names | sync_names
+    inode: Inode | None = None
+    offset: int = 0
+    data: bytes = b""
+    names: tuple[Name, ...] = ()
+    folder: Path | None = None
+    how: FailedSync = FailedSync.DROP
+
+
+class SimFileSystem:
+    """The disk of one node. `clock` tells simulated time in microseconds."""
+
+    def __init__(self, rng: random.Random, clock: Callable[[], int]) -> None:
+        self.rng = rng
+        self.clock = clock
+        self.block = rng.choice((512, 4096))
+        self.sync_delay_us = (100, 3000)
+        self.capacity = ROOMY
+        self.cold_share = 0.0  # of reads that find nothing in the page cache
+        self.watches_written = False  # the log image follows `written`, not `durable`
+        self.fail_sync: FailedSync | None = None  # the next sync fails
+        self.fail_write = 0  # an errno: the next write fails
+        self.misdirect = 0  # the next write of so many bytes at least to a segment goes elsewhere
+        self.on_damage: Callable[[], None] = lambda: None
+        self.on_segment_change: Callable[[int, int], None] = lambda segment, position: None
+        self.on_segment_gone: Callable[[int], None] = lambda segment: None
+        self.failed: Inode | None = (
+            None  # of this file an error was reported: it must not be used again (P15)
+        )
+        self.busy_until = 0
+        self.calls = 0
+        self.names: dict[Path, Inode] = {}
+        self.written_names: dict[Path, Inode] = {}
+        self.durable_names: dict[Path, Inode] = {}
+        self.directories: dict[Path, None] = {}
+        self._calls: deque[_Call] = deque()
+        self._locked: dict[Path, None] = {}
+
+    # --- FileSystem ---------------------------------------------------------------------------------------------
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> SimFile:
+        inode = self.names.get(path)
+        if inode is None:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            inode = Inode()
+            self.rename_all(((path, inode),))
+        return SimFile(self, path, inode, writable)
+
+    def exists(self, path: Path) -> bool:
+        return path in self.names or path in self.directories
+
+    def list_directory(self, path: Path) -> list[str]:
+        files = [name.name for name in self.names if name.parent == path]
+        return sorted([*files, *(name.name for name in self.directories if name.parent == path)])
+
+    def make_directory(self, path: Path) -> None:
+        for folder in (path, *path.parents):
+            self.directories[folder] = None
+
+    def rename(self, old: Path, new: Path) -> None:
+        if old in self.directories:
+            self._rename_directory(old, new)
+        else:
+            self.rename_all(((old, None), (new, self.names[old])))
+
+    def unlink(self, path: Path) -> None:
+        if path not in self.names:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        self.rename_all(((path, None),))
+
+    def sync_directory(self, path: Path) -> None:
+        self.sync_call(path, _Call(0, "sync_names", folder=path))
+
+    def disk_use(self, path: Path) -> DiskUse:
+        return DiskUse(self.capacity, self.available)
+
+    def lock(self, path: Path) -> SimLock:
+        if path in self._locked:
+            raise LockedError(errno.EAGAIN, "locked by process 4711", str(path))
+        self._locked[path] = None
+        return SimLock(self._locked, path)
+
+    # --- calls ---------------------------------------------------------------------------------------------------
+    @property
+    def available(self) -> int:
+        """Bytes that are left."""
+        return ROOMY if self.capacity == ROOMY else max(0, self.capacity - self.used)
+
+    @property
+    def used(self) -> int:
+        """Bytes that files take."""
+        return sum(len(inode.current) for inode in self.names.values())
+
+    def write(self, path: Path, inode: Inode, data: bytes, offset: int) -> None:
+        """Carry out one write, or fail as planned. Raises: OSError."""
+        self._must_work(path, inode)
+        self._spend(1, 30)
+        if self.fail_write and _is_vital(path, inode):
+            code, self.fail_write, self.failed = self.fail_write, 0, inode
+            raise OSError(code, os.strerror(code), str(path))
+        growth = offset + len(data) - len(inode.current)
+        if growth > 0 and growth > self.available:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if self.misdirect and inode.segment != NO_SEGMENT and offset > 0:
+            self.misdirect = 0
+            self._misdirected(inode, data, offset)
+            return
+        put(inode.current, offset, data)
+        self._calls.append(_Call(self.busy_until, "write", inode, offset, data))
+
+    def _misdirected(self, inode: Inode, data: bytes, offset: int) -> None:
+        """The drive puts the bytes at another place, and says nothing (the page cache is taken to be dropped)."""
+        self.on_damage()
+        wrong = self.rng.randrange(0, offset, self.block) if offset >= self.block else 0
+        kept = bytes(inode.durable[offset : offset + len(data)]).ljust(len(data), b"\0")
+        for place, what in ((offset, kept), (wrong, data)):
+            put(inode.current, place, what)
+            self._calls.append(_Call(self.busy_until, "write", inode, place, what))
+
+    def sync_call(self, path: Path, call: _Call) -> None:
+        """Carry out a sync of a file or folder, or fail as planned. Raises: OSError."""
+        self._must_work(path, call.inode)
+        self._spend(*self.sync_delay_us)
+        call.time = self.busy_until
+        if self.fail_sync is not None and _is_vital(path, call.inode):
+            call.kind, call.how, self.fail_sync, self.failed = "failed_sync", self.fail_sync, None, call.inode
+            self._calls.append(call)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        self._calls.append(call)
+
+    def rename_all(self, names: tuple[Name, ...]) -> None:
+        """Change names in one step."""
+        self._spend(1, 30)
+        self.calls += 1
+        _apply_names(self.names, names)
+        self._calls.append(_Call(self.busy_until, "names", names=names))
+
+    def _rename_directory(self, old: Path, new: Path) -> None:
+        """Folders are moved aside only by rejoin, behind a process that ended: durable at once."""
+        self.finish()
+        for version in (self.names, self.written_names, self.durable_names):
+            for name in [name for name in version if old in name.parents]:
+                version[new / name.relative_to(old)] = version.pop(name)
+        self.directories.pop(old, None)
+        self.directories[new] = None
+
+    def _must_work(self, path: Path, inode: Inode | None) -> None:
+        self.calls += 1
+        if self.failed is not None and self.failed is inode:
+            raise SimulationError(f"P15: {path} is written or flushed after the disk reported an error")
+
+    def _spend(self, lowest: int, highest: int) -> None:
+        begin = max(self.busy_until, self.clock())
+        self.busy_until = begin + lowest + int(self.rng.random() * (highest - lowest))
+
+    # --- time ----------------------------------------------------------------------------------------------------
+    def finish(self) -> None:
+        """Let everything that was asked for have happened."""
+        self._advance(self.busy_until)
+
+    def advance(self) -> None:
+        """Bring `written` and `durable` up to the present."""
+        if self._calls and self._calls[0].time <= (now := self.clock()):
+            self._advance(now)
+
+    def _advance(self, now: int) -> None:
+        calls = self._calls
+        while calls and calls[0].time <= now:
+            call = calls.popleft()
+            inode = call.inode
+            if call.kind == "write":
+                assert inode is not None
+                self._write_back(inode, call.offset, call.data)
+            elif call.kind == "sync":
+                assert inode is not None
+                self._make_durable(inode, inode.pending)
+                inode.pending.clear()
+            elif call.kind == "failed_sync":
+                assert inode is not None
+                self._lose(inode, call.how)
+            elif call.kind == "names":
+                self._note_segments(call.names)
+                _apply_names(self.written_names, call.names)
+            else:
+                self._sync_names(call.folder)
+
+    def _write_back(self, inode: Inode, offset: int, data: bytes) -> None:
+        put(inode.written, offset, data)
+        inode.pending.append((offset, data))
+        if self.watches_written and inode.segment != NO_SEGMENT:
+            self.on_segment_change(inode.segment, offset)
+
+    def _make_durable(self, inode: Inode, writes: list[tuple[int, bytes]]) -> None:
+        for offset, data in writes:
+            put(inode.durable, offset, data)
+            if inode.segment != NO_SEGMENT and not self.watches_written:
+                self.on_segment_change(inode.segment, offset)
+
+    def _lose(self, inode: Inode, how: FailedSync) -> None:
+        """A sync failed: some of the blocks are on the platter, the rest is called clean and never will be."""
+        blocks = [piece for offset, data in inode.pending for piece in self._blocks(offset, data)]
+        self._make_durable(inode, [piece for piece in blocks if self.rng.random() < 0.5])
+        if how is FailedSync.KEEP:
+            inode.clean.extend(inode.pending)
+        else:
+            inode.written = bytearray(inode.durable)
+        inode.pending.clear()
+
+    def _note_segments(self, names: tuple[Name, ...]) -> None:
+        for path, inode in names:
+            if path.parent.name != SEGMENT_FOLDER or not path.name.isdecimal():
+                continue
+            if inode is None:
+                self.on_segment_gone(int(path.name))
+            else:
+                inode.segment = int(path.name)
+                self.on_segment_change(inode.segment, 0)
+
+    def _sync_names(self, folder: Path | None) -> None:
+        for name in [name for name in self.durable_names if name.parent == folder]:
+            del self.durable_names[name]
+        for name, inode in self.written_names.items():
+            if name.parent == folder:
+                self.durable_names[name] = inode
+
+    # --- crashes -------------------------------------------------------------------------------------------------
+    def crash(self, keep: Keep | None) -> None:
+        """The process ends now. `keep` None: only the process; else the power goes, too."""
+        self.advance()
+        if self._calls and self._calls[0].kind == "write" and self.rng.random() < 0.5:
+            call = self._calls[0]  # a write that was under way
+            assert call.inode is not None
+            part = call.data[: self.rng.randrange(len(call.data) + 1) // self.block * self.block]
+            self._write_back(call.inode, call.offset, part)
+        self._calls.clear()
+        self._locked.clear()
+        self.failed = None
+        self.busy_until = self.clock()
+        if keep is not None:
+            self._lose_power(keep)
+        for inode in self._inodes(self.names, self.written_names):
+            inode.current = bytearray(inode.written)
+        self.names = dict(self.written_names)
+
+    def _lose_power(self, keep: Keep) -> None:
+        names = dict(self.durable_names)
+        for path in sorted(self.written_names.keys() | self.durable_names.keys()):
+            changed = self.written_names.get(path) is not self.durable_names.get(path)
+            if changed and (keep is Keep.ALL or (keep is not Keep.NONE and self.rng.random() < 0.5)):
+                names.pop(path, None)
+                if path in self.written_names:
+                    names[path] = self.written_names[path]
+        self.written_names, self.durable_names = names, dict(names)
+        for inode in self._inodes(names):
+            if inode.pending or inode.clean:
+                self._make_durable(inode, self._kept(inode, keep))
+                inode.pending.clear()
+                inode.clean.clear()
+                inode.written = bytearray(inode.durable)
+            if inode.segment != NO_SEGMENT:
+                self.on_segment_change(inode.segment, 0)
+
+    def _kept(self, inode: Inode, keep: Keep) -> list[tuple[int, bytes]]:
+        """Choose the blocks that reached the platter, the last one perhaps torn."""
+        rng = self.rng
+        blocks = [piece for offset, data in inode.pending for piece in self._blocks(offset, data)]
+        if keep is Keep.NONE:
+            return []
+        if keep is Keep.ALL:
+            return blocks
+        if keep is Keep.PREFIX:
+            kept = blocks[: rng.randint(0, len(blocks))]
+        else:
+            kept = [piece for piece in blocks if rng.random() < 0.5]
+            rng.shuffle(kept)
+        if blocks and rng.random() < 0.5:
+            offset, data = rng.choice(blocks)
+            kept.append((offset, data[: rng.randrange(len(data) + 1)]))
+        return kept
+
+    def _blocks(self, offset: int, data: bytes) -> list[tuple[int, bytes]]:
+        out = []
+        position = 0
+        while position < len(data):
+            size = min(self.block - (offset + position) % self.block, len(data) - position)
+            out.append((offset + position, data[position : position + size]))
+            position += size
+        return out
+
+    def _inodes(self, *versions: dict[Path, Inode]) -> list[Inode]:
+        """Return each inode once, in the order of their names."""
+        found: dict[int, Inode] = {}
+        for version in versions:
+            for path in sorted(version):
+                found.setdefault(id(version[path]), version[path])
+        return list(found.values())
+
+    def wipe(self) -> None:
+        """Be a new, empty disk."""
+        for version in (self.names, self.written_names, self.durable_names, self.directories):
+            version.clear()
+        self._calls.clear()
+        self.on_segment_gone(NO_SEGMENT)
+
+    def copy(self) -> dict[Path, bytes]:
+        """Return what the platter holds, as a backup."""
+        return {path: bytes(inode.durable) for path, inode in self.durable_names.items()}
+
+    def restore(self, backup: dict[Path, bytes]) -> None:
+        """Hold exactly a backup."""
+        self.wipe()
+        for path, data in backup.items():
+            self.make_directory(path.parent)
+            inode = Inode(bytearray(data), bytearray(data), bytearray(data))
+            self._note_segments(((path, inode),))
+            self.names[path] = self.written_names[path] = self.durable_names[path] = inode
+
+
+def _is_vital(path: Path, inode: Inode | None) -> bool:
+    """Tell whether a file is one whose failed flush must end the node: the hard state, or a segment of the log."""
+    return inode is not None and (path.name == "hardstate" or path.parent.name == SEGMENT_FOLDER)
+
+
+def _apply_names(target: dict[Path, Inode], names: tuple[Name, ...]) -> None:
+    for path, inode in names:
+        if inode is None:
+            target.pop(path, None)
+        else:
+            target[path] = inode
+
+
+class SimFile:
+    """An open file."""
+
+    __slots__ = ("_files", "_inode", "_path", "_writable")
+
+    def __init__(self, files: SimFileSystem, path: Path, inode: Inode, writable: bool) -> None:
+        self._files = files
+        self._path = path
+        self._inode = inode
+        self._writable = writable
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def size(self) -> int:
+        return len(self._inode.current)
+
+    def pread(self, size: int, offset: int) -> bytes:
+        for begin, end in self._inode.bad:
+            if begin < offset + size and offset < end:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(self._path))
+        return bytes(self._inode.current[offset : offset + size])
+
+    def pread_nowait(self, size: int, offset: int) -> bytes | None:
+        files = self._files
+        if files.cold_share and files.rng.random() < files.cold_share:
+            return None
+        return self.pread(size, offset)
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        assert self._writable
+        self._files.write(self._path, self._inode, b"".join(buffers), offset)
+
+    def write_zeros(self, start: int, end: int) -> None:
+        self.pwritev([bytes(end - start)], start)
+
+    def fdatasync(self) -> None:
+        self._files.sync_call(self._path, _Call(0, "sync", self._inode))
+
+    def close(self) -> None:
+        pass
+
+
+class SimLock:
+    """A held lock."""
+
+    def __init__(self, locked: dict[Path, None], path: Path) -> None:
+        self._locked = locked
+        self._path = path
+
+    def release(self) -> None:
+        self._locked.pop(self._path, None)

@@ -1,0 +1,423 @@
+"""One life of a simulated node, from a start to a crash: the real core on the real storage, driven by events.
+
+Does what `Driver`, `RaftNode` and the flusher's threads do with an event loop: verify before the core sees it, stage,
+persist in order, read from the log what is to be sent, apply what is committed and durable. The flusher's turns run
+on the simulated disk when they begin; their report is an event at the time when the disk is done.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ledgermq.proto.entry import EntryHeader, EntryKind, entry_size
+from ledgermq.proto.errors import CorruptError
+from ledgermq.raft.core import RaftCore
+from ledgermq.raft.driver import last_index_of
+from ledgermq.raft.errors import (
+    DiskFullError,
+    InvalidWireError,
+    LogCompactedError,
+    LogTruncatedError,
+    RaftError,
+)
+from ledgermq.raft.hello import Hello
+from ledgermq.raft.log_time import LogTime
+from ledgermq.raft.log_view import LogView
+from ledgermq.raft.messages import AppendEntries, Heartbeat, Message
+from ledgermq.raft.outputs import Accepted, BecameLeader, CaughtUp, LeaderChanged, Output, Persist, Role
+from ledgermq.raft.storage import RaftStorage
+from ledgermq.raft.types import LogIndex, NodeId, Term
+from ledgermq.raft.wire import decode, encode_append, encode_control
+from ledgermq.raft.wire_batch import WireBatch
+
+from .disk_work import DiskWork
+from .membership import AIM, Membership
+
+if TYPE_CHECKING:
+    from .node import SimNode
+
+MS = 1000
+APPLY_SLICE = 2000
+
+
+class Packet(NamedTuple):
+    """A frame on the wire, of one run of one node."""
+
+    from_: NodeId
+    run: int
+    frame: bytes
+
+
+class Life:
+    """Events call the `on_…` methods; after each the core has been polled until it says nothing more."""
+
+    def __init__(self, node: SimNode, storage: RaftStorage) -> None:
+        world = node.world
+        self.node = node
+        self.world = world
+        self.storage = storage
+        self.log = log = storage.log
+        self.peers = [peer.node_id for peer in node.config.peers]
+        view = LogView(
+            first_index=log.first_index,
+            base_term=log.prev_term,
+            term_runs=tuple(log.term_runs()),
+            last_index=log.last_index,
+            stable_index=log.last_index,
+            applied_index=LogIndex(node.checkpoint),
+        )
+        rng = random.Random(node.rng.getrandbits(32))
+        self.core: RaftCore = node.parts.core_class(node.config.core_config(), storage.hard_state, view, rng)
+        self.log_time = LogTime()
+        self.log_time.restore(log.last_timestamp)
+        self.flusher = storage.start_stepped(on_durable=self._on_durable)
+        self.membership = Membership(self)
+        self.seen_commit = int(self.core.commit_index)
+        self.seen_stable = -1
+        self.applied = node.checkpoint
+        self.last_persist_seq = 0
+        self.reads: dict[object, int] = {}
+        self._batch: WireBatch | None = None
+        self._after: list[Callable[[], None]] = []  # calls for when the core's turn is over
+        self._apply_to = self.applied
+        self._applying_cold = False
+        self.disk = DiskWork(self)
+        self.handlers: dict[str, Callable[[Any], None]] = {
+            "tick": self.on_tick, "frame": self.on_frame, "greet": self.on_greet, "report": self.on_report,
+            "greeting": self.membership.on_greeting, "stored": self.membership.on_stored,
+            "identified": self.membership.on_identified, "cold_read": self.on_cold_read,
+            "cold_apply": self.on_cold_apply, "disk_failed": self.on_disk_failed, "turn": self.disk.on_turn,
+            "flushed": self.disk.on_flushed, "sync": self.disk.on_sync, "synced": self.disk.on_synced,
+            "background": self.disk.on_background,
+        }  # fmt: skip
+
+    def begin(self) -> None:
+        """Start what runs for ever: ticks, greetings, background work."""
+        self.later(self.node.tick_us, "tick")
+        self.membership.greet_all()
+        self.later(2000 * MS, "report")
+        self.disk.begin()
+        self.membership.advance()
+
+    def later(self, delay_us: int, kind: str, payload: Any = None) -> None:
+        """Let something happen to this life."""
+        self.world.later(delay_us, self.node.name, kind, payload)
+
+    def when_disk_is_done(self, kind: str, payload: Any = None) -> None:
+        """Let something happen when all that was asked of the disk is done."""
+        self.later(max(0, self.node.files.busy_until - self.world.now), kind, payload)
+
+    # --- inputs --------------------------------------------------------------------------------------------------
+    def on_tick(self, _payload: None) -> None:
+        self.later(self.node.tick_us, "tick")
+        self.tick()
+
+    def tick(self) -> None:
+        self.core.tick()
+        self.pump()
+
+    def on_frame(self, packet: Packet) -> None:
+        """Take a frame as the transport and the driver would."""
+        if self.membership.accepted_run.get(packet.from_) != packet.run:
+            return
+        messages, hello, entries = decode(packet.frame, packet.from_, self.node.config.node_id)
+        for message in messages:
+            self._step(message, entries)
+        if hello is not None and self.core.fault is None:
+            self.membership.learn(hello)
+
+    def on_greet(self, _payload: None) -> None:
+        self.membership.greet_all()
+
+    def on_report(self, _payload: None) -> None:
+        self.later(2000 * MS, "report")
+        self.membership.announce()
+
+    def _step(self, message: Message, entries: memoryview) -> None:
+        clock = self.node.clock
+        if type(message) is AppendEntries:
+            if not message.is_empty and not self._verify(message, entries):
+                return
+        elif type(message) is Heartbeat and message.term >= self.core.term:
+            self.log_time.observe(message.log_time_ms, clock.wall_ms(), clock.monotonic_ms())
+        self.core.step(message)
+        self.pump()
+
+    def _verify(self, message: AppendEntries, entries: memoryview) -> bool:
+        clock = self.node.clock
+        try:
+            batch = self.log.check_wire(entries, message.prev_term)
+            named = batch.first_index == message.lo and batch.last_index == message.hi
+            if not named or tuple(batch.term_runs()) != message.term_runs:
+                raise InvalidWireError("the entries are not those that the message names")
+            self.log.check_room(len(entries))
+        except (InvalidWireError, CorruptError) as error:
+            self.world.on_bad_entries(self.node, message.from_, error)
+            return False
+        except DiskFullError:
+            return False
+        self.log_time.observe(batch.headers[-1].timestamp, clock.wall_ms(), clock.monotonic_ms())
+        self._batch = batch
+        return True
+
+    def propose(self, sizes: list[int]) -> bool:
+        """Propose entries with payloads of these sizes; return whether they were taken."""
+        sizes = [min(size, self.log.max_entry_size - 64) for size in sizes]
+        log_sizes = [entry_size(size) for size in sizes]
+        try:
+            self.log.check_proposal(sum(log_sizes), urgent=False)
+        except DiskFullError:
+            return False
+        answer = self.core.propose(log_sizes)
+        if not isinstance(answer, Accepted):
+            return False
+        for place, size in enumerate(sizes):
+            value = self.world.next_value()
+            payload = value.to_bytes(8, "little")[: min(8, size)].ljust(size, b"%d" % (value % 10))
+            index = LogIndex(answer.first_index + place)
+            try:
+                self._stage(EntryKind.RECORDS, [payload], index, answer.term)
+            except DiskFullError as error:
+                self.fail(f"a proposal that was taken cannot be stored: {error}", full=True)
+                return False
+        self.pump()
+        return True
+
+    def read(self, context: object) -> None:
+        """Ask for a read index as a client does."""
+        if self.core.read_index(context) is None:
+            self.reads[context] = self.world.invariants.max_committed
+        self.pump()
+
+    def ask_read(self, context: object) -> bool:
+        """Ask for a read index as the node itself; return whether there is somebody to ask."""
+        asked = self.core.read_index(context) is None
+        self.pump()
+        return asked
+
+    def promote(self) -> int:
+        """Become a voter; return the number of the persist operation that makes it durable."""
+        self.core.promote_to_voter()
+        self.pump()
+        return self.last_persist_seq
+
+    def peer_replaced(self, peer: NodeId) -> None:
+        """What the peer acknowledged before does not count."""
+        self.core.peer_replaced(peer)
+        self.pump()
+
+    def _on_durable(self, seq: int) -> None:
+        self.core.storage_done(seq)
+        self.pump()
+
+    def on_disk_failed(self, reason: str) -> None:
+        """A thread of the storage failed."""
+        self.fail(reason)
+
+    # --- outputs -------------------------------------------------------------------------------------------------
+    def pump(self) -> None:
+        """Carry out what the core has decided."""
+        while (output := self.core.poll()) is not None:
+            self._carry_out(output)
+        self._batch = None
+        while self._after:
+            self._after.pop(0)()
+
+    def _carry_out(self, output: Output) -> None:
+        world, core = self.world, self.core
+        changed = False
+        for event in output.events:
+            if isinstance(event, BecameLeader):
+                world.invariants.on_leader(self.node, event)
+                self._stage_noop(event)
+                world.faults.on_leader(self.node)
+            changed = changed or isinstance(event, LeaderChanged | CaughtUp)
+        if output.persist is not None and core.fault is None:
+            self._persist(output.persist)
+        for message in output.send:
+            self._send(message)
+        if output.committed is not None:
+            world.invariants.note_commits(self.node)
+            self._apply_to = output.committed[1]
+            self._apply()
+        for read in output.reads:
+            if read.context == AIM:
+                self._after.append(partial(self.membership.on_aim, read.index))
+                continue
+            world.invariants.on_read(self.reads.pop(read.context), read.index)
+            world.reads_served += 1
+        for context in output.reads_aborted:
+            if context == AIM:
+                self._after.append(partial(self.membership.on_aim, None))
+            else:
+                del self.reads[context]
+        if changed:
+            self._after.append(self.membership.advance)
+
+    def _stage_noop(self, event: BecameLeader) -> None:
+        try:
+            self._stage(EntryKind.NOOP, [], event.noop_index, event.term)
+        except DiskFullError as error:
+            self.fail(f"the first entry of term {event.term} cannot be stored: {error}", full=True)
+
+    def _stage(self, kind: EntryKind, parts: list[Any], index: LogIndex, term: Term) -> None:
+        clock = self.node.clock
+        header = self.log.stage_entry(
+            kind,
+            parts,
+            section_count=0 if kind is EntryKind.NOOP else 1,
+            index=index,
+            term=term,
+            timestamp=self.log_time.lead(clock.wall_ms(), clock.monotonic_ms()),
+        )
+        self.world.invariants.on_entry(self.node, header)
+
+    def _persist(self, persist: Persist) -> None:
+        log, invariants = self.log, self.world.invariants
+        try:
+            if persist.truncate_from is not None:
+                invariants.on_truncate(self.node, persist.truncate_from)
+                log.truncate_from(persist.truncate_from)
+            if persist.append is not None and self._batch is not None:
+                batch, lo = self._batch, persist.append[0]
+                log.stage_wire(batch, lo)
+                for header in batch.headers[lo - batch.first_index :]:
+                    invariants.on_entry(self.node, header)
+            log.persist(persist.seq, persist.hard_state)
+        except RaftError as error:
+            self.fail(
+                f"entries from the leader cannot be stored: {error}", full=isinstance(error, DiskFullError)
+            )
+            return
+        self.last_persist_seq = persist.seq
+        if persist.hard_state is not None:
+            self.world.faults.on_vote_write(self.node)
+        self.disk.begin_turn()
+
+    def _send(self, message: Message) -> None:
+        self.world.invariants.on_send(self.node, message)
+        if type(message) is AppendEntries and not message.is_empty:
+            self._send_entries(message)
+            return
+        if type(message) is Heartbeat:
+            clock = self.node.clock
+            log_time = self.log_time.lead(clock.wall_ms(), clock.monotonic_ms())
+            message = replace(message, log_time_ms=log_time)
+        if message.to in self.membership.accepted_by:
+            self._put(message.to, encode_control((message,)))
+
+    def send_news(self, peer: NodeId, hello: Hello) -> None:
+        """Tell a peer that took the greeting what changed since."""
+        if peer in self.membership.accepted_by and self.core.fault is None:
+            self._put(peer, encode_control((), hello))
+
+    def _put(self, to: NodeId, frame: bytes) -> None:
+        packet = Packet(self.node.config.node_id, self.node.life_number, frame)
+        self.world.transmit(self.node.name, to, "frame", packet)
+
+    def _send_entries(self, message: AppendEntries) -> None:
+        """Read the entries and send them; what is cold is read later."""
+        if message.to not in self.membership.accepted_by:
+            self.core.append_dropped(message)
+            return
+        try:
+            data = self.log.read_wire_nowait(message.lo, message.hi, message.max_bytes)
+        except (LogTruncatedError, LogCompactedError):
+            self.core.append_dropped(message)
+            return
+        except RaftError as error:
+            self.fail(f"entry {message.lo} cannot be read for {message.to}: {error}")
+            return
+        if data is None:
+            self.world.cold_reads += 1
+            self.later(self.node.rng.randint(100, 30_000), "cold_read", (message, self.log.generation))
+        else:
+            self._ship(message, data)
+
+    def on_cold_read(self, payload: tuple[AppendEntries, int]) -> None:
+        """A thread of the read pool is done."""
+        message, generation = payload
+        data = b""
+        try:
+            if generation == self.log.generation:
+                data = finished(self.log.read_wire(message.lo, message.hi, message.max_bytes))
+        except (LogTruncatedError, LogCompactedError):
+            pass
+        except RaftError as error:
+            self.fail(f"entry {message.lo} cannot be read for {message.to}: {error}")
+            return
+        if data and message.to in self.membership.accepted_by:
+            self._ship(message, data)
+        else:
+            self.core.append_dropped(message)
+        self.pump()
+
+    def _ship(self, message: AppendEntries, data: bytes) -> None:
+        if self.core.leading is None or message.term != self.core.term:
+            self.core.append_dropped(message)
+            return
+        hi = last_index_of(data)
+        shortened = message if hi == message.hi else message.shortened(hi, len(data))
+        self._put(message.to, encode_append(shortened, data))
+        self.core.append_sent(message, hi, len(data))
+
+    # --- applying ------------------------------------------------------------------------------------------------
+    def _apply(self) -> None:
+        """Apply what is committed and durable, from memory or the page cache."""
+        while self.applied < self._apply_to and not self._applying_cold and self.core.fault is None:
+            lo = LogIndex(self.applied + 1)
+            try:
+                entries = self.log.entries_nowait(lo, LogIndex(self._apply_to), APPLY_SLICE)
+            except RaftError as error:
+                self.fail(f"committed entry {lo} cannot be read: {error}")
+                return
+            if entries is None:
+                self._applying_cold = True
+                self.later(self.node.rng.randint(100, 30_000), "cold_apply")
+                return
+            self._applied(entries)
+
+    def on_cold_apply(self, _payload: None) -> None:
+        self._applying_cold = False
+        lo = LogIndex(self.applied + 1)
+        try:
+            entries = finished(self.log.entries(lo, LogIndex(self._apply_to), APPLY_SLICE))
+        except RaftError as error:
+            self.fail(f"committed entry {lo} cannot be read: {error}")
+            return
+        self._applied(entries)
+        self._apply()
+
+    def _applied(self, entries: Any) -> None:
+        header: EntryHeader
+        for header, payload in entries:
+            self.world.invariants.on_apply(self.node, header, payload)
+        self.applied = entries[-1][0].index
+
+    # --- the end -------------------------------------------------------------------------------------------------
+    def fail(self, reason: str, *, full: bool = False) -> None:
+        """Latch a fault: nothing is said to anybody from now on, and the process ends."""
+        if self.core.fault is not None:
+            return
+        self.world.on_fault(self.node, reason, full=full)
+        self.core.storage_failed(reason)
+        self.disk.broken = True
+        self.pump()
+
+    @property
+    def leads(self) -> bool:
+        """This node leads, as far as it knows."""
+        return self.core.role is Role.LEADER
+
+
+def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine that never waits: without threads, the log's reads do not."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("a read of the log waited for something")

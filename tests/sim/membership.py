@@ -1,0 +1,256 @@
+"""Greetings, incarnations and the right to vote in the simulation: the shell around the rules of raft/bootstrap.py.
+
+What `VotingRights` and the transport do with coroutines and streams, done with events: greetings are packets that are
+repeated until they are answered, the member record is stored in simulated time before anybody is answered, and no
+frame counts that comes from another run of a node than the one whose greeting was accepted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ledgermq.proto import raft_pb2 as pb
+from ledgermq.raft.bootstrap import MemberRecord, Rejoin, find_group_id, known_group_ids, may_become_voter
+from ledgermq.raft.hello import Hello, Refusal, RefusalKind, Standing, refusal_of
+from ledgermq.raft.storage_opening import is_learner
+from ledgermq.raft.types import LogIndex, NodeId
+
+if TYPE_CHECKING:
+    from .life import Life
+
+MS = 1000
+GREET_AGAIN_US = 100 * MS
+REPORT_US = 2000 * MS
+AIM = "aim"  # context of the read that tells a learner what it must hold
+
+
+class Greeting(NamedTuple):
+    """A packet with a Hello (or the answer to one), of one run of one node."""
+
+    from_: str
+    run: int
+    hello: bytes
+    answers: int  # the run whose greeting this answers; 0: this is no answer
+
+    @property
+    def is_answer(self) -> bool:
+        return self.answers > 0
+
+
+class Membership:
+    """One life's view of the group."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        storage, config = life.storage, life.node.config
+        self._me = config.node_id
+        self._others = frozenset(peer.node_id for peer in config.peers)
+        self._members = frozenset(member.node_id for member in config.members)
+        known = {node: number for node, number in storage.identity.members.items() if number}
+        self._record = MemberRecord(config.group, {n: i for n, i in known.items() if n != self._me})
+        self._is_learner = is_learner(storage)
+        self._rejoin = Rejoin(self._me, storage.incarnation, self._others)
+        self._aiming = False
+        self._storing = False
+        self._waiting: list[Greeting] = []
+        self._promotion_seq: int | None = None
+        self._was_voter = life.core.is_voter
+        self.group_id = storage.identity.group_id
+        self.hellos: dict[NodeId, Hello] = {}
+        self.accepted_by: dict[NodeId, bool] = {}  # peers that took the greeting of this run
+        self.accepted_run: dict[str, int] = {}  # whose frames count
+
+    @property
+    def standing(self) -> Standing:
+        """What this node's vote is worth."""
+        if self._was_voter:
+            return Standing.VOTER
+        return Standing.LEARNER if self._is_learner else Standing.FRESH
+
+    def hello(self) -> Hello:
+        """Return this node's greeting."""
+        config = self._life.node.config
+        return Hello(
+            cluster_id=config.cluster_id,
+            group=config.group,
+            node_id=self._me,
+            incarnation=self._life.storage.incarnation,
+            segment_size=config.segment_size,
+            standing=self.standing,
+            term=self._life.core.term,
+            group_id=self.group_id,
+            known_incarnations=dict(self._record.known),
+        )
+
+    # --- greeting ------------------------------------------------------------------------------------------------
+    def greet_all(self) -> None:
+        """Greet whoever has not answered; come again."""
+        for peer in self._life.peers:
+            if peer not in self.accepted_by:
+                self._greet(peer)
+        if len(self.accepted_by) < len(self._others):
+            self._life.later(GREET_AGAIN_US, "greet")
+
+    def _greet(self, peer: NodeId) -> None:
+        self._send(peer, self.hello().to_proto().SerializeToString(), 0)
+
+    def _send(self, peer: str, data: bytes, answers: int) -> None:
+        node = self._life.node
+        node.world.transmit(node.name, peer, "greeting", Greeting(node.name, node.life_number, data, answers))
+
+    def announce(self) -> None:
+        """Tell every peer what changed about this node."""
+        for peer in self._life.peers:
+            self._life.send_news(peer, self.hello())
+
+    def on_greeting(self, greeting: Greeting) -> None:
+        """Judge a greeting or an answer; the answer to it may have to wait for the disk."""
+        if greeting.is_answer and greeting.answers != self._life.node.life_number:
+            return  # a connection of an earlier run
+        if self._storing:
+            self._waiting.append(greeting)
+            return
+        hello = self._read(greeting)
+        if hello is None:
+            return
+        refusal = refusal_of(self.hello(), hello, self._members) or self._record.refusal_of(hello)
+        if refusal is not None:
+            self._refuse(greeting, refusal)
+        elif self._record.would_change(hello):
+            self._store(greeting, hello)
+        else:
+            self._admit(greeting, hello)
+
+    def _read(self, greeting: Greeting) -> Hello | None:
+        if not greeting.is_answer:
+            return Hello.from_proto(pb.Hello.FromString(greeting.hello))
+        reply = pb.HelloReply.FromString(greeting.hello)
+        if not reply.refusal_kind:
+            return Hello.from_proto(reply.hello)
+        kind = RefusalKind(reply.refusal_kind)
+        if kind is RefusalKind.INCARNATION and self.group_id in (0, reply.hello.group_id):
+            self._life.fail(reply.refusal)
+        return None
+
+    def _refuse(self, greeting: Greeting, refusal: Refusal) -> None:
+        self._life.node.world.refusals += 1
+        if not greeting.is_answer:
+            reply = pb.HelloReply(hello=self.hello().to_proto())
+            reply.refusal, reply.refusal_kind = refusal.text, refusal.kind.value
+            self._send(greeting.from_, reply.SerializeToString(), greeting.run)
+
+    def _store(self, greeting: Greeting, hello: Hello) -> None:
+        if self._life.disk.broken:
+            return
+        changed = {**self._record.known, hello.node_id: hello.incarnation}
+        try:
+            self._life.storage.learn_members(changed)
+        except OSError:
+            return  # no answer: it greets again
+        self._storing = True
+        self._life.when_disk_is_done("stored", (greeting, hello, changed))
+
+    def on_stored(self, stored: tuple[Greeting, Hello, dict[NodeId, int]]) -> None:
+        """The member record is durable: go on with who waited for it."""
+        greeting, hello, changed = stored
+        self._storing = False
+        if self._record.known.get(hello.node_id):
+            self.accepted_run.pop(hello.node_id, None)  # streams of the former incarnation end
+        self._record.known = changed
+        self.announce()
+        self._admit(greeting, hello)
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            self.on_greeting(each)
+
+    def _admit(self, greeting: Greeting, hello: Hello) -> None:
+        peer = hello.node_id
+        known_run = self.accepted_run.get(peer, 0)
+        if greeting.run < known_run:
+            return  # a connection that is gone
+        if hello.standing is Standing.LEARNER:
+            self._life.peer_replaced(peer)
+        self.accepted_run[peer] = greeting.run
+        if greeting.run > known_run and known_run:
+            self.accepted_by.pop(peer, None)  # its streams are new, so are those to it
+            self._greet(peer)
+            self._life.later(GREET_AGAIN_US, "greet")
+        if greeting.is_answer:
+            self.accepted_by[peer] = True
+        else:
+            reply = pb.HelloReply(hello=self.hello().to_proto())
+            self._send(peer, reply.SerializeToString(), greeting.run)
+        self.learn(hello)
+
+    # --- rights --------------------------------------------------------------------------------------------------
+    def learn(self, hello: Hello) -> None:
+        """Take news about an admitted peer."""
+        if self._record.known.get(hello.node_id) == hello.incarnation:
+            self.hellos[hello.node_id] = hello
+            self._identify()
+            self.advance()
+
+    def advance(self) -> None:
+        """See whether this node may vote by now."""
+        life = self._life
+        if self._was_voter or self._promotion_seq is not None or life.core.fault is not None:
+            return
+        if len(known_group_ids(self.hellos.values())) > 1:
+            return
+        if self.standing is Standing.FRESH:
+            if may_become_voter(self._me, life.storage.incarnation, self._others, self.hellos):
+                self._promote()
+            return
+        core, rejoin = life.core, self._rejoin
+        if rejoin.target is None:
+            known = len(self.accepted_by) == len(self._others) and rejoin.is_known_to_all(self.hellos)
+            if known and not self._aiming and core.leader_id is not None:
+                self._aiming = life.ask_read(AIM)
+        elif rejoin.is_done(
+            durable=core.stable_index,
+            commit=core.commit_index,
+            term=core.term,
+            leader=core.leader_id,
+            voted_for=core.leader_id,
+        ):
+            self._promote()
+
+    def on_aim(self, index: LogIndex | None) -> None:
+        """The leader told its commit index (None: nobody could)."""
+        self._aiming = False
+        if index is not None:
+            self._rejoin.aim(index, self.hellos)
+        self.advance()
+
+    def _promote(self) -> None:
+        self._promotion_seq = self._life.promote()
+
+    def note_durable(self, seq: int) -> None:
+        """Persist operations up to `seq` are done: with them perhaps a promotion."""
+        if self._promotion_seq is not None and not self._was_voter and seq >= self._promotion_seq:
+            self._was_voter = True
+            self._life.node.promoted()
+            self._identify()
+            self.announce()
+
+    def _identify(self) -> None:
+        if self.group_id or self._storing or self._life.disk.broken:
+            return
+        group_id = find_group_id(self.hello(), self._others, self.hellos)
+        if not group_id:
+            return
+        try:
+            self._life.storage.learn_group_id(group_id)
+        except OSError:
+            return
+        self._storing = True
+        self._life.when_disk_is_done("identified", group_id)
+
+    def on_identified(self, group_id: int) -> None:
+        """The group's id is durable here."""
+        self._storing = False
+        self.group_id = group_id
+        self.announce()
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            self.on_greeting(each)
