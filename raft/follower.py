@@ -219,8 +219,8 @@ def _is_well_formed(message: AppendEntries) -> bool:
 
 
 def _ask_leader(state: CoreState, number: int) -> None:
-    if state.leader_id is not None:
-        state.send(ReadIndexRequest(state.term, state.node_id, state.leader_id, number))
+    assert state.leader_id is not None, "with the leader go the reads that were forwarded to it"
+    state.send(ReadIndexRequest(state.term, state.node_id, state.leader_id, number))
 
 
 def _age_forwarded_reads(state: CoreState) -> None:

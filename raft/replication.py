@@ -132,7 +132,10 @@ def _send_empty(state: CoreState, follower: Progress) -> None:
         prev = state.log.base_index
         follower.next_index = LogIndex(prev + 1)
     prev_term = state.log.term(prev)
-    if prev_term is None:
+    if (
+        prev_term is None
+    ):  # all that is under way was lost, and retention deleted it here: begin at what it has
+        follower.become_probe()
         return
     follower.sent_commit = max(follower.sent_commit, min(state.commit_index, prev))
     state.send(
