@@ -18,7 +18,7 @@ MESSAGES ?= 200000
 FOR ?= 60m
 SOAK ?= build/sim-soak.jsonl
 
-.PHONY: help preflight setup fmt lint types test unit sim sim-soak integration e2e bench proto image up demo clean
+.PHONY: help preflight setup fmt lint types test unit sim sim-soak coverage mutants integration e2e bench proto image up demo clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9 ]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-27s %s\n", $$1, $$2}'
@@ -59,6 +59,14 @@ unit sim integration e2e: $(STAMP) ## one suite of tests
 
 sim-soak: $(STAMP) ## seeds of the simulator that nobody ran yet, for a time (FOR=60m); goes on where it was stopped
 	$(BIN)/python -m tests.sim --soak $(SOAK) --for $(FOR)
+
+coverage: $(STAMP) ## branches of the Raft core that simulation and paper tests reach; fails below 98 %
+	@mkdir -p build
+	$(BIN)/python -m coverage run -m pytest -q tests/sim/test_simulation.py $(wildcard tests/raft/test_core_*.py)
+	$(BIN)/python -m coverage report
+
+mutants: $(STAMP) ## run every mutant against the simulator and write the tables of docs/reliability.md
+	$(BIN)/python -m tests.sim.mutants
 
 bench: $(STAMP) ## measure throughput, latency and failover (docs/performance.md)
 	$(BIN)/python -m bench

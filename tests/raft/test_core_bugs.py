@@ -17,7 +17,7 @@ from ledgermq.raft.messages import (
 from ledgermq.raft.outputs import FollowerBehind, FollowerLostEntries, Role
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
-from ..sim.mutants import CommitsOldTermsByCounting, NumbersReadsFromZero
+from ..sim.mutants_log import CommitsOldTermsByCounting, NumbersReadsFromZero
 from .core_cluster import Cluster, make_core
 
 N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")

@@ -12,7 +12,7 @@ import random
 from typing import TYPE_CHECKING
 
 from ledgermq.proto.errors import CorruptError
-from ledgermq.raft.hard_state import decode_state
+from ledgermq.raft.hard_state import DurableState, decode_state
 
 from .file_system import NO_SEGMENT, ROOMY, FailedSync, Inode, SimFileSystem
 
@@ -200,15 +200,27 @@ class DiskFaults:
 
 def durable_floor(files: SimFileSystem) -> int:
     """Return the acked floor that stands in the hard state on the platter; 0 when there is none."""
+    state = _durable_state(files)
+    return 0 if state is None else int(state.floor_index)
+
+
+def durable_vote(files: SimFileSystem) -> tuple[int, str | None]:
+    """Return the term and the vote that stand in the hard state on the platter."""
+    state = _durable_state(files)
+    return (0, None) if state is None else (state.hard.term, state.hard.voted_for)
+
+
+def _durable_state(files: SimFileSystem) -> DurableState | None:
     files.advance()
-    found = [(0, 0)]
+    found: tuple[int, DurableState] | None = None
     for path, inode in files.durable_names.items():
         if path.name != "hardstate" or path.parent.name.startswith("quarantine"):
             continue
         for block in range(4):
             try:
-                sequence, state = decode_state(bytes(inode.durable[block * 4096 : block * 4096 + 512]))
+                read = decode_state(bytes(inode.durable[block * 4096 : block * 4096 + 512]))
             except CorruptError:
                 continue
-            found.append((sequence, int(state.floor_index)))
-    return max(found)[1]
+            if found is None or read[0] > found[0]:
+                found = read
+    return None if found is None else found[1]

@@ -15,6 +15,7 @@ from ledgermq.raft.types import LogIndex, NodeId
 from .disk_faults import DiskFaults
 from .file_system import Keep
 from .network import SHAPES
+from .strangers import forged_answer
 
 if TYPE_CHECKING:
     from .node import SimNode
@@ -24,13 +25,14 @@ MS = 1000
 MEAN_MS: Final = {
     "crash": (700, 6000), "restart_all": (4000, 20000), "pause": (1000, 8000), "burst": (1000, 8000),
     "clock_step": (500, 5000), "cut": (400, 4000), "flap": (3000, 12000), "clog": (500, 5000), "hint": (300, 3000),
-    "operate": (500, 4000), "compact": (1000, 5000), "disk_error": (2000, 15000), "disk_full": (2000, 10000),
+    "stranger": (20, 500), "operate": (500, 4000), "compact": (1000, 5000), "disk_error": (2000, 15000), "disk_full": (2000, 10000),
     "slow_disk": (1000, 6000), "read_error": (2000, 15000), "bit_flip": (2000, 15000), "misdirect": (2000, 15000),
     "wipe": (5000, 15000), "old_disk": (4000, 15000),
 }  # fmt: skip
 #: Classes that are no timed events; they can be left out like the others.
 OTHER_CLASSES: Final = (
     "network", "skew", "cold_reads", "crash_in_vote", "crash_in_turn", "harass", "figure_8", "power",
+    "late_words",
 )  # fmt: skip
 CLASSES: Final = (*MEAN_MS, *OTHER_CLASSES)
 #: They end with a node that fetches everything again, which a group that deleted its first segments cannot give yet.
@@ -75,6 +77,8 @@ class Faults:
         self.plays_figure_8 = rng.random() < 0.2 and "figure_8" not in without
         if self.plays_figure_8:
             self._prefer_figure_8()
+        elif rng.random() < 0.2 and "late_words" not in without:
+            self._prefer_late_words()
         self.skews_clocks = rng.random() < 0.3 and "skew" not in without
         self._leave_out()
 
@@ -96,6 +100,15 @@ class Faults:
         self.mean_ms = {"propose": 30, "read": 500}
         self.world.network.loss = self.world.network.straggle = 0.0
         self.world.network.delay_us = self.rng.choice(((1000, 10_000), (5000, 30_000)))
+
+    def _prefer_late_words(self) -> None:
+        """Leaders come and go, and what they and their followers said arrives terms later (rows C6, C11)."""
+        network = self.world.network
+        self.mean_ms = {"propose": 15, "read": 500, "operate": 1500}
+        self.harass_leaders, self.harass_ms = 1.0, self.rng.choice((200, 600))
+        network.delay_us = (200, 20_000)
+        network.straggle, network.straggle_us = self.rng.choice((0.1, 0.3)), 4000 * MS
+        network.loss, network.held = 0.0, 0.8
 
     def _draw_network(self) -> None:
         rng, network = self.rng, self.world.network
@@ -223,7 +236,8 @@ class Faults:
     # --- the user ------------------------------------------------------------------------------------------------
     def _propose(self) -> None:
         for node in self.running():
-            if node.life is not None and node.life.leads:
+            # Now and then a client believes that somebody leads who does not, or no longer.
+            if node.life is not None and (node.life.leads or self.user_rng.random() < 0.05):
                 count = self.user_rng.randint(1, 5)
                 node.life.propose([self.user_rng.randrange(self.entry_bytes) for _ in range(count)])
                 self.world.invariants.after(node)
@@ -346,6 +360,14 @@ class Faults:
             peer = NodeId(self.rng.choice(self.world.names))
             node.core.link_down(peer, refused=self.rng.random() < 0.5)
             node.life.pump()
+
+    def stranger(self) -> None:
+        """A node that is no member answers as a member would, or a message reaches the wrong node (row E13)."""
+        node = self.any_running()
+        if node is not None and node.life is not None:
+            self.world.promises.step(node, forged_answer(node.core))
+            node.life.pump()
+            self.world.invariants.after(node)
 
     def kill(self, node: SimNode, *, power: bool | None = None) -> None:
         """End a process, with or without its machine, and start it again later."""

@@ -63,11 +63,11 @@ class Invariants:
     def on_leader(self, node: SimNode, event: BecameLeader) -> None:
         """A node won an election."""
         known = self.leader_of.setdefault(event.term, node.name)
-        _demand(known == node.name, f"I1 election safety: {known} and {node.name} lead term {event.term}")
+        demand(known == node.name, f"I1 election safety: {known} and {node.name} lead term {event.term}")
         # A candidate may win late, when a later term has long committed more: that is no fault.
         must_have = max((index for term, index in self.committed_in.items() if term < event.term), default=0)
         if must_have >= node.core.first_index - 1:
-            _demand(
+            demand(
                 self.chain_of(node.core, must_have) == self.committed[must_have],
                 f"I5 leader completeness: {node.name} leads term {event.term} without {must_have}",
             )
@@ -75,8 +75,8 @@ class Invariants:
     def on_truncate(self, node: SimNode, index: int) -> None:
         """A node cuts its log."""
         assert node.life is not None
-        _demand(node.core.leading is None, f"I2 append only: leader {node.name} cuts {index}")
-        _demand(
+        demand(node.core.leading is None, f"I2 append only: leader {node.name} cuts {index}")
+        demand(
             index > node.life.seen_commit, f"I8: {node.name} cuts {index}, committed {node.life.seen_commit}"
         )
 
@@ -91,9 +91,7 @@ class Invariants:
                 return
             candidate = message.to if isinstance(message, RequestVoteReply) else message.from_
             known = self.grants.setdefault((node.name, message.term), candidate)
-            _demand(
-                known == candidate, f"I7: {node.name} votes for {known} and {candidate} in {message.term}"
-            )
+            demand(known == candidate, f"I7: {node.name} votes for {known} and {candidate} in {message.term}")
         if message.term > self.sent_term.get(node.name, 0):
             self.sent_term[node.name] = message.term
 
@@ -102,13 +100,13 @@ class Invariants:
         if node.name in self.atlas.hurt:
             return
         core = node.core
-        _demand(
+        demand(
             core.term >= self.sent_term.get(node.name, 0),
             f"I7: {node.name} restarts in term {core.term}, but has spoken in {self.sent_term.get(node.name)}",
         )
         index, chain = node.promised
         if index >= core.first_index:
-            _demand(
+            demand(
                 self.chain_of(core, index) == chain,
                 f"P18: {node.name} recovered up to {core.last_index} and lost {index}, which was durable",
             )
@@ -120,7 +118,7 @@ class Invariants:
 
     def on_read(self, asked_at: int, index: int) -> None:
         """A read was confirmed; `asked_at` was the highest commit index when it was asked."""
-        _demand(index >= asked_at, f"stale read: index {index}, but {asked_at} was committed before")
+        demand(index >= asked_at, f"stale read: index {index}, but {asked_at} was committed before")
 
     def on_apply(self, node: SimNode, header: EntryHeader, payload: memoryview) -> None:
         """A node applies an entry that it has read from its log."""
@@ -131,7 +129,7 @@ class Invariants:
             return
         mine = node.image.entry(index)
         if mine is None:
-            _demand(index <= node.image.base, f"P14: {node.name} applies {index}, which is not on its disk")
+            demand(index <= node.image.base, f"P14: {node.name} applies {index}, which is not on its disk")
             return
         known = self.committed_bytes.setdefault(index, mine)
         if known != mine or payload != memoryview(mine)[64 : 64 + header.payload_size]:
@@ -157,7 +155,7 @@ class Invariants:
             )
         self.note_commits(node)
         if core.fault is None:
-            _demand(core.last_index == life.log.last_index, f"{node.name}: log and core differ")
+            demand(core.last_index == life.log.last_index, f"{node.name}: log and core differ")
         if stable != life.seen_stable:
             life.seen_stable = stable
             self._check_disk(node, stable)
@@ -168,7 +166,7 @@ class Invariants:
         assert life is not None
         commit = life.core.commit_index
         if commit != life.seen_commit:
-            _demand(commit >= life.seen_commit, f"I8: commit of {node.name} fell to {commit}")
+            demand(commit >= life.seen_commit, f"I8: commit of {node.name} fell to {commit}")
             for index in range(life.seen_commit + 1, commit + 1):
                 self._commit(node, index)
             life.seen_commit = commit
@@ -177,7 +175,7 @@ class Invariants:
         """Look at the platter: is there what the core calls durable?"""
         if node.name in self.atlas.hurt or stable <= node.image.base:
             return
-        _demand(
+        demand(
             node.image.crc(stable) == self.chain_of(node.core, stable),
             f"P7: {node.name} calls {stable} durable, and it is not on its disk ({node.image.last} is the last there)",
         )
@@ -189,17 +187,17 @@ class Invariants:
             return
         known = self.committed.get(index)
         if known is not None:
-            _demand(known == chain, f"I4 state machine safety: {node.name} commits another entry at {index}")
+            demand(known == chain, f"I4 state machine safety: {node.name} commits another entry at {index}")
             return
         self.committed[index] = chain
         if index > self.max_committed:
             self.max_committed = index
         self.committed_in[core.term] = max(self.committed_in.get(core.term, 0), index)
         stamp = self.stamps.get((index, core.log.term(index)), 0)  # type: ignore[arg-type]
-        _demand(stamp >= self.last_stamp, f"D21: log time goes back at entry {index}")
+        demand(stamp >= self.last_stamp, f"D21: log time goes back at entry {index}")
         self.last_stamp = stamp
         holders = [n.name for n in self.nodes.values() if n.has_durable(index, chain)]
-        _demand(
+        demand(
             2 * len(holders) > len(self.nodes),
             f"I6 durable quorum: {node.name} commits {index}, durable only on {', '.join(holders) or 'nobody'}",
         )
@@ -216,14 +214,15 @@ class Invariants:
             return 0
         begin = max(n.image.begin() for n in running)
         ends = {n.image.end_of(upto) for n in running}
-        _demand(len(ends) == 1, f"I11: entry {upto} ends at different places")
+        demand(len(ends) == 1, f"I11: entry {upto} ends at different places")
         end = ends.pop()
         pieces = [n.image.log_bytes(begin, end) for n in running]
         for node, piece in zip(running, pieces, strict=True):
-            _demand(piece == pieces[0], f"I11: the log of {node.name} differs from that of {running[0].name}")
+            demand(piece == pieces[0], f"I11: the log of {node.name} differs from that of {running[0].name}")
         return max(0, end - begin)
 
 
-def _demand(holds: bool, what: str) -> None:
+def demand(holds: bool, what: str) -> None:
+    """Raise InvariantError(what) unless it holds."""
     if not holds:
         raise InvariantError(what)

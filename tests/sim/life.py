@@ -28,7 +28,16 @@ from ledgermq.raft.hello import Hello
 from ledgermq.raft.log_time import LogTime
 from ledgermq.raft.log_view import LogView
 from ledgermq.raft.messages import AppendEntries, Heartbeat, Message
-from ledgermq.raft.outputs import Accepted, BecameLeader, CaughtUp, LeaderChanged, Output, Persist, Role
+from ledgermq.raft.outputs import (
+    Accepted,
+    BecameLeader,
+    CaughtUp,
+    Faulted,
+    LeaderChanged,
+    Output,
+    Persist,
+    Role,
+)
 from ledgermq.raft.storage import RaftStorage
 from ledgermq.raft.types import LogIndex, NodeId, Term
 from ledgermq.raft.wire import decode, encode_append, encode_control
@@ -85,6 +94,7 @@ class Life:
         self._after: list[Callable[[], None]] = []  # calls for when the core's turn is over
         self._apply_to = self.applied
         self._applying_cold = False
+        self.faulted = False
         self.disk = DiskWork(self)
         self.handlers: dict[str, Callable[[Any], None]] = {
             "tick": self.on_tick, "frame": self.on_frame, "greet": self.on_greet, "report": self.on_report,
@@ -119,6 +129,7 @@ class Life:
     def tick(self) -> None:
         self.core.tick()
         self.pump()
+        self.world.promises.on_tick(self.node)
 
     def on_frame(self, packet: Packet) -> None:
         """Take a frame as the transport and the driver would."""
@@ -144,7 +155,7 @@ class Life:
                 return
         elif type(message) is Heartbeat and message.term >= self.core.term:
             self.log_time.observe(message.log_time_ms, clock.wall_ms(), clock.monotonic_ms())
-        self.core.step(message)
+        self.world.promises.step(self.node, message)
         self.pump()
 
     def _verify(self, message: AppendEntries, entries: memoryview) -> bool:
@@ -201,7 +212,7 @@ class Life:
 
     def promote(self) -> int:
         """Become a voter; return the number of the persist operation that makes it durable."""
-        self.core.promote_to_voter()
+        self.world.promises.promote(self.node)
         self.pump()
         return self.last_persist_seq
 
@@ -233,8 +244,12 @@ class Life:
         for event in output.events:
             if isinstance(event, BecameLeader):
                 world.invariants.on_leader(self.node, event)
-                self._stage_noop(event)
+                world.promises.on_leader(self.node)
+                if event.noop_index:  # a mutant has none
+                    self._stage_noop(event)
                 world.faults.on_leader(self.node)
+            elif isinstance(event, Faulted) and not self.faulted:
+                world.promises.on_fault(self.node, event.reason)
             changed = changed or isinstance(event, LeaderChanged | CaughtUp)
         if output.persist is not None and core.fault is None:
             self._persist(output.persist)
@@ -300,6 +315,7 @@ class Life:
 
     def _send(self, message: Message) -> None:
         self.world.invariants.on_send(self.node, message)
+        self.world.promises.on_send(self.node, message)
         if type(message) is AppendEntries and not message.is_empty:
             self._send_entries(message)
             return
@@ -403,6 +419,7 @@ class Life:
         """Latch a fault: nothing is said to anybody from now on, and the process ends."""
         if self.core.fault is not None:
             return
+        self.faulted = True
         self.world.on_fault(self.node, reason, full=full)
         self.core.storage_failed(reason)
         self.disk.broken = True

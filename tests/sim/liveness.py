@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ledgermq.raft.outputs import Role
 from ledgermq.raft.types import NodeId
 
+from .calm import Calm, highest_term
 from .invariants import InvariantError
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ class Liveness:
         core = self._heal_a_majority()
         self.world.drop_messages()
         self._settle(core)
+        term = highest_term(self.world)
         self._stay_steady(core)
+        Calm(self.world, self._agree).run(term)
 
     def _heal_a_majority(self) -> list[SimNode]:
         """End the faults of a majority (at times of all); what is cut or down elsewhere stays so."""

@@ -23,6 +23,7 @@ class Network:
     repeat: float = 0.0
     straggle: float = 0.0  # share of messages that come up to `straggle_us` late
     straggle_us: int = 500_000
+    held: float = 0.0  # share of messages over a cut link that come late instead of never
     cuts: dict[Link, bool] = field(default_factory=dict)
     clogged: dict[Link, int] = field(default_factory=dict)  # nothing arrives before this time
     slow: dict[Link, int] = field(default_factory=dict)  # extra delay of a link
@@ -31,7 +32,10 @@ class Network:
         """Return the delays after which copies of a message arrive; none when it is lost."""
         rng = self.rng
         link = (source, target)
-        if link in self.cuts or (self.loss and rng.random() < self.loss):
+        if link in self.cuts:  # what a connection holds may come when nobody thinks of it any more
+            is_held = self.held and rng.random() < self.held
+            return [rng.randint(self.delay_us[0], self.straggle_us)] if is_held else []
+        if self.loss and rng.random() < self.loss:
             return []
         lowest, highest = self.delay_us
         copies = 2 if self.repeat and rng.random() < self.repeat else 1
@@ -72,7 +76,7 @@ class Network:
     def calm(self) -> None:
         """Mend, and be a good network from now on."""
         self.heal()
-        self.loss = self.repeat = self.straggle = 0.0
+        self.loss = self.repeat = self.straggle = self.held = 0.0
         self.delay_us = (200, 2000)
 
 

@@ -161,6 +161,7 @@ class SimNode:
         if self.incarnation:
             self.world.rejoins += 1
             self.world.invariants.on_lost_disk(self)
+            self.world.promises.on_lost_disk(self)
         self.incarnation = incarnation
         self.promised = (0, 0)
         self.checkpoint = 0
@@ -171,6 +172,7 @@ class SimNode:
         self.wants_rejoin = False
         self.life = Life(self, storage)  # type: ignore[arg-type]
         self.world.invariants.on_restart(self)
+        self.world.promises.on_restart(self)
         self.life.begin()
         self.life.pump()
 

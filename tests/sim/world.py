@@ -23,6 +23,7 @@ from .liveness import Liveness
 from .network import Network
 from .node import SimNode
 from .parts import Parts
+from .promises import Promises
 
 SECOND = 1_000_000
 SAFETY_US = 15 * SECOND
@@ -97,6 +98,7 @@ class World:
         self.nodes: dict[str, SimNode] = {}
         self.atlas = Atlas(self.names)
         self.invariants = Invariants(self.nodes, self.atlas)
+        self.promises = Promises(self.invariants)
         self.faults = Faults(self, without, quiet)
         self.is_new_group = rng.random() < 0.15
         with self.parts.applied():

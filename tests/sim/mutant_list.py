@@ -1,0 +1,49 @@
+"""The list of mutants: each is the real code with one bug that some system had. `mutants` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ledgermq.raft.core import RaftCore
+
+from .parts import Parts
+from .world import World
+
+Core = TypeVar("Core", bound=type[RaftCore])
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One bug. `rows`: where it stands in the bug list or which rule it breaks."""
+
+    name: str
+    rows: str
+    what: str
+    parts: Parts
+
+    def world(self, seed: int) -> World:
+        """Return a run in which every node has the bug."""
+        return World(seed, parts=self.parts)
+
+
+MUTANTS: list[Mutant] = []
+
+
+def core_mutant(rows: str) -> Callable[[Core], Core]:
+    """Register a core with a bug."""
+
+    def register(core_class: Core) -> Core:
+        assert core_class.__doc__ is not None, f"{core_class.__name__} must say what its bug is"
+        MUTANTS.append(
+            Mutant(core_class.__name__, rows, core_class.__doc__.strip(), Parts(core_class=core_class))
+        )
+        return core_class
+
+    return register
+
+
+def patch_mutant(name: str, rows: str, what: str, *patches: tuple[Any, str, Any]) -> None:
+    """Register code outside of the core with a bug."""
+    MUTANTS.append(Mutant(name, rows, what, Parts(patches=patches)))

@@ -1,0 +1,21 @@
+"""Messages that are none of a member's business (row E13)."""
+
+from __future__ import annotations
+
+from ledgermq.raft.core import RaftCore
+from ledgermq.raft.messages import AppendEntriesReply, Heartbeat, Message, RequestVoteReply
+from ledgermq.raft.outputs import Role
+from ledgermq.raft.types import NodeId, Term
+
+STRANGER = NodeId("n9")
+
+
+def forged_answer(core: RaftCore) -> Message:
+    """Return what would help this node most if it came from a member; to a follower, what a leader told another."""
+    if core.role is Role.LEADER:
+        return AppendEntriesReply(core.term, STRANGER, core.node_id, True, match_index=core.last_index)
+    if core.role is Role.PRE_CANDIDATE:
+        return RequestVoteReply(Term(core.term + 1), STRANGER, core.node_id, True, pre_vote=True)
+    if core.role is Role.CANDIDATE:
+        return RequestVoteReply(core.term, STRANGER, core.node_id, True)
+    return Heartbeat(core.term, core.peers[0] if core.peers else STRANGER, STRANGER, core.last_index)
