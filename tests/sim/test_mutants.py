@@ -20,7 +20,7 @@ def test_the_simulator_finds_out(mutant: Mutant) -> None:
     """Begins with the seed that is known to show the bug; goes on for as many as the bug is known to need, and more."""
     known = known_seeds()[mutant.name]
     count = min(MAX_SEEDS, 2 * known["seeds"] + MARGIN)
-    death = find(mutant, known["seed"], count)
+    death = find(mutant, known["seed"], count, proves=False)
     assert death.seed is not None, f"{count} seeds did not show the bug of {mutant.name}: {mutant.what}"
 
 
