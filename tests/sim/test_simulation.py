@@ -16,7 +16,7 @@ import pytest
 from ledgermq.raft.recovery import LogRecovery
 
 from .file_system import SimFileSystem
-from .mutants import ForgetsItsTerm
+from .mutants_votes import ForgetsItsTerm
 from .parts import Parts
 from .runner import ROOT, Outcome, Total, next_seed, report, run_many, run_seed, shrink, soak
 
