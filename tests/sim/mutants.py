@@ -1,11 +1,11 @@
 """Prove that the simulator sees: run every mutant until it is found out.
 
-    python -m tests.sim.mutants                     all, up to 1,000 seeds each, and write the table
-    python -m tests.sim.mutants --only VotesTwice   some; nothing is written
+    python -m tests.sim.mutants                     all, up to 1,000 seeds each
+    python -m tests.sim.mutants --only VotesTwice   some; the rest of the tables stays as it is
 
 The mutants of the storage are found by the storage's own trials, the others by whole runs of the simulator.
 
-The tables go into docs/reliability.md, and the seed that found each mutant into mutant_seeds.json: `make sim` begins
+How each was found goes into mutant_seeds.json, and from there into the tables of docs/reliability.md; `make sim` begins
 with it. A mutant is found out by a broken invariant, or by an assertion of the code itself; any other exception means
 that the mutant is badly made, and is shown.
 """
@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..raft import storage_trials
 from . import mutants_log, mutants_votes
@@ -30,7 +31,7 @@ from .mutant_list import MUTANTS, Mutant
 from .mutants_storage import STORAGE_MUTANTS, StorageMutant
 from .world import World
 
-__all__ = ["MUTANTS", "Death", "find", "known_seeds"]
+__all__ = ["MUTANTS", "Death", "find", "known_deaths"]
 
 FAMILIES = (mutants_votes, mutants_log)  # importing them registers their mutants
 MAX_SEEDS = 1000
@@ -51,7 +52,7 @@ class Death:
     seconds: float
 
 
-def find(mutant: Mutant, start: int = 0, count: int = MAX_SEEDS, *, proves: bool = True) -> Death:
+def find(mutant: Mutant, start: int = 1, count: int = MAX_SEEDS, *, proves: bool = True) -> Death:
     """Run seeds until one shows the bug; with `proves`, only one that the real code survives."""
     began = time.monotonic()
     for seed in range(start, start + count):
@@ -73,9 +74,9 @@ def _real_code_survives(seed: int) -> bool:
     return True
 
 
-def known_seeds() -> dict[str, dict[str, int]]:
-    """Return, by name, the seed that found each mutant when the table was made, and how many that took."""
-    known: dict[str, dict[str, int]] = json.loads(SEEDS_FILE.read_text())
+def known_deaths() -> dict[str, dict[str, Any]]:
+    """Return, by name, how each mutant was found: `seed`, how many `seeds` that took, `caught_by` what."""
+    known: dict[str, dict[str, Any]] = json.loads(SEEDS_FILE.read_text()) if SEEDS_FILE.exists() else {}
     return known
 
 
@@ -109,7 +110,7 @@ def _job(job: tuple[str, int]) -> Death:
 def main() -> int:
     """Return 0 when all were found out, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim.mutants", description=__doc__)
-    parser.add_argument("--only", nargs="*", help="names; default: all, and the tables are written")
+    parser.add_argument("--only", nargs="*", help="names; default: all")
     parser.add_argument("--seeds", type=int, default=MAX_SEEDS, help="at most, each")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
@@ -123,19 +124,28 @@ def main() -> int:
     with multiprocessing.Pool(options.processes) as pool:
         in_storage = _collect(pool.imap_unordered(_job, [(mutant.name, 0) for mutant in stored]))
         in_runs = _collect(pool.imap_unordered(_job, [(mutant.name, options.seeds) for mutant in chosen]))
-    print(f"storage: {_summary(in_storage, STORAGE_SEEDS)}\nsimulator: {_summary(in_runs, MAX_SEEDS)}")
-    if any(death.seed is None for death in (*in_storage.values(), *in_runs.values())):
-        return 1
-    if not options.only:
-        known = {m.name: {"seed": in_runs[m.name].seed, "seeds": in_runs[m.name].seeds} for m in MUTANTS}
-        SEEDS_FILE.write_text(json.dumps(known, indent=1) + "\n")
-        _write("mutants", [_summary(in_runs, MAX_SEEDS) + ".", "", *_table(MUTANTS, in_runs)])
-        _write(
-            "storage mutants",
-            [_summary(in_storage, STORAGE_SEEDS) + ".", "", *_table(STORAGE_MUTANTS, in_storage)],
-        )
-        print(f"wrote {REPORT.name} and {SEEDS_FILE.name}")
-    return 0
+    deaths = {**in_storage, **in_runs}
+    _record(deaths)
+    return 1 if any(death.seed is None for death in deaths.values()) else 0
+
+
+def _record(deaths: dict[str, Death]) -> None:
+    """Note how mutants were found (a survivor is struck off), and write the tables again."""
+    known = known_deaths()
+    for name, death in deaths.items():
+        known.pop(name, None)
+        if death.seed is not None:
+            known[name] = {"seed": death.seed, "seeds": death.seeds, "caught_by": death.caught_by}
+    names = [mutant.name for mutant in MUTANTS] + [mutant.name for mutant in STORAGE_MUTANTS]
+    known = {name: known[name] for name in names if name in known}
+    SEEDS_FILE.write_text(json.dumps(known, indent=1) + "\n")
+    for section, mutants, limit in (
+        ("mutants", MUTANTS, MAX_SEEDS),
+        ("storage mutants", STORAGE_MUTANTS, STORAGE_SEEDS),
+    ):
+        summary = _summary(mutants, known, limit)
+        print(f"{section}: {summary}")
+        _write(section, [summary + ".", "", *_table(mutants, known)])
 
 
 def _collect(deaths: Iterable[Death]) -> dict[str, Death]:
@@ -147,21 +157,23 @@ def _collect(deaths: Iterable[Death]) -> dict[str, Death]:
     return collected
 
 
-def _summary(deaths: dict[str, Death], limit: int) -> str:
-    needed = [death.seeds for death in deaths.values() if death.seed is not None]
+def _summary(mutants: Sequence[Mutant | StorageMutant], known: dict[str, dict[str, Any]], limit: int) -> str:
+    needed = [known[mutant.name]["seeds"] for mutant in mutants if mutant.name in known]
     median = statistics.median(needed) if needed else 0
     return (
-        f"{len(needed)} of {len(deaths)} mutants found out; seeds needed: median {median:g}, most"
+        f"{len(needed)} of {len(mutants)} mutants found out; seeds needed: median {median:g}, most"
         f" {max(needed, default=0)} (targets: all within {limit:,}, median at most {TARGET_MEDIAN})"
     )
 
 
-def _table(mutants: Sequence[Mutant | StorageMutant], deaths: dict[str, Death]) -> list[str]:
+def _table(mutants: Sequence[Mutant | StorageMutant], known: dict[str, dict[str, Any]]) -> list[str]:
     lines = ["| mutant | row | the bug | seeds | caught by |", "|---|---|---|---|---|"]
     for mutant in sorted(mutants, key=_row):
-        death = deaths[mutant.name]
+        death = known.get(mutant.name, {"seeds": "?", "caught_by": "not found"})
         what = " ".join(mutant.what.split())
-        lines.append(f"| `{mutant.name}` | {mutant.rows} | {what} | {death.seeds} | {death.caught_by} |")
+        lines.append(
+            f"| `{mutant.name}` | {mutant.rows} | {what} | {death['seeds']} | {death['caught_by']} |"
+        )
     return lines
 
 
