@@ -4,6 +4,7 @@ P2, P4, P5  what a vote, a request for votes or an acknowledgement promises is o
 P3          a pre-vote changes nothing on the node that answers it
 I7          a restarted node remembers the vote that it told of
 E14         a leader that heard no quorum for an election timeout leads no longer (check-quorum)
+E11         who is shown a higher term in an answer follows it
 C11         what a leader believes that a follower holds is on that follower's disk
 C16         a diverged log costs a bounded number of probes: one per term, not one per entry
 I1          a leader has the votes of a majority, each given once
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ledgermq.raft.messages import AppendEntriesReply, Message, RequestVote, RequestVoteReply
+from ledgermq.raft.messages import AppendEntriesReply, HeartbeatReply, Message, RequestVote, RequestVoteReply
 from ledgermq.raft.outputs import Role
 
 from .disk_faults import durable_vote
@@ -135,6 +136,9 @@ class Promises:
         if isinstance(message, AppendEntriesReply) and known and message.term == core.term:
             self._on_append_reply(node, message)
         core.step(message)
+        if isinstance(message, AppendEntriesReply | HeartbeatReply) and message.from_ in core.peers:
+            follows = core.term >= message.term or core.fault is not None
+            demand(follows, f"E11: {node.name} stays in term {core.term} and was shown {message.term}")
         if isinstance(message, AppendEntriesReply) and core.leading is not None and known:
             self._after_append_reply(node, message.from_)
 
