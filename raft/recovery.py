@@ -416,8 +416,9 @@ class LogRecovery:
         file = self._open(tail.start)
         try:
             position = tail.end_offset - tail.start
-            zero_tail(file, position, position + HEADER_SIZE)
+            # First the mark: the latest one may say that the filler was durable, and without it that is damage.
             self._mark(file, turn + 1, tail.end_offset)
+            zero_tail(file, position, position + HEADER_SIZE)
         finally:
             file.close()
         return turn + 1

@@ -126,6 +126,45 @@ def test_power_cut_during_recovery_loses_nothing_durable(seed: int) -> None:
             break
 
 
+def killed_behind_a_filler() -> tuple[LogRig, SimulatedDisk]:
+    """Return a log and its disk; the process was killed between the filler of a segment and the entry in the next one."""
+    rig = LogRig(SimulatedDisk())
+    while rig.log.end_offset < SEGMENT - 400:
+        rig.append(bytes(200))
+    rig.flush()
+    kept = list(rig.entries)
+    rig.append(bytes(900))
+
+    def on_step(step: int, operation: str, path: Path) -> None:
+        if operation == "write" and path.name == f"{SEGMENT:020d}":
+            raise PowerCut
+
+    rig.disk.on_step = on_step
+    with pytest.raises(PowerCut):
+        rig.flush()
+    rig.entries = kept
+    return rig, rig.disk.killed()
+
+
+@pytest.mark.parametrize("keep", list(Keep))
+def test_power_cut_while_recovery_takes_a_filler_back_is_no_damage(keep: Keep) -> None:
+    rig, killed = killed_behind_a_filler()
+    cuts = 0
+    for crash_at in range(1, 100):
+        again = killed.crash(random.Random(crash_at), Keep.ALL)
+        cut_power_at(again, crash_at)
+        try:
+            reopen(again, rig)
+        except PowerCut:
+            cuts += 1
+            for attempt in range(4):
+                after = reopen(again.crash(random.Random(attempt), keep), rig)
+                assert after.read_all() == rig.entries
+        else:
+            break
+    assert cuts > 5
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_kill_loses_nothing_that_was_written_even_in_async_mode(seed: int) -> None:
     """D7: `async` promises that a killed process loses nothing, because the page cache outlives it."""

@@ -222,9 +222,9 @@ def _judge_all_torn(self: LogRecovery, *_: object) -> None:
     """Whatever cannot be read is a torn tail."""
 
 
-def _judge_all_damaged(self: LogRecovery, start: int, scan: SegmentScan, marks: object) -> None:
-    if scan.reason:
-        raise self._damaged(start, scan.end, scan.reason)
+def _judge_all_damaged(self: LogRecovery, stop: recovery._Stop) -> None:
+    if not stop.reason.startswith("zeros"):
+        raise self._stopped(stop, stop.reason)
 
 
 _mutant("SegmentNameIsNotDurable", "P17", "A new segment is used before its name is durable.",
