@@ -21,7 +21,6 @@ from ledgermq.raft.log_writer import LogWriter, Truncate
 from ledgermq.raft.recovery import LogRecovery
 from ledgermq.raft.segment import create_segment
 from ledgermq.raft.segment_keeper import SegmentKeeper
-from ledgermq.raft.segment_scan import SegmentScan
 from ledgermq.raft.tail_cache import TailCache
 from ledgermq.raft.types import LogIndex
 
