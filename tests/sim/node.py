@@ -194,7 +194,11 @@ class SimNode:
         stable = int(core.stable_index)
         if not self.is_sync and (power or self.files.failed is not None):
             stable = min(stable, life.disk.synced_index)  # a failed sync may drop the rest, too (D7)
-        known = self.world.invariants.chain_of(core, stable)
+        chain_of = self.world.invariants.chain_of
+        if self.name in self.world.atlas.hurt:  # what it acknowledged on a bad disk may still be on its way
+            indexes = range(int(core.first_index), int(core.stable_index) + 1)
+            self.ghosts.append({i: chain for i in indexes if (chain := chain_of(core, i)) is not None})
+        known = chain_of(core, stable)
         self.promised = (stable, known) if known is not None else (0, 0)
         newest = max(self.checkpoint, min(life.applied, stable))
         self.checkpoint = self.rng.randint(max(self.checkpoint, int(core.first_index) - 1), newest)
