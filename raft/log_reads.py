@@ -82,9 +82,9 @@ class LogReads:
             return found
         segment = self._log.segment_of(index)
         position = self.offsets_now(segment)[index - segment.first_index]
-        return self._decode(
-            segment, position, self._files.read_now(segment.start, position, HEADER_SIZE), index
-        )
+        with self._reading(segment):
+            raw = self._files.read_now(segment.start, position, HEADER_SIZE)
+        return self._decode(segment, position, raw, index)
 
     async def header_at(self, index: LogIndex) -> EntryHeader:
         """The header of an entry."""

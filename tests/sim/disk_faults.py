@@ -142,7 +142,8 @@ class DiskFaults:
     def before_start(self, node: SimNode) -> None:
         """A node that lied about its last writes counts as one whose drive is gone."""
         lie = self.lie_index.pop(node.name, 0)
-        if lie and durable_floor(node.files) < lie:
+        if (lie and durable_floor(node.files) < lie) or node.wants_new_disk:
+            node.wants_new_disk = False
             self.replace(node)
 
     def replace(self, node: SimNode) -> None:

@@ -72,6 +72,7 @@ class SimNode:
         self.checkpoint = 0  # applied state that survives
         self.promised = (0, 0)  # (index, checksum) that recovery must find again; index 0: nothing
         self.wants_rejoin = False
+        self.wants_new_disk = False
         self.paused_until = 0
         self.inbox: list[tuple[str, object]] = []  # what came during a pause
         self.tick_us = 10_000

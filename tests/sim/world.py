@@ -201,6 +201,8 @@ class World:
             raise InvariantError(f"{node.name} faults without a fault: {reason}")
         if "--rejoin" in reason or "is damaged" in reason:
             node.wants_rejoin = True
+            # --rejoin keeps the folder of a learner; a running node would repair it, which is not simulated.
+            node.wants_new_disk = not node.core.is_voter
         self.later(self.faults.rng.randint(0, 300) * MS, "", "exit", node.name)
 
     def on_start_refused(self, node: SimNode, error: Exception) -> None:
