@@ -418,11 +418,12 @@ class Driver:
         self._last_read = None
 
     def _ship(self, message: AppendEntries, data: bytes) -> None:
-        if self._shipped.get(message.to) == message.lo and not self._is_whole(message, data):
+        hi = last_index_of(data)
+        suspect = hi not in range(message.lo, message.hi + 1) or self._shipped.get(message.to) == message.lo
+        if suspect and not self._is_whole(message, data):
             self.core.append_dropped(message)
             return
         self._shipped[message.to] = message.lo
-        hi = last_index_of(data)
         shortened = message if hi == message.hi else message.shortened(hi, len(data))
         self._links[message.to].append.put(encode_append(shortened, data))
         self.core.append_sent(message, hi, len(data))
@@ -438,16 +439,18 @@ class Driver:
 
 
 def last_index_of(data: bytes) -> LogIndex:
-    """Return the index of the last entry in wire bytes that this node made itself (unverified)."""
+    """Return the index of the last entry in unverified wire bytes; 0 when their sizes cannot be right (damage)."""
     position, last, end = 0, 0, len(data)
     while position < end:
+        if end - position < HEADER_SIZE:
+            return LogIndex(0)
         last = position
-        position += (
-            HEADER_SIZE
-            if data[position + 12] == EntryKind.FILLER
-            else _SIZE.unpack_from(data, position + 8)[0]
-        )
-    return LogIndex(_INDEX.unpack_from(data, last + 16)[0])
+        filler = data[position + 12] == EntryKind.FILLER
+        size: int = HEADER_SIZE if filler else _SIZE.unpack_from(data, position + 8)[0]
+        if size < HEADER_SIZE:  # also what would never end
+            return LogIndex(0)
+        position += size
+    return LogIndex(_INDEX.unpack_from(data, last + 16)[0] if position == end else 0)
 
 
 def make_control_frame(queue: deque[Message | Hello]) -> bytes:

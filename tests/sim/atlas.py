@@ -1,10 +1,13 @@
 """Which nodes lost, or may lose, what they acknowledged. Never more than a minority at a time: beyond that, loss is fair.
 
-A node is hurt from the fault until it votes again: by refetching everything as a learner. Damage is repaired per node,
+A node is hurt from the fault until it votes again after it has fetched everything as a learner; one that only lost power
+keeps its log, so until it votes again, and one whose log has a bad byte stays hurt until that is noticed. Damage is repaired per node,
 not per range, so the account is per node, too.
 """
 
 from __future__ import annotations
+
+POWER_LOST = "power lost"
 
 
 class Atlas:
@@ -21,8 +24,8 @@ class Atlas:
     def note(self, name: str, what: str) -> None:
         """A node was hurt."""
         assert name in self.hurt or self.may_hurt(name)
-        self.hurt[name] = what
+        self.hurt.setdefault(name, what)
 
     def recovered(self, name: str) -> None:
-        """A node votes again."""
+        """A node votes again, and its log is not the one that was hurt."""
         self.hurt.pop(name, None)

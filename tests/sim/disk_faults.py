@@ -170,6 +170,7 @@ class DiskFaults:
     def _hurt(self, node: SimNode, what: str) -> None:
         self.faults.tell(f"{node.name}: {what}")
         self.world.atlas.note(node.name, what)
+        node.is_refetched = False
         self.world.later(self.rng.randint(500, 6000) * MS, "", "scrub", node.name)
 
     def _lose(self, node: SimNode) -> None:

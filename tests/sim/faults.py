@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ledgermq.raft.outputs import Role
 from ledgermq.raft.types import LogIndex, NodeId
 
+from .atlas import POWER_LOST
 from .disk_faults import DiskFaults
 from .file_system import Keep
 from .network import SHAPES
@@ -393,7 +394,7 @@ class Faults:
         atlas = self.world.atlas
         if node.name not in atlas.hurt and not atlas.may_hurt(node.name):
             return False
-        atlas.note(node.name, "power lost")
+        atlas.note(node.name, POWER_LOST)
         if node.life is not None:
             node.ghosts.append(node.image.known())
         return True

@@ -377,6 +377,9 @@ class Life:
             self.core.append_dropped(message)
             return
         hi = last_index_of(data)
+        if not message.lo <= hi <= message.hi:
+            self.fail(f"entry {message.lo} cannot be read for {message.to}: it is damaged")
+            return
         shortened = message if hi == message.hi else message.shortened(hi, len(data))
         self._put(message.to, encode_append(shortened, data))
         self.core.append_sent(message, hi, len(data))

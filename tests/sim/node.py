@@ -17,6 +17,7 @@ from ledgermq.raft.storage import Machine, StorageConfig, create_data_folder, op
 from ledgermq.raft.storage_opening import open_node_storage, storage_config
 from ledgermq.raft.types import NodeId
 
+from .atlas import POWER_LOST
 from .clock import SimClock
 from .disk_image import DiskImage
 from .file_system import Keep
@@ -43,6 +44,9 @@ class SimMachine(Machine):
 
     def random_bits(self, count: int) -> int:
         return self._rng.getrandbits(count)
+
+
+SCRUB_AGAIN_US = 2_000_000
 
 
 class SimNode:
@@ -73,6 +77,7 @@ class SimNode:
         self.promised = (0, 0)  # (index, checksum) that recovery must find again; index 0: nothing
         self.wants_rejoin = False
         self.wants_new_disk = False
+        self.is_refetched = False  # its log began empty since it was last hurt
         self.paused_until = 0
         self.inbox: list[tuple[str, object]] = []  # what came during a pause
         self.tick_us = 10_000
@@ -150,6 +155,7 @@ class SimNode:
         except OSError as error:
             self.world.on_start_failed(self, error)
             return
+        self.is_refetched = self.is_refetched or storage.log.last_index < storage.log.first_index
         if storage.incarnation != self.incarnation:
             self._begin_again(held, storage.incarnation)
         delay = max(0, self.files.busy_until - self.world.now)
@@ -210,7 +216,10 @@ class SimNode:
 
     def promoted(self) -> None:
         """It votes (again)."""
-        self.world.atlas.recovered(self.name)
+        if self.is_refetched or self.world.atlas.hurt.get(self.name) == POWER_LOST:
+            self.world.atlas.recovered(self.name)
+        elif self.name in self.world.atlas.hurt:
+            self.world.later(SCRUB_AGAIN_US, "", "scrub", self.name)
         self.world.faults.on_promoted(self)
 
     def has_durable(self, index: int, chain: int) -> bool:
