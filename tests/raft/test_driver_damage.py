@@ -1,4 +1,4 @@
-"""A log that turns out damaged while its entries are read for a follower: a fault with a next command, no defect."""
+"""A log that turns out damaged while its entries are read for a follower: to be repaired, and no defect."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from ledgermq.raft.driver import Driver
+from ledgermq.raft.errors import DamagedLogError
 from ledgermq.raft.log_time import LogTime
 from ledgermq.raft.messages import AppendEntries
 from ledgermq.raft.metrics import RaftMetrics
@@ -25,8 +26,13 @@ class OneAppend:
     def __init__(self, message: AppendEntries) -> None:
         self._outputs = [Output(send=[message])]
 
+        self.dropped: list[AppendEntries] = []
+
     def poll(self) -> Output | None:
         return self._outputs.pop() if self._outputs else None
+
+    def append_dropped(self, message: AppendEntries) -> None:
+        self.dropped.append(message)
 
 
 class Owner:
@@ -34,12 +40,16 @@ class Owner:
 
     def __init__(self) -> None:
         self.faults: list[str] = []
+        self.damages: list[DamagedLogError] = []
 
     def on_fault(self, reason: str) -> None:
         self.faults.append(reason)
 
+    def on_damage(self, error: DamagedLogError) -> None:
+        self.damages.append(error)
 
-async def _pump(rig: LogRig) -> list[str]:
+
+async def _pump(rig: LogRig) -> tuple[Owner, OneAppend]:
     message = AppendEntries(
         Term(1), N1, N2, LogIndex(0), Term(0), LogIndex(1), LogIndex(1), LogIndex(0),
         ((LogIndex(1), Term(1)),), max_bytes=1 << 20,
@@ -47,7 +57,7 @@ async def _pump(rig: LogRig) -> list[str]:
     link = SimpleNamespace(append=SimpleNamespace(connected=True))
     owner = Owner()
     fake: dict[str, Any] = {
-        "core": OneAppend(message),
+        "core": (core := OneAppend(message)),
         "transport": SimpleNamespace(links={N2: link}),
         "applier": SimpleNamespace(applied_index=0),
     }
@@ -56,7 +66,7 @@ async def _pump(rig: LogRig) -> list[str]:
         RaftMetrics(None),
     )  # fmt: skip
     driver.pump()
-    return owner.faults
+    return owner, core
 
 
 def test_entry_that_cannot_be_read_for_a_follower_is_damage_and_no_defect() -> None:
@@ -65,5 +75,7 @@ def test_entry_that_cannot_be_read_for_a_follower_is_damage_and_no_defect() -> N
     rig.append(b"last")
     rig.flush()
     rig.disk.names[DATA / "commitlog" / f"{0:020d}"].unreadable = 3
-    (fault,) = asyncio.run(_pump(rig))
-    assert fault.startswith("entry 1 cannot be read for n2") and "--rejoin" in fault
+    owner, core = asyncio.run(_pump(rig))
+    (damage,) = owner.damages  # the node repairs it and sends again
+    assert (damage.offset, damage.path.name, owner.faults) == (0, f"{0:020d}", [])
+    assert [message.lo for message in core.dropped] == [1]

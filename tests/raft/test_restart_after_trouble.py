@@ -81,10 +81,12 @@ def test_name_of_a_segment_that_a_killed_process_left_is_made_durable() -> None:
 def test_unreadable_sector_of_the_log_is_damage_and_named() -> None:
     rig = filled(10)
     disk = rig.disk.killed()
-    for position in (70, mark_position(0, SEGMENT)):
-        disk.names[segment_file(0)].unreadable = position
-        with pytest.raises(DamagedLogError, match="cannot be read"):
-            open_storage(storage_config(), disk)
+    disk.names[segment_file(0)].unreadable = 70
+    with pytest.raises(DamagedLogError, match="damaged at byte 0") as refusal:
+        open_storage(storage_config(), disk)
+    assert refusal.value.damage is not None  # where a repair begins
+    disk.names[segment_file(0)].unreadable = mark_position(0, SEGMENT)  # of an old turn: the latest one counts
+    assert reopen(disk, rig).read_all() == rig.entries
 
 
 @pytest.mark.parametrize("name", ["identity", "manifest"])
