@@ -111,7 +111,9 @@ class Receiver:
                     f"then nothing for {_PATIENCE_SECONDS:g} s"
                 )
             uncommitted += len(messages)
-            if uncommitted >= _COMMIT_EVERY:
+            if (
+                uncommitted >= _COMMIT_EVERY and self.book.stored < until
+            ):  # the last ones stay open: who dies commits no more
                 await consumer.commit()
                 uncommitted = 0
             on_progress(self.book.stored, self.expected)
