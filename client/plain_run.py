@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from ledgermq.proto.entry import Buffer
-from ledgermq.proto.record import RECORD_DTYPE, RECORD_HEADER_SIZE
+from ledgermq.proto.record import MESSAGE_ID_OFFSET, RECORD_HEADER_SIZE, SECTION_DISTANCE_OFFSET
 
 from .encoding import ID_OFFSET_IN_SYSTEM_RUN, RecordEncoder
 from .message_ids import IdStem
@@ -20,8 +20,8 @@ from .message_ids import IdStem
 #: Fewer than this are encoded one by one: arrays have a fixed cost.
 _FEW: Final = 8
 _DIGITS: Final = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), np.uint8).reshape(256, 2)
-_DISTANCE: Final = 4  # where the record header has its section distance
-_ID_NUMBER: Final = int(RECORD_DTYPE.fields["message_id"][1]) + 12  # type: ignore[index]
+_DISTANCE: Final = SECTION_DISTANCE_OFFSET
+_ID_NUMBER: Final = MESSAGE_ID_OFFSET + 12  # behind the stem
 _TEXT_NUMBER: Final = RECORD_HEADER_SIZE + ID_OFFSET_IN_SYSTEM_RUN + 26
 
 

@@ -78,6 +78,10 @@ _COMMAND: Final = struct.Struct("<HHI")
 assert _SECTION.size == SECTION_HEADER_SIZE
 assert _RECORD.size == RECORD_HEADER_SIZE
 
+#: Where a record has what differs between records that are otherwise alike, bytes from its start.
+SECTION_DISTANCE_OFFSET: Final = 4
+MESSAGE_ID_OFFSET: Final = 48
+
 RECORD_DTYPE: Final = np.dtype(
     [
         ("size", "<u4"),

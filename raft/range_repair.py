@@ -19,7 +19,14 @@ from ledgermq.proto import raft_pb2 as pb
 
 from .commit_log import CommitLog
 from .config import RaftConfig
-from .errors import DamagedLogError, LogCompactedError, RaftError, StorageError, StorageFailedError
+from .errors import (
+    DamagedLogError,
+    LogCompactedError,
+    RaftError,
+    StorageError,
+    StorageFailedError,
+    defect_text,
+)
 from .files import FileSystem
 from .log_repair import LogRepair
 from .metrics import RaftMetrics
@@ -130,6 +137,10 @@ class RangeRepair:
             return True  # retention was quicker
         except RaftError as failure:
             self.on_failed(str(failure))
+            return False
+        except Exception as defect:
+            logger.error("defect node=%s", self.config.node_id, exc_info=defect)
+            self.on_failed(defect_text("repairing the log", defect))
             return False
         finally:
             self._told = None

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -198,7 +199,7 @@ class ResetReceiver:
             data = chunk.data
             if chunk.offset != done or crc32c(data) != chunk.crc32c or done + len(data) > plan.state_size:
                 raise StateTransferError(f"the chunk at byte {chunk.offset} was damaged on its way")
-            await self._on_disk(lambda data=data, at=done: file.pwritev([data], at))  # type: ignore[misc]
+            await self._on_disk(partial(file.pwritev, [data], done))
             done, checksum = done + len(data), crc32c(data, checksum)
         if frame.WhichOneof("body") != "end" or done != plan.state_size or frame.end.crc32c != checksum:
             raise StateTransferError(f"the state ended after {done} of {plan.state_size} bytes")

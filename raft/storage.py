@@ -365,7 +365,9 @@ def open_storage(
         if config.learner_after_reboot and report.rebooted_unclean:
             # Under a new incarnation: what the old one acknowledged or voted, and is still on its way, must not count.
             floor = replace(
-                floor, hard=replace(state.hard, is_voter=False), incarnation=secrets.randbits(63) | 1
+                floor,
+                hard=replace(state.hard, is_voter=False),
+                incarnation=config.machine.random_bits(63) | 1,
             )
             write_note(
                 files, config.data_dir, RepairNote(0, 0, open_ended=False, rejoin_as=floor.incarnation)

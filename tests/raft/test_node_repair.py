@@ -304,6 +304,24 @@ def test_a_failed_flush_of_a_repair_ends_the_node(tmp_path: Path) -> None:
     run(Cluster(tmp_path, **NEVER), scenario)
 
 
+def test_a_defect_in_a_repair_ends_the_node_instead_of_stalling_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken_round(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await fill(cluster)
+        monkeypatch.setattr("ledgermq.raft.range_repair.run_round", broken_round)
+        flip(cluster, "n3", 300_000)
+        error = cluster.nodes["n3"].log.damage_at(300_000, "a test")
+        assert not await cluster.nodes["n3"].care.damage_at_read(error)
+        assert "defect of LedgerMQ" in await cluster.nodes["n3"].wait_fatal()
+
+    run(Cluster(tmp_path, **NEVER), scenario)
+
+
 def test_damage_behind_what_is_committed_ends_the_node(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.start()
