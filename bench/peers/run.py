@@ -209,6 +209,7 @@ async def _main(options: argparse.Namespace) -> None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(report, indent=1) + "\n")
     print(table(rows))
+    print(f"raw figures: {options.out}")
 
 
 def main() -> None:
@@ -219,7 +220,8 @@ def main() -> None:
     parser.add_argument("--preload", type=int, default=200_000)
     parser.add_argument("--failovers", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("build/bench-peers"))
-    parser.add_argument("--out", type=Path, default=Path("build/bench-peers/results.json"))
+    stamp = time.strftime("%Y-%m-%dT%H%M%S", time.gmtime())  # a run must not overwrite the figures of another
+    parser.add_argument("--out", type=Path, default=Path(f"build/bench-peers/{stamp}.json"))
     parser.add_argument("--table", type=Path, help="only print the table of a result file")
     options = parser.parse_args()
     if options.table:
