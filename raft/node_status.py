@@ -180,7 +180,8 @@ class StatusView:
             last_contact_ms=None if heard is None else int((time.monotonic() - heard) * 1000),
             fsync_p99_ms=hello.fsync_p99_ms if hello else None,
             disk_used_ratio=hello.disk_used_ratio if hello else None,
-            catching_up=progress is not None
+            catching_up=connected
+            and progress is not None
             and (progress.is_learner or progress.state != "replicate" or self._is_resetting(node)),
             repairing=self._repairing(node),
         )

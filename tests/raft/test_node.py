@@ -234,6 +234,22 @@ def test_the_status_shows_every_member_its_progress_and_its_disk(tmp_path: Path)
     run(Cluster(tmp_path), scenario)
 
 
+def test_a_member_that_is_not_reached_is_not_said_to_catch_up(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"one")
+        node = cluster.nodes[await cluster.leader()]
+        gone = next(name for name in cluster.nodes if name != node.config.node_id)
+        await cluster.kill(gone)
+        await cluster.send(b"two")
+        await cluster.until(
+            lambda: any(peer.node_id == gone and not peer.connected for peer in node.status().peers), "gone"
+        )
+        assert not any(peer.catching_up for peer in node.status().peers)
+
+    run(Cluster(tmp_path), scenario)
+
+
 def test_a_node_whose_state_is_ahead_of_its_log_or_behind_its_beginning_does_not_start(
     tmp_path: Path,
 ) -> None:
