@@ -1,7 +1,8 @@
 """Writes checkpoints in the background: every 256 MiB of log or 60 s, and at a clean stop (D12).
 
 Owns: one worker thread, which alone writes queue files and checkpoints. Must not: let a checkpoint run ahead of this
-node's durable log: a leader may apply what only its followers have on disk.
+node's durable log: a leader may apply what only its followers have on disk. Must not: write one when the node has faulted:
+its state may stop in the middle of an entry, and after a failed flush the next one would say that all is well (P15).
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ class Checkpointing:
         durable_index: Callable[[], int],
         log_end: Callable[[], int],
         on_failed: Callable[[str], None] = lambda reason: None,
+        fault: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`on_failed`: a flush failed, so this node must stop (P15)."""
+        """`on_failed`: a flush failed, so this node must stop (P15). `fault`: why it does, None while it is well."""
         self._on_failed = on_failed
+        self._fault = fault
         self._replica = replica
         self._store = store
         self._durable_index = durable_index
@@ -119,13 +122,15 @@ class Checkpointing:
     async def _checkpoint_if_changed(self) -> None:
         state = self._replica.state
         self._last_end, self._last_time = self._log_end(), time.monotonic()
-        if self._replica.rebuild is not None:
-            return  # the checkpoint that the leader sent is the newest there can be
+        if self._fault() is not None or self._replica.rebuild is not None:
+            return  # while it is rebuilt, the checkpoint that the leader sent is the newest there can be
         if state.applied_index == self._last_index and not self._store.rebuilding:
             return
         job = begin_checkpoint(state)
-        while self._durable_index() < job.snapshot.index:  # noqa: ASYNC110 (the flusher tells nobody else)
-            await asyncio.sleep(_DURABLE_POLL)
+        while self._durable_index() < job.snapshot.index:
+            await asyncio.sleep(_DURABLE_POLL)  # the flusher tells nobody else
+            if self._fault() is not None:
+                return
         try:
             size = await self._in_worker(self._store.run, job)
         except OSError as error:

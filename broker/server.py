@@ -178,6 +178,7 @@ class BrokerNode:
             durable_index=lambda: self._raft.storage.statistics().flushed_index,
             log_end=lambda: self._raft.log.end_offset,
             on_failed=self._raft.fail,
+            fault=lambda: self._raft.fault,
         )
         self._transfer.attach(self._checkpointing)
         self._retention = Retention(

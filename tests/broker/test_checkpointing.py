@@ -19,10 +19,12 @@ from ledgermq.broker.commands import DeleteTopic, TrimQueues, position_rows
 from ledgermq.broker.consume_queue import UNIT_DTYPE, UNITS_PER_FILE
 from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.effects import Effects
+from ledgermq.broker.errors import UnknownCommandError
 from ledgermq.broker.state import BrokerState
+from ledgermq.proto.record import SectionKind, encode_command, encode_section
 from ledgermq.raft.files import RealFile, RealFileSystem
 
-from .entry_log import Node
+from .entry_log import Node, records, section
 
 
 class Rig:
@@ -36,9 +38,11 @@ class Rig:
         self.rebuild = None
         self.observers: list[Callable[[Effects], None]] = []
         replica: Any = self
+        self.fault: str | None = None
         self.work = Checkpointing(
-            replica, self.store, durable_index=lambda: self.durable, log_end=lambda: self.node.log.end
-        )
+            replica, self.store, durable_index=lambda: self.durable, log_end=lambda: self.node.log.end,
+            fault=lambda: self.fault,
+        )  # fmt: skip
         self.work.start()
 
     def observe(self, observer: Callable[[Effects], None]) -> None:
@@ -147,6 +151,25 @@ def test_queue_files_that_are_wholly_hidden_go_with_the_checkpoints_also_after_a
     asyncio.run(run())
 
 
+def test_a_state_that_failed_in_the_middle_of_an_entry_is_never_written(tmp_path: Path) -> None:
+    """The next start applies that entry again, perhaps with a build that knows its command."""
+
+    async def run() -> None:
+        rig = Rig(tmp_path)
+        topic = rig.node.topic()
+        await rig.work.write_now()
+        rig.node.topic("b")
+        unknown = encode_section(SectionKind.COMMANDS, [encode_command(999, 1, b"")], 1)
+        with pytest.raises(UnknownCommandError):
+            rig.node.apply(section(topic, 0, records(3), base=0), unknown)
+        rig.fault = "state machine failed at entry 3"
+        assert await rig.work.write_now() == 1
+        await rig.work.stop()
+        assert store_in(tmp_path).load().queue_end(topic, 0) == 0
+
+    asyncio.run(run())
+
+
 class FailingSync(RealFileSystem):
     """From `armed` on, flushing a queue file fails once; the next flush would say that all is well."""
 
@@ -178,12 +201,14 @@ def test_a_failed_flush_of_a_queue_file_ends_the_node_and_is_not_tried_again(tmp
         replica: Any = rig
         rig.work = Checkpointing(
             replica, rig.store, durable_index=lambda: rig.durable, log_end=lambda: rig.node.log.end,
-            on_failed=failed.append,
+            on_failed=failed.append, fault=lambda: failed[0] if failed else None,
         )  # fmt: skip
+        rig.work.start()
         rig.node.fill(rig.node.topic(), 0, 5)
         disk.armed = True
         assert await rig.work.write_now() == 0
         assert len(failed) == 1 and "this node stops" in failed[0]
+        await rig.work.stop()
         assert not [name for name in files_in(tmp_path) if name.startswith("checkpoint/0")]
 
     asyncio.run(run())
