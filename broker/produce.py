@@ -55,6 +55,8 @@ MAX_TURNS_IN_FLIGHT: Final = 8
 MAX_TURN_BYTES: Final = 4 << 20
 #: Bytes that may wait for their turn or for commit; then requests are refused.
 MAX_WAITING_BYTES: Final = 64 << 20
+#: So many bytes more for ESSENTIAL commands: who proposes them has nobody to whom a refusal could be passed on.
+ESSENTIAL_RESERVE: Final = 1 << 20
 #: An entry counts its sections in 16 bits.
 MAX_WORKS_PER_TURN: Final = 8192
 #: Commands that are taken however full the disk is: they free space, or are the broker's own small housekeeping.
@@ -285,8 +287,9 @@ class AppendPipeline:
             raise DiskFullError(self.refusal)
         if work.size > self._max_payload:
             raise EntryTooLargeError(work.size, self._max_payload)
-        if self.bytes_waiting + work.size > MAX_WAITING_BYTES:
-            raise TooManyRequestsError(self.bytes_waiting, MAX_WAITING_BYTES)
+        limit = MAX_WAITING_BYTES + (ESSENTIAL_RESERVE if work.essential else 0)
+        if self.bytes_waiting + work.size > limit:
+            raise TooManyRequestsError(self.bytes_waiting, limit)
         self._waiting.append(work)
         self._waiting_bytes += work.size
         self._schedule()

@@ -22,7 +22,7 @@ from .errors import ConsumeQueueError
 from .leader_view import LeaderView
 from .leadership import Leadership
 from .polls import Polls
-from .produce import AppendPipeline
+from .produce import AppendPipeline, TooManyRequestsError
 from .rebuild import QueueRebuild
 from .state import BrokerState
 
@@ -171,16 +171,18 @@ class Replica:
 
     # --- the leader's housekeeping --------------------------------------------------------------------------
     def _housekeeping(self) -> None:
+        self._house = asyncio.get_running_loop().call_later(HOUSEKEEPING_INTERVAL, self._housekeeping)
         self.keep_house()
-        if self.view is not None:
-            self._house = asyncio.get_running_loop().call_later(HOUSEKEEPING_INTERVAL, self._housekeeping)
 
     def keep_house(self) -> None:
-        """Propose what is due: lost sessions, deduplication windows."""
+        """Propose what is due: lost sessions, deduplication windows. What is refused now comes again."""
         if self.view is None:
             return
-        for command in self.view.housekeeping(self._now()):
-            self._pipeline.run(command)
+        try:
+            for command in self.view.housekeeping(self._now()):
+                self._pipeline.run(command)
+        except TooManyRequestsError as error:
+            logger.info("housekeeping refused, it comes again reason=%s", error)
 
     @property
     def files(self) -> ConsumeQueueFiles:

@@ -18,6 +18,7 @@ from ledgermq.broker.commands import (
     GrantLeases,
     LogStart,
     MessageType,
+    ReleaseLeases,
     lease_rows,
     position_rows,
 )
@@ -205,6 +206,30 @@ def test_over_a_bound_a_work_is_refused_and_the_limit_is_named(monkeypatch: pyte
         monkeypatch.setattr(produce, "MAX_WAITING_BYTES", 100)
         with pytest.raises(TooManyRequestsError, match="100"):
             raft.pipeline.submit(sections(0, bytes(200)))
+
+    run(body)
+
+
+def test_when_producers_fill_the_bound_the_brokers_own_commands_still_get_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A release that is refused comes never again: its messages would wait as long as their client lives."""
+
+    async def body(raft: FakeRaft) -> None:
+        await raft.topic()
+        release = ReleaseLeases(1, 1, lease_rows([(0, 0, 1)]))
+        filling = sections(0, bytes(200))
+        monkeypatch.setattr(produce, "MAX_WAITING_BYTES", filling.size)
+        monkeypatch.setattr(produce, "ESSENTIAL_RESERVE", 200)
+        raft.pipeline.submit(filling)
+        with pytest.raises(TooManyRequestsError):
+            raft.pipeline.run(Ack(1, 1, lease_rows([(0, 0, 1)])))
+        released = raft.pipeline.run(release)
+        with pytest.raises(TooManyRequestsError):
+            raft.pipeline.run(release)  # the reserve has a bound too
+        await settle()
+        await raft.decide(1)
+        assert released.done() and not released.exception()
 
     run(body)
 

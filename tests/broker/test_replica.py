@@ -1,0 +1,80 @@
+"""What a node does with applied entries besides changing its state: who is woken, and what the leader does by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledgermq.broker import replica as replica_module
+from ledgermq.broker.commands import Command, DeleteTopic, SessionLost
+from ledgermq.broker.effects import Effects
+from ledgermq.broker.leadership import Leadership
+from ledgermq.broker.polls import Polls
+from ledgermq.broker.produce import TooManyRequestsError
+from ledgermq.broker.replica import Replica
+from ledgermq.raft.types import Term
+
+from .entry_log import START_MS, Node, command_section
+
+
+class FakePipeline:
+    """Takes commands, or is full."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.asked: list[Command] = []
+        self.on_ask: Callable[[], None] = lambda: None
+
+    def on_leader(self, view: object) -> None:
+        pass
+
+    def on_applied(self, effects: Effects) -> None:
+        pass
+
+    def run(self, command: Command) -> None:
+        self.asked.append(command)
+        self.on_ask()
+        if self.is_full:
+            raise TooManyRequestsError(100, 100)
+
+
+class Rig:
+    """A replica on the state of a test node."""
+
+    def __init__(self) -> None:
+        self.node = Node()
+        self.polls = Polls()
+        store: Any = None
+        self.replica = Replica(store, Leadership("n1"), self.polls)
+        self.replica.state = self.node.state
+        self.pipeline = FakePipeline()
+        pipeline: Any = self.pipeline
+        self.now = START_MS
+        self.replica.attach(pipeline, lambda: self.now, lambda index: None)
+
+
+def test_housekeeping_goes_on_when_its_commands_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the leases of lost clients would never end while this node leads."""
+
+    async def run() -> None:
+        monkeypatch.setattr(replica_module, "HOUSEKEEPING_INTERVAL", 0.0)
+        rig = Rig()
+        monkeypatch.setattr(rig.node.state.consumption, "sessions", lambda: [7, 8])
+        seen: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, found: seen.append(found))
+        asked_again = asyncio.Event()
+        rig.pipeline.on_ask = lambda: asked_again.set() if len(rig.pipeline.asked) > 2 else None
+        rig.pipeline.is_full = True
+        rig.replica.on_leader_ready(Term(1), START_MS)
+        rig.now += 60_000
+        async with asyncio.timeout(10):
+            await asked_again.wait()
+        rig.replica.on_leader_lost(Term(1))
+        assert rig.pipeline.asked[:2] == [SessionLost(7), SessionLost(7)]
+        assert seen == []
+
+    asyncio.run(run())
