@@ -88,6 +88,11 @@ class ReceiveWork:
     def fail(self, error: Exception) -> None:
         settle_error(self.future, error)
 
+    def give_back(self) -> None:
+        """Nobody waits any more: release what was granted in this very moment."""
+        if self.future.done() and not self.future.cancelled() and self.future.exception() is None:
+            self._release(self.future.result()[1])
+
 
 @dataclass(frozen=True, slots=True)
 class _Receiver:
@@ -141,28 +146,28 @@ async def receive(
     receiver = await _checked(context, request, call)
     for command in context.deliveries.repeated(request.attempt_id):
         await context.pipeline.run(command)
-    deliveries = await _granted(context, receiver)
+    left = await _granted(context, receiver)  # what may not have left yet
     try:
-        frames = await _frames(context, receiver, deliveries, call)
-    except asyncio.CancelledError:
-        release(context, receiver.request, deliveries)
-        raise
-    context.deliveries.add(time.monotonic(), call.via, receiver.request, deliveries)
-    if frames:
-        status = v2.Status(code=v2.OK, message="; ".join(receiver.notes) or "OK")
-        yield v2.ReceiveMessageResponse(status=status).SerializeToString()
-    else:
-        status = v2.Status(code=v2.MESSAGE_NOT_FOUND, message="no new message")
-        yield v2.ReceiveMessageResponse(status=status).SerializeToString()
-    for i, frame in enumerate(frames):
-        try:
+        left, frames = await _frames(context, receiver, left, call)
+        context.deliveries.add(time.monotonic(), call.via, receiver.request, left)
+        yield _first_frame(receiver, frames)
+        for frame in frames:
             yield frame
-        except (GeneratorExit, asyncio.CancelledError):
-            release(context, receiver.request, deliveries[i:])
-            raise
+            left = left[1:]
+    except BaseException:  # whatever it was: a lease of a session that nobody knows of would never end
+        release(context, receiver.request, left)
+        raise
     context.metrics.messages_out.labels("messaging").inc(len(frames))
     context.metrics.bytes_out.labels("messaging").inc(sum(map(len, frames)))
     yield last_frame()
+
+
+def _first_frame(receiver: _Receiver, frames: list[bytes]) -> bytes:
+    """Return the status, which comes before the messages."""
+    status = v2.Status(code=v2.MESSAGE_NOT_FOUND, message="no new message")
+    if frames:
+        status = v2.Status(code=v2.OK, message="; ".join(receiver.notes) or "OK")
+    return v2.ReceiveMessageResponse(status=status).SerializeToString()
 
 
 def last_frame() -> bytes:
@@ -242,7 +247,11 @@ async def _select(context: NodeContext, receiver: _Receiver) -> list[Delivery]:
             context.pipeline.submit(work)
         except TooManyRequestsError as error:
             raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
-        plan, deliveries = await work.future
+        try:
+            plan, deliveries = await work.future
+        except asyncio.CancelledError:
+            work.give_back()
+            raise
         found: list[Delivery] = deliveries
         if found:
             return found  # leased: they must leave, whatever other queues still need
@@ -267,11 +276,11 @@ async def _resolve_start(context: NodeContext, request: ReceiveRequest, queue_id
 
 async def _frames(
     context: NodeContext, receiver: _Receiver, deliveries: list[Delivery], call: Call
-) -> list[bytes]:
-    """Read the messages and encode their frames."""
+) -> tuple[list[Delivery], list[bytes]]:
+    """Read the messages; return those that are still stored, and their frames."""
     host, group_name = context.own_messaging_address(call.listener), context.config.group
     section: StoredSection | None = None
-    queue_id, frames = -1, []
+    queue_id, stored, frames = -1, list[Delivery](), list[bytes]()
     for delivery in deliveries:
         offset = delivery.queue_offset
         try:
@@ -301,8 +310,9 @@ async def _frames(
             delivery.attempt,
             receiver.topic.name,
         )
+        stored.append(delivery)
         frames.append(wire.message_frame(wire.delivered_message(record, added)))
-    return frames
+    return stored, frames
 
 
 def release(context: NodeContext, request: ReceiveRequest, deliveries: list[Delivery]) -> None:

@@ -22,67 +22,17 @@ from ledgermq.broker.commands import (
     lease_rows,
     position_rows,
 )
-from ledgermq.broker.effects import Effects
-from ledgermq.broker.leader_view import LeaderView, Verdict
+from ledgermq.broker.leader_view import Verdict
 from ledgermq.broker.log_wire import checked_sections
 from ledgermq.broker.messaging_wire import OutgoingRecord
-from ledgermq.broker.produce import AppendPipeline, Flight, TooManyRequestsError, TurnFailedError
+from ledgermq.broker.produce import Flight, TooManyRequestsError, TurnFailedError
 from ledgermq.broker.produce_works import ProduceWork, SendWork
 from ledgermq.broker.state import BrokerState
-from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind, entry_size
+from ledgermq.proto.entry import HEADER_SIZE
 from ledgermq.proto.record import SectionKind, encode_record, encode_section, walk_sections
 from ledgermq.raft.errors import DiskFullError, EntryTooLargeError, NotLeaderError, ProposalLostError
-from ledgermq.raft.state_machine import Proposal
 
-
-class FakeRaft:
-    """Takes proposals; the test decides when they are committed and applied."""
-
-    def __init__(self) -> None:
-        self.state = BrokerState()
-        self.view = LeaderView(self.state, 1, 0)
-        self.pipeline = AppendPipeline(self, 16 << 20)
-        self.pipeline.on_leader(self.view)
-        self.proposals: list[Proposal] = []
-        self.payloads: list[bytes] = []
-        self.urgent: list[bool] = []
-        self.error: Exception | None = None
-        self.end = 0
-
-    def next_timestamp(self) -> int:
-        return 1000
-
-    def propose(self, parts: list[Buffer], section_count: int, *, urgent: bool = False) -> Proposal:
-        self.urgent.append(urgent)
-        if self.error is not None:
-            raise self.error
-        payload = b"".join(bytes(part) for part in parts)
-        index, size = len(self.proposals) + 1, entry_size(len(payload))
-        header = EntryHeader(
-            0, size, EntryKind.RECORDS, section_count, index, 1, self.end, 1000, 0, len(payload)
-        )
-        self.end += size
-        proposal = Proposal(header, asyncio.get_running_loop().create_future())
-        self.proposals.append(proposal)
-        self.payloads.append(payload)
-        return proposal
-
-    async def decide(self, place: int) -> Effects:
-        """Commit and apply a proposal."""
-        proposal = self.proposals[place]
-        proposal.committed.set_result(None)
-        await settle()
-        effects = self.state.apply(proposal.header, memoryview(self.payloads[place]))
-        self.view.on_applied(proposal.index)
-        self.pipeline.on_applied(effects)
-        await settle()
-        return effects
-
-    async def topic(self, name: str = "a", queues: int = 2) -> None:
-        future = self.pipeline.run(CreateTopic(name, queues, MessageType.NORMAL))
-        await settle()
-        await self.decide(len(self.proposals) - 1)
-        assert future.result().result.changed
+from .fake_raft import FakeRaft, settle
 
 
 def run(test: Callable[[FakeRaft], Coroutine[Any, Any, None]]) -> None:
@@ -90,11 +40,6 @@ def run(test: Callable[[FakeRaft], Coroutine[Any, Any, None]]) -> None:
         await test(FakeRaft())
 
     asyncio.run(body())
-
-
-async def settle() -> None:
-    for _ in range(4):
-        await asyncio.sleep(0)
 
 
 def sections(sequence: int = 0, body: bytes = b"hello", producer: int = 7, count: int = 1) -> ProduceWork:

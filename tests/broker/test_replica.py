@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from ledgermq.broker import replica as replica_module
-from ledgermq.broker.commands import Command, DeleteTopic, SessionLost
+from ledgermq.broker.commands import Command, SessionLost
 from ledgermq.broker.effects import Effects
 from ledgermq.broker.leadership import Leadership
 from ledgermq.broker.polls import Polls
@@ -18,7 +17,7 @@ from ledgermq.broker.produce import TooManyRequestsError
 from ledgermq.broker.replica import Replica
 from ledgermq.raft.types import Term
 
-from .entry_log import START_MS, Node, command_section
+from .entry_log import START_MS, Node
 
 
 class FakePipeline:

@@ -1,0 +1,146 @@
+"""Messages that were leased and did not leave: whatever happens to a receive, nobody keeps them for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ledgermq.broker.commands import CreateGroup
+from ledgermq.broker.deliveries import RecentDeliveries
+from ledgermq.broker.leader_calls import Call
+from ledgermq.broker.log_reader import StoredSection
+from ledgermq.broker.metrics import Metrics
+from ledgermq.broker.polls import Polls
+from ledgermq.broker.receive import receive
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.proto.record import decode_record
+from ledgermq.raft.errors import DamagedLogError
+
+from .entry_log import records
+from .fake_raft import FakeRaft, settle
+from .test_produce import message
+
+
+class Rig:
+    """A leader with three messages in one queue, and what a receive needs of its node."""
+
+    def __init__(self) -> None:
+        self.raft = FakeRaft()
+        self.unreadable: Exception | None = None
+        raft = self.raft
+        self.context: Any = SimpleNamespace(
+            raft=raft, pipeline=raft.pipeline, polls=Polls(), deliveries=RecentDeliveries(), metrics=Metrics(),
+            replica=SimpleNamespace(state=raft.state, view=raft.view), reader=self,
+            leadership=SimpleNamespace(ready=True, leader_id="n1"),
+            config=SimpleNamespace(group="g0", auto_create_topics=False, min_invisible_ms=0),
+            own_messaging_address=lambda listener: "h:1",
+        )  # fmt: skip
+
+    async def section_of(self, offset: int) -> StoredSection:
+        if self.unreadable is not None:
+            raise self.unreadable
+        return StoredSection(0, 0, 3, 1000, 0)
+
+    async def record(self, offset: int, size: int) -> Any:
+        return decode_record(records(1)[0])
+
+    async def prepare(self) -> None:
+        await self.raft.topic("a", 1)
+        self.raft.pipeline.run(CreateGroup("billing"))
+        for name in (b"1", b"2", b"3"):
+            self.raft.pipeline.submit(message(self.raft.state, name))
+        await settle()
+        await self.raft.decide(1)
+
+    def receive(self) -> Any:
+        request = v2.ReceiveMessageRequest(auto_renew=True, batch_size=3)
+        request.message_queue.topic.name, request.group.name = "a", "billing"
+        return receive(self.context, request, Call("client", "", "default", "", time.monotonic() + 60, ()))
+
+    @property
+    def leased(self) -> int:
+        return self.raft.state.leased_count(1, 1, 0)
+
+    @property
+    def deliverable(self) -> bool:
+        """Whether all three messages can be given to somebody, without an attempt that counted."""
+        found = self.raft.state.consumption.get((1, 1, 0))
+        assert found is not None
+        return len(found.expired(1000)) == 3 and not found.leases["attempt"].any()
+
+    async def granted(self, frames: Any) -> asyncio.Task[Any]:
+        """Begin a receive up to its first frame; its grant is applied, and nothing of it has run since."""
+        task = asyncio.ensure_future(anext(frames))
+        await settle()
+        proposal = self.raft.proposals[-1]
+        proposal.committed.set_result(None)
+        effects = self.raft.state.apply(proposal.header, memoryview(self.raft.payloads[-1]))
+        self.raft.view.on_applied(proposal.index)
+        self.raft.pipeline.on_applied(effects)
+        assert self.leased == 3
+        return task
+
+    async def release(self) -> None:
+        """Commit what the broker proposes by itself."""
+        await settle()
+        assert len(self.raft.proposals) == 4, "a topic, its messages, a grant, and now a release"
+        await self.raft.decide(3)
+
+
+def run(test: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
+    async def body() -> None:
+        rig = Rig()
+        await rig.prepare()
+        await test(rig)
+
+    asyncio.run(body())
+
+
+def test_a_client_that_goes_in_the_moment_of_the_grant_loses_nothing() -> None:
+    async def test(rig: Rig) -> None:
+        task = await rig.granted(rig.receive())
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await rig.release()
+        assert rig.deliverable
+
+    run(test)
+
+
+@pytest.mark.parametrize("taken", [1, 2, 3, 4])
+def test_a_client_that_goes_amid_the_frames_gets_the_rest_again(taken: int) -> None:
+    """The first frame is the status; the one that is on its way when the client goes has not arrived."""
+
+    async def test(rig: Rig) -> None:
+        frames = rig.receive()
+        await (await rig.granted(frames))
+        for _ in range(taken - 1):
+            await anext(frames)
+        await frames.aclose()
+        await rig.release()
+        found = rig.raft.state.consumption.get((1, 1, 0))
+        assert found is not None
+        arrived = max(taken - 2, 0)
+        assert found.expired(1000)["offset"].tolist() == [0, 1, 2][arrived:]
+
+    run(test)
+
+
+def test_messages_that_cannot_be_read_stay_with_nobody() -> None:
+    """Another node may be able to hand them out."""
+
+    async def test(rig: Rig) -> None:
+        rig.unreadable = DamagedLogError("n1", Path("x"), 0, 0, "a test")
+        task = await rig.granted(rig.receive())
+        with pytest.raises(DamagedLogError):
+            await task
+        await rig.release()
+        assert rig.deliverable
+
+    run(test)
