@@ -261,9 +261,12 @@ class ConsumeQueues:
         if found is not None and block * BLOCK_UNITS + len(found) >= stop:
             self._blocks.move_to_end(name)
             return found
-        raw = self._reader.read_nowait(
-            queue.folder, queue.key[1], block * BLOCK_UNITS, stop - block * BLOCK_UNITS
-        )
+        try:
+            raw = self._reader.read_nowait(
+                queue.folder, queue.key[1], block * BLOCK_UNITS, stop - block * BLOCK_UNITS
+            )
+        except ConsumeQueueError as error:
+            raise self._damaged(queue, block, error.reason) from None
         return None if raw is None else self._keep(queue, block, raw)
 
     def admit(self, read: ColdRead, raw: bytes) -> None:
@@ -277,6 +280,15 @@ class ConsumeQueues:
         # A tail that moved on meanwhile leaves nothing to compare a part of a block with: it is read again.
         if known == BLOCK_UNITS or read.start + known >= queue.tail_start:
             self._keep(queue, read.block, raw[: known * UNIT_SIZE])
+
+    def unreadable(self, read: ColdRead, error: ConsumeQueueError) -> None:
+        """A thread could not load a ColdRead: damage, unless the units went with their messages meanwhile.
+
+        Raises: ConsumeQueueError.
+        """
+        queue = self._queues.get(read.key)
+        if queue is not None and read.start + BLOCK_UNITS > queue.begin:
+            raise self._damaged(queue, read.block, error.reason) from None
 
     def _damaged(self, queue: ConsumeQueue, block: int, reason: str) -> ConsumeQueueError:
         error = self._reader.damaged(queue.folder, queue.key[1], block * BLOCK_UNITS, reason)

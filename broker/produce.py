@@ -44,7 +44,6 @@ from .commands import (
     encode,
 )
 from .effects import Effects
-from .errors import ConsumeQueueError
 from .leader_view import LeaderView, Turn
 from .produce_records import QueueRotation, RecordCollector
 
@@ -340,10 +339,6 @@ class AppendPipeline:
         flight.records = RecordCollector(view, self._rotation)
         try:
             self._fill(flight)
-        except ConsumeQueueError as error:  # the node stops: its queue files are damaged
-            flight.turn.abandon()
-            self._finish(flight, NodeStoppedError(str(error)))
-            return
         except Exception as error:  # a defect: yet no offset may stay reserved, and nobody may wait for ever
             flight.turn.abandon()
             self._finish(flight, TurnFailedError(error))

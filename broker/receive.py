@@ -15,13 +15,14 @@ from typing import Any, Final
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import hash_text
-from ledgermq.raft.errors import LogCompactedError, NotLeaderError
+from ledgermq.raft.errors import LogCompactedError, NodeStoppedError, NotLeaderError
 
 from . import messaging_wire as wire
 from .commands import SetPositions, position_rows
 from .context import NodeContext
 from .deliveries import release_of
 from .effects import Effects, GrantResult
+from .errors import ConsumeQueueError, QueueNotFoundError
 from .fetch import offset_at_time
 from .groups import ConsumerGroup
 from .leader_calls import Call
@@ -67,7 +68,11 @@ class ReceiveWork:
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def place(self, flight: Flight, now: int) -> None:
-        self._plan = flight.turn.grant(self._request, now)
+        try:
+            self._plan = flight.turn.grant(self._request, now)
+        except ConsumeQueueError as error:  # of queue files: what shares the turn has nothing to do with it
+            self.fail(error)
+            return
         if self._plan.slot is None:
             settle(self.future, (self._plan, self._plan.repeats))
 
@@ -203,7 +208,16 @@ async def _checked(context: NodeContext, request: v2.ReceiveMessageRequest, call
 
 
 async def _granted(context: NodeContext, receiver: _Receiver) -> list[Delivery]:
-    """Return leased messages, waiting for some until the poll ends."""
+    """Return leased messages, waiting for some until the poll ends. A node that lost its queue files serves no more."""
+    try:
+        return await _poll(context, receiver)
+    except ConsumeQueueError as error:
+        raise NodeStoppedError(str(error)) from None
+    except QueueNotFoundError:  # deleted while a start position was looked up
+        raise topic_not_found(receiver.topic.name) from None
+
+
+async def _poll(context: NodeContext, receiver: _Receiver) -> list[Delivery]:
     key = ("topic", receiver.topic.topic_id)
     while True:
         try:
@@ -252,6 +266,9 @@ async def _select(context: NodeContext, receiver: _Receiver) -> list[Delivery]:
         except asyncio.CancelledError:
             work.give_back()
             raise
+        except ConsumeQueueError as error:
+            await context.replica.mended(error)
+            continue
         found: list[Delivery] = deliveries
         if found:
             return found  # leased: they must leave, whatever other queues still need

@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+import numpy as np
 
 from ledgermq.proto.entry import EntryHeader
 from ledgermq.raft.types import LogIndex, NodeId, Term
@@ -30,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 HOUSEKEEPING_INTERVAL: Final = 1.0  # seconds
 _MAX_REBUILDS: Final = 4  # of one read: each is of one block
+
+_T = TypeVar("_T")
 
 
 class StateStore(Protocol):
@@ -194,23 +199,38 @@ class Replica:
         """Read queue units from disk, on any thread."""
         return self._store.files.load(read)
 
-    async def warm(self, reads: Sequence[Any]) -> None:
-        """Load queue units that memory and page cache do not have."""
+    async def warm(self, reads: Sequence[ColdRead]) -> None:
+        """Load queue units that memory and page cache do not have. Raises: ConsumeQueueError."""
         for read in reads:
+            await self._mended(partial(self._load, read))
+
+    async def _load(self, read: ColdRead) -> None:
+        try:
             raw = await asyncio.to_thread(self.load_units, read)
+        except ConsumeQueueError as error:
+            self.state.queues.unreadable(read, error)
+        else:
             self.state.queues.admit(read, raw)
 
-    async def units(self, topic_id: int, queue_id: int, offset: int, count: int) -> Any:
+    async def units(self, topic_id: int, queue_id: int, offset: int, count: int) -> np.ndarray:
         """Return queue units (UNIT_DTYPE), cut to what is stored. Raises: QueueNotFoundError, ConsumeQueueError."""
+        return await self._mended(partial(self._units, topic_id, queue_id, offset, count))
+
+    async def _units(self, topic_id: int, queue_id: int, offset: int, count: int) -> np.ndarray:
+        while isinstance(found := self.state.queues.lookup(topic_id, queue_id, offset, count), ColdRead):
+            await self._load(found)
+        return found
+
+    async def _mended(self, read: Callable[[], Awaitable[_T]]) -> _T:
+        """Read; when queue files are damaged there, wait until they are rebuilt and read again."""
         for _ in range(_MAX_REBUILDS):
             try:
-                return await self._units(topic_id, queue_id, offset, count)
+                return await read()
             except ConsumeQueueError as error:
-                if self.rebuilt is None or not await self.rebuilt(error):
-                    raise
-        return await self._units(topic_id, queue_id, offset, count)
+                await self.mended(error)
+        return await read()
 
-    async def _units(self, topic_id: int, queue_id: int, offset: int, count: int) -> Any:
-        while isinstance(found := self.state.queues.lookup(topic_id, queue_id, offset, count), ColdRead):
-            await self.warm((found,))
-        return found
+    async def mended(self, error: ConsumeQueueError) -> None:
+        """Wait until damaged queue files are rebuilt from the log. Raises: `error` (they cannot be)."""
+        if self.rebuilt is None or not await self.rebuilt(error):
+            raise error

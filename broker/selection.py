@@ -18,6 +18,7 @@ from .commands import Command, GrantLeases, QueueGrant, SetPositions, position_r
 from .consume_queue import UNIT_DTYPE, ColdRead, ConsumeQueue
 from .consumption import ConsumptionKey
 from .effects import GrantResult
+from .errors import ConsumeQueueError
 from .groups import ConsumerGroup
 from .leases import ACKED, NEVER, Consumption
 from .state import BrokerState
@@ -178,7 +179,10 @@ class Selector:
 
     # --- choosing -------------------------------------------------------------------------------------------
     def choose(self, request: ReceiveRequest, now: int) -> tuple[GrantPlan, list[Taken]]:
-        """Select and reserve. The plan's commands are to be proposed together, in order."""
+        """Select and reserve. The plan's commands are to be proposed together, in order.
+
+        Raises: ConsumeQueueError (nothing is reserved then).
+        """
         plan, taken = GrantPlan(), list[Taken]()
         topic = self._state.topics.get(request.topic_id)
         group = self._state.groups.get(request.group_id)
@@ -191,7 +195,11 @@ class Selector:
         turn = self._rotation.get((group.group_id, topic.topic_id), 0) % len(queues)
         self._rotation[group.group_id, topic.topic_id] = turn + 1
         choice = _Choice(self, request, group, plan, now)
-        choice.run(queues[turn:] + queues[:turn])
+        try:
+            choice.run(queues[turn:] + queues[:turn])
+        except ConsumeQueueError:
+            self.undo(taken)
+            raise
         taken += self._reserve(choice)
         grants = tuple(grant for grant in choice.grants() if len(grant.offsets) or choice.worth_writing)
         if grants:

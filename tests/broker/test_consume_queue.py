@@ -239,6 +239,40 @@ def test_a_file_that_was_cut_short_is_damage_and_not_read_for_ever(tmp_path: Pat
         look_up(queues, files, 0, 5)
 
 
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_file_that_is_gone_is_damage_of_its_block(tmp_path: Path, cold: bool) -> None:
+    """Whoever is told can make the block again from the log."""
+    queues, files = queues_in(tmp_path)
+    queues.append(queues.named(*KEY), some_units(0, 3 * BLOCK_UNITS))
+    write_out(queues, files)
+    noticed: list[ConsumeQueueError] = []
+    queues.on_damage = noticed.append
+    files.path("orders@1", 0, 0).unlink()
+    read = ColdRead(KEY, "orders@1", 1, BLOCK_UNITS)
+    with pytest.raises(ConsumeQueueError, match="the file is gone"):
+        if cold:
+            with pytest.raises(ConsumeQueueError) as caught:
+                files.load(read)
+            queues.unreadable(read, caught.value)
+        else:
+            queues.lookup(*KEY, BLOCK_UNITS + 5, 1)
+    assert [error.block for error in noticed] == [(KEY, 1)]
+
+
+def test_a_file_that_went_with_its_messages_is_no_damage(tmp_path: Path) -> None:
+    queues, files = queues_in(tmp_path)
+    queue = queues.named(*KEY)
+    queues.append(queue, some_units(0, 3 * BLOCK_UNITS))
+    queue.begin = BLOCK_UNITS
+    gone = ConsumeQueueError("x", "the file is gone")
+    queues.unreadable(ColdRead(KEY, "orders@1", 0), gone)
+    with pytest.raises(ConsumeQueueError):
+        queues.attach(files)
+        queues.unreadable(ColdRead(KEY, "orders@1", 1), gone)
+    queues.remove_topic(1, 1)
+    queues.unreadable(ColdRead(KEY, "orders@1", 1), gone)
+
+
 def test_a_part_of_a_block_is_checked_together_with_the_tail_in_memory(tmp_path: Path) -> None:
     queues, files = queues_in(tmp_path)
     queue = queues.named(*KEY)

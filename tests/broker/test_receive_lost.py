@@ -11,16 +11,18 @@ from typing import Any
 
 import pytest
 
-from ledgermq.broker.commands import CreateGroup
+from ledgermq.broker.commands import CreateGroup, StartPosition
 from ledgermq.broker.deliveries import RecentDeliveries
+from ledgermq.broker.errors import ConsumeQueueError, QueueNotFoundError
 from ledgermq.broker.leader_calls import Call
 from ledgermq.broker.log_reader import StoredSection
+from ledgermq.broker.messaging_status import StatusError
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.polls import Polls
 from ledgermq.broker.receive import receive
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import decode_record
-from ledgermq.raft.errors import DamagedLogError
+from ledgermq.raft.errors import DamagedLogError, NodeStoppedError
 
 from .entry_log import records
 from .fake_raft import FakeRaft, settle
@@ -58,9 +60,9 @@ class Rig:
         await settle()
         await self.raft.decide(1)
 
-    def receive(self) -> Any:
+    def receive(self, group: str = "billing") -> Any:
         request = v2.ReceiveMessageRequest(auto_renew=True, batch_size=3)
-        request.message_queue.topic.name, request.group.name = "a", "billing"
+        request.message_queue.topic.name, request.group.name = "a", group
         return receive(self.context, request, Call("client", "", "default", "", time.monotonic() + 60, ()))
 
     @property
@@ -76,7 +78,7 @@ class Rig:
 
     async def granted(self, frames: Any) -> asyncio.Task[Any]:
         """Begin a receive up to its first frame; its grant is applied, and nothing of it has run since."""
-        task = asyncio.ensure_future(anext(frames))
+        task: asyncio.Task[Any] = asyncio.ensure_future(anext(frames))
         await settle()
         proposal = self.raft.proposals[-1]
         proposal.committed.set_result(None)
@@ -142,5 +144,74 @@ def test_messages_that_cannot_be_read_stay_with_nobody() -> None:
             await task
         await rig.release()
         assert rig.deliverable
+
+    run(test)
+
+
+def test_damaged_queue_files_hold_up_their_reader_only_and_only_until_they_are_made_again() -> None:
+    """Producers that share the turn are not refused, and nothing stays reserved for the group."""
+
+    async def test(rig: Rig) -> None:
+        mended, damage = asyncio.Event(), ConsumeQueueError("x", "a test", ((1, 0), 0))
+
+        async def wait_mended(error: ConsumeQueueError) -> None:
+            assert error is damage
+            await mended.wait()
+
+        def lookup(*place: int) -> Any:
+            if not mended.is_set():
+                raise damage
+            return whole(*place)
+
+        queues: Any = rig.raft.state.queues
+        whole, queues.lookup = queues.lookup, lookup
+        rig.context.replica.mended = wait_mended
+        sent = message(rig.raft.state, b"4")
+        task = asyncio.ensure_future(anext(rig.receive()))
+        rig.raft.pipeline.submit(sent)
+        await settle()
+        await rig.raft.decide(2)
+        assert sent.future.result()[0].offset == 3
+        assert not task.done()
+        mended.set()
+        await settle()
+        await rig.raft.decide(3)
+        await task
+        assert rig.leased == 3
+
+    run(test)
+
+
+def test_queue_files_that_cannot_be_made_again_send_the_reader_to_another_node() -> None:
+    async def test(rig: Rig) -> None:
+        damage = ConsumeQueueError("x", "a test", ((1, 0), 0))
+
+        def lookup(*place: int) -> Any:
+            raise damage
+
+        async def never(error: ConsumeQueueError) -> None:
+            raise error
+
+        queues: Any = rig.raft.state.queues
+        queues.lookup = lookup
+        rig.context.replica.mended = never
+        with pytest.raises(NodeStoppedError, match="a test"):
+            await anext(rig.receive())
+
+    run(test)
+
+
+def test_a_topic_that_is_deleted_while_its_reader_looks_for_a_start_is_not_found() -> None:
+    async def test(rig: Rig) -> None:
+        async def deleted(*place: int) -> Any:
+            raise QueueNotFoundError("a", 0)
+
+        rig.raft.pipeline.run(CreateGroup("by-time", StartPosition(5)))
+        await settle()
+        await rig.raft.decide(2)
+        rig.context.replica.units = deleted
+        with pytest.raises(StatusError) as refused:
+            await anext(rig.receive("by-time"))
+        assert refused.value.code == v2.TOPIC_NOT_FOUND
 
     run(test)
