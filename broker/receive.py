@@ -276,8 +276,8 @@ async def _select(context: NodeContext, receiver: _Receiver) -> list[Delivery]:
             await context.replica.warm(plan.cold)
         elif plan.unresolved:
             await _resolve_start(context, request, plan.unresolved)
-        else:
-            return found
+        elif plan.slot is None or time.monotonic() >= receiver.until:
+            return found  # else something was applied before the grant: what is there now is chosen anew
 
 
 async def _resolve_start(context: NodeContext, request: ReceiveRequest, queue_ids: Any) -> None:

@@ -121,6 +121,7 @@ class Taken:
     key: ConsumptionKey
     offsets: list[int]
     position_before: int | None
+    position: int | None  # the group's when the turn is applied as it was chosen; None: not moved
     is_grant: bool
 
 
@@ -237,7 +238,7 @@ class Selector:
         self, key: ConsumptionKey, offsets: list[int], position: int | None, *, is_grant: bool
     ) -> Taken:
         reserved = self._reserved.setdefault(key, Reservation())
-        taken = Taken(key, offsets, reserved.position, is_grant)
+        taken = Taken(key, offsets, reserved.position, position, is_grant)
         reserved.offsets.update(offsets)
         reserved.turns += 1
         reserved.grants += is_grant
@@ -249,10 +250,22 @@ class Selector:
         """Give back what the newest turn reserved: nothing of it was proposed."""
         for item in reversed(taken):
             self._reserved[item.key].position = item.position_before
-        self.settle(taken)
+        self._give_back(taken)
 
     def settle(self, taken: Sequence[Taken]) -> None:
-        """The turn is applied: the state says now what it said."""
+        """The turn is applied: the state says now what it said.
+
+        Or something else: a reset or retention was applied first and moved the position. Nothing is granted from the old one
+        any more, so what is chosen from now on counts from the state, however many turns are still undecided.
+        """
+        self._give_back(taken)
+        expected = {item.key: item.position for item in taken if item.position is not None}
+        for key, position in expected.items():
+            reserved, found = self._reserved.get(key), self._state.consumption.get(key)
+            if reserved is not None and (found is None or found.position != position):
+                reserved.position = None
+
+    def _give_back(self, taken: Sequence[Taken]) -> None:
         for item in taken:
             reserved = self._reserved[item.key]
             reserved.offsets.difference_update(item.offsets)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.broker.commands import CreateGroup, StartPosition
+from ledgermq.broker.commands import CommitOffsets, CreateGroup, StartPosition, position_rows
 from ledgermq.broker.deliveries import RecentDeliveries
 from ledgermq.broker.errors import ConsumeQueueError, QueueNotFoundError
 from ledgermq.broker.leader_calls import Call
@@ -213,5 +213,22 @@ def test_a_topic_that_is_deleted_while_its_reader_looks_for_a_start_is_not_found
         with pytest.raises(StatusError) as refused:
             await anext(rig.receive("by-time"))
         assert refused.value.code == v2.TOPIC_NOT_FOUND
+
+    run(test)
+
+
+def test_a_grant_that_came_to_nothing_is_asked_for_again_at_once() -> None:
+    """An offset was set between selection and apply: what is behind it is there, and nobody may wake this poll."""
+
+    async def test(rig: Rig) -> None:
+        rig.raft.pipeline.run(CommitOffsets(1, position_rows([(1, 0, 1)]), True))
+        task = asyncio.ensure_future(anext(rig.receive()))
+        await settle()
+        await rig.raft.decide(2)  # the receive has chosen from offset 0 before this is applied
+        await rig.raft.decide(3)
+        assert not task.done()
+        await rig.raft.decide(4)
+        await task
+        assert rig.leased == 2
 
     run(test)
