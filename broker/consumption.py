@@ -7,6 +7,7 @@ Must not: choose what to lease, read clocks, know records.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from .groups import ConsumerGroup
 from .leases import NEVER, Consumption
 
 ConsumptionKey = tuple[int, int, int]  # group id, topic id, queue id
+
+#: So many noted sessions at least are looked through for those that hold nothing any more.
+SESSIONS_LOOK: Final = 1_000
 
 
 def by_queue(rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -33,6 +37,7 @@ class ConsumptionTable:
         self._queues = queues
         self._table: dict[ConsumptionKey, Consumption] = {}
         self._sessions: dict[int, set[ConsumptionKey]] = {}
+        self._look_at = SESSIONS_LOOK  # so many noted sessions are looked through
 
     def get(self, key: ConsumptionKey) -> Consumption | None:
         return self._table.get(key)
@@ -52,6 +57,13 @@ class ConsumptionTable:
             else:
                 del self._sessions[session]
         return held
+
+    def _note_session(self, session: int, key: ConsumptionKey) -> None:
+        self._sessions.setdefault(session, set()).add(key)
+        if (
+            len(self._sessions) >= self._look_at
+        ):  # most clients leave without a lease, and nothing tells of them
+            self._look_at = max(SESSIONS_LOOK, 2 * len(self.sessions()))
 
     def _holds(self, key: ConsumptionKey, session: int) -> bool:
         found = self._table.get(key)
@@ -102,7 +114,7 @@ class ConsumptionTable:
                 begin = self._queues.named(command.topic_id, queue.queue_id).begin if found.lost else 0
                 granted.append(GrantedQueue(queue.queue_id, offsets, attempts, found.lost, begin))
                 if command.session:
-                    self._sessions.setdefault(command.session, set()).add(key)
+                    self._note_session(command.session, key)
         return GrantResult(index, tuple(granted))
 
     def acknowledge(self, command: Ack, group: ConsumerGroup, now: int, effects: Effects) -> RowsResult:
@@ -162,6 +174,7 @@ class ConsumptionTable:
             begin = begins.get(key[1:])
             if begin is not None and found.committed < begin:
                 self._table[key], count = found.lose(begin)
+                effects.released.add(key[:2])  # the group goes on behind them
                 if count:
                     effects.losses.append(Loss(*key, count, begin))
 

@@ -131,7 +131,7 @@ class Consumption:
             return self, accepted
         leases = self.leases.copy()
         leases["flags"][done] |= ACKED
-        return Consumption(self.position, _without_acked(leases, fifo), self.lost), accepted
+        return Consumption(self.position, _without_acked(leases, fifo=fifo), self.lost), accepted
 
     def change(
         self, offsets: np.ndarray, lease_ids: np.ndarray, deadlines: np.ndarray, new_id: int, now: int
@@ -181,15 +181,17 @@ class Consumption:
         """Everything below `offset` is done; never goes back."""
         if offset <= self.committed:
             return self
-        kept = self.leases[self.leases["offset"] >= offset]
-        return Consumption(max(self.position, offset), kept)
+        return Consumption(max(self.position, offset), self._from(offset))
 
     def lose(self, begin: int) -> tuple[Consumption, int]:
         """Messages below `begin` are deleted. Returns the new state and how many of them were not done."""
         open_rows = (self.leases["flags"] & ACKED == 0) & (self.leases["offset"] < begin)
         count = int(np.count_nonzero(open_rows)) + max(begin - self.position, 0)
-        kept = self.leases[self.leases["offset"] >= begin]
-        return Consumption(max(self.position, begin), kept, self.lost + count), count
+        return Consumption(max(self.position, begin), self._from(begin), self.lost + count), count
+
+    def _from(self, offset: int) -> np.ndarray:
+        """Return the leases from an offset on. Finished ones that no open one precedes any more are done."""
+        return _without_acked(self.leases[self.leases["offset"] >= offset], fifo=True)
 
     def _current(
         self, offsets: np.ndarray, lease_ids: np.ndarray
@@ -200,7 +202,7 @@ class Consumption:
         return places, found, current
 
 
-def _without_acked(leases: np.ndarray, fifo: bool) -> np.ndarray:
+def _without_acked(leases: np.ndarray, *, fifo: bool) -> np.ndarray:
     """Drop finished rows; in a FIFO group only those that no open row precedes."""
     open_rows = leases["flags"] & ACKED == 0
     if not open_rows.any():

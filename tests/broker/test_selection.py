@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ledgermq.broker.commands import Command, CommitOffsets, TrimQueues, position_rows
+from ledgermq.broker import consumption
+from ledgermq.broker.commands import Ack, Command, CommitOffsets, TrimQueues, lease_rows, position_rows
 from ledgermq.broker.leader_view import Delivery, GrantPlan, ReceiveRequest
 from ledgermq.proto.entry import EntryHeader
 
@@ -78,3 +79,50 @@ def test_several_receives_of_one_turn_go_on_where_the_last_of_them_ended() -> No
     found += deliveries(plans[2], node.commit_proposed(later).results)
     found += deliveries(plans[3], node.commit(third).results)
     assert offsets(found) == [(0, offset) for offset in range(8)]
+
+
+@pytest.mark.parametrize("how", ["retention", "an offset that was committed"])
+def test_what_is_left_of_a_fifo_batch_when_its_open_message_goes_is_done(how: str) -> None:
+    """Acknowledged messages come again only because of an open one before them."""
+    node = Node()
+    topic, group = node.topic(queues=1), node.group(fifo=True)
+    node.fill(topic, 0, 5)
+    asked = request(group, topic, 3)
+    found = deliveries_of(node, asked)
+    rows = lease_rows([(0, each.queue_offset, each.lease_id) for each in found[1:]])
+    node.command(Ack(group, topic, rows))
+    move: Command = CommitOffsets(group, position_rows([(topic, 0, 1)]))
+    if how == "retention":
+        move = TrimQueues(position_rows([(topic, 0, 1)]))
+    effects = node.command(move)
+    assert node.state.committed_offset(group, topic, 0) == 3
+    assert (group, topic) in effects.released, "whoever waits for the queue is woken"
+    assert offsets(deliveries_of(node, asked)) == [(0, 3), (0, 4)]
+
+
+def deliveries_of(node: Node, asked: ReceiveRequest) -> list[Delivery]:
+    turn = node.view.open_turn()
+    plan = turn.grant(asked, node.log.now)
+    return deliveries(plan, node.commit(turn).results)
+
+
+def test_sessions_that_hold_nothing_are_forgotten_on_nodes_that_never_lead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only a leader looks which sessions hold leases; a follower sees each client that ever was."""
+    monkeypatch.setattr(consumption, "SESSIONS_LOOK", 10)
+    node = Node()
+    topic, group = node.topic(queues=1), node.group()
+    held = deliveries_of_session(node, group, topic, 1000)
+    for session in range(1, 200):
+        found = deliveries_of_session(node, group, topic, session)
+        rows = lease_rows([(0, each.queue_offset, each.lease_id) for each in found])
+        node.command(Ack(group, topic, rows))
+    assert len(held) == 1
+    assert len(node.state.consumption._sessions) <= 10
+    assert node.state.consumption.sessions() == [1000]
+
+
+def deliveries_of_session(node: Node, group: int, topic: int, session: int) -> list[Delivery]:
+    node.fill(topic, 0, 1)
+    return deliveries_of(node, request(group, topic, 1, session=session))
