@@ -29,6 +29,9 @@ SERVER_FIELDS: Final = (
     "delivery_attempt",
     "dead_letter_queue",
 )
+#: What a protobuf Timestamp can hold, ms: the years 1 to 9999.
+_FIRST_TIMESTAMP: Final = -62_135_596_800_000
+_LAST_TIMESTAMP: Final = 253_402_300_799_999
 _MASK64: Final = (1 << 64) - 1
 _JUMP_FACTOR: Final = 2862933555777941757
 
@@ -87,8 +90,8 @@ def outgoing_record(message: v2.Message) -> OutgoingRecord:
         system.body_encoding = v2.IDENTITY
     if kind == v2.FIFO:
         flags |= RecordFlags.FIFO
-    born, tag, keys = system.born_timestamp, system.tag, tuple(hash_text(key) for key in system.keys)
-    born_ms = born.seconds * 1000 + born.nanos // 1_000_000
+    tag, keys = system.tag, tuple(hash_text(key) for key in system.keys)
+    born_ms = _sound_birth(system)
     system_run = system.SerializeToString()
     message.ClearField("system_properties")
     message.ClearField("body")
@@ -104,6 +107,16 @@ def outgoing_record(message: v2.Message) -> OutgoingRecord:
         keys,
         born_ms,
     )
+
+
+def _sound_birth(system: v2.SystemProperties) -> int:
+    """Return the birth time (ms); one that a Timestamp cannot hold is moved to the nearest that it can, for all readers."""
+    born = system.born_timestamp
+    given = born.seconds * 1000 + born.nanos // 1_000_000
+    sound = min(max(given, _FIRST_TIMESTAMP), _LAST_TIMESTAMP)
+    if sound != given:
+        born.FromMilliseconds(sound)
+    return sound
 
 
 def java_string_hash(text: str) -> int:
@@ -159,10 +172,6 @@ def _read_varint(run: bytes | memoryview, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position + 1
         shift += 7
-
-
-#: The last ms that a protobuf Timestamp can hold: the end of the year 9999.
-_LAST_TIMESTAMP: Final = 253_402_300_799_999
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,11 @@ from ledgermq.broker.commands import (
 )
 from ledgermq.broker.leader_view import Verdict
 from ledgermq.broker.log_wire import checked_sections
-from ledgermq.broker.messaging_wire import OutgoingRecord
+from ledgermq.broker.messaging_wire import OutgoingRecord, outgoing_record
 from ledgermq.broker.produce import Flight, TooManyRequestsError, TurnFailedError
 from ledgermq.broker.produce_works import ProduceWork, SendWork
 from ledgermq.broker.state import BrokerState
+from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.entry import HEADER_SIZE
 from ledgermq.proto.record import SectionKind, encode_record, encode_section, walk_sections
 from ledgermq.raft.errors import DiskFullError, EntryTooLargeError, NotLeaderError, ProposalLostError
@@ -251,6 +252,26 @@ def test_a_defect_while_a_turn_is_filled_leaves_no_gap_and_nobody_waiting() -> N
         await settle()
         await raft.decide(1)
         assert later.future.result()[0].base_offset == 0, "no offset stayed reserved"
+
+    run(body)
+
+
+@pytest.mark.parametrize("seconds", [2**62, -(2**62)])
+def test_a_birth_time_that_no_clock_shows_fails_nobody(seconds: int) -> None:
+    """It does not fit its field of the record; what shares the turn must not be refused for it."""
+
+    async def body(raft: FakeRaft) -> None:
+        await raft.topic("a", 1)
+        sent = v2.Message(body=b"x")
+        sent.system_properties.message_id = "odd"
+        sent.system_properties.born_timestamp.seconds = seconds
+        odd = SendWork(raft.state.topics.named("a"), [(outgoing_record(sent), "")])
+        innocent = message(raft.state, b"1")
+        for each in (odd, innocent):
+            raft.pipeline.submit(each)
+        await settle()
+        await raft.decide(1)
+        assert [each.future.result()[0].offset for each in (odd, innocent)] == [0, 1]
 
     run(body)
 
