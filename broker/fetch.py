@@ -107,9 +107,7 @@ def _end(context: NodeContext, position: log_pb2.FetchPosition) -> int:
     try:
         queue = state.queues.named(position.topic_id, position.queue_id)
     except QueueNotFoundError as error:
-        gone = state.topics.was_deleted(position.topic_id)
-        code = route_pb2.STALE_ROUTE if gone else route_pb2.QUEUE_NOT_FOUND
-        raise RefusedError(code, f"{error}; refresh the route") from None
+        raise _not_there(context, position, error) from None
     if position.offset < queue.begin:
         raise _below_begin(context, position.offset, queue.begin)
     if position.offset > queue.end:
@@ -118,6 +116,15 @@ def _end(context: NodeContext, position: log_pb2.FetchPosition) -> int:
             f"offset {position.offset} is not stored yet: the queue holds {queue.begin} to {queue.end}",
         )
     return queue.end
+
+
+def _not_there(
+    context: NodeContext, position: log_pb2.FetchPosition, error: QueueNotFoundError
+) -> RefusedError:
+    """Return the refusal for a queue that does not exist, or no longer."""
+    gone = context.replica.state.topics.was_deleted(position.topic_id)
+    code = route_pb2.STALE_ROUTE if gone else route_pb2.QUEUE_NOT_FOUND
+    return RefusedError(code, f"{error}; refresh the route")
 
 
 def _below_begin(context: NodeContext, offset: int, begin: int) -> RefusedError:
@@ -154,12 +161,18 @@ async def _take(
     except LogCompactedError:
         if not frame.sections:
             raise _gone(context, position) from None
+    except QueueNotFoundError as error:  # deleted between two reads
+        if not frame.sections:
+            raise _not_there(context, position, error) from None
     return taken
 
 
 def _gone(context: NodeContext, position: log_pb2.FetchPosition) -> RefusedError:
     """Return the refusal for a message whose segment is deleted; the queue may learn its new begin only by apply."""
-    begin = context.replica.state.queue_begin(position.topic_id, position.queue_id)
+    try:
+        begin = context.replica.state.queue_begin(position.topic_id, position.queue_id)
+    except QueueNotFoundError as error:
+        return _not_there(context, position, error)
     if begin > position.offset:
         return _below_begin(context, position.offset, begin)
     return RefusedError(

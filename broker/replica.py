@@ -134,6 +134,8 @@ class Replica:
             polls.wake(("topic", topic_id))
         for topic in effects.deleted_topics:
             polls.wake(("topic", topic.topic_id))
+            for queue_id in range(topic.queue_count):
+                polls.wake(("queue", topic.topic_id, queue_id))
 
     def on_leader_ready(self, term: Term, timestamp: int) -> None:
         """Serve as leader from now on."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ledgermq.broker import replica as replica_module
-from ledgermq.broker.commands import Command, SessionLost
+from ledgermq.broker.commands import Command, DeleteTopic, SessionLost
 from ledgermq.broker.effects import Effects
 from ledgermq.broker.leadership import Leadership
 from ledgermq.broker.polls import Polls
@@ -17,7 +17,7 @@ from ledgermq.broker.produce import TooManyRequestsError
 from ledgermq.broker.replica import Replica
 from ledgermq.raft.types import Term
 
-from .entry_log import START_MS, Node
+from .entry_log import START_MS, Node, command_section
 
 
 class FakePipeline:
@@ -75,5 +75,18 @@ def test_housekeeping_goes_on_when_its_commands_are_refused(monkeypatch: pytest.
         rig.replica.on_leader_lost(Term(1))
         assert rig.pipeline.asked[:2] == [SessionLost(7), SessionLost(7)]
         assert seen == []
+
+    asyncio.run(run())
+
+
+def test_readers_of_a_topic_are_woken_when_it_is_deleted() -> None:
+    """They are told at once that it is gone, not at the end of their poll."""
+
+    async def run() -> None:
+        rig = Rig()
+        topic = rig.node.topic(queues=2)
+        waiters = [rig.polls.open([("queue", topic, 1)]), rig.polls.open([("topic", topic)])]
+        rig.replica.apply([rig.node.log.add([command_section(DeleteTopic(topic))])])
+        assert [await waiter.wait(0) for waiter in waiters] == [True, True]
 
     asyncio.run(run())

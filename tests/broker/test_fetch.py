@@ -1,0 +1,61 @@
+"""Fetch beside deletion: what a reader of several queues is told when one of them goes."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from ledgermq.broker.commands import DeleteTopic
+from ledgermq.broker.fetch import fetch
+from ledgermq.broker.log_reader import StoredSection
+from ledgermq.broker.metrics import Metrics
+from ledgermq.broker.polls import Polls
+from ledgermq.proto import log_pb2, route_pb2
+from ledgermq.raft.errors import LogCompactedError
+
+from .entry_log import Node
+
+
+class Rig:
+    """A node with two topics of one queue and one message each; reading the first one deletes it."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.node, self.error = Node(), error
+        self.topics = [self.node.topic(name, 1) for name in ("a", "b")]
+        for topic in self.topics:
+            self.node.fill(topic, 0, 1)
+        self.deleted = False
+        self.context: Any = SimpleNamespace(
+            require_whole_state=lambda: None, polls=Polls(), metrics=Metrics(), reader=self, raft=self, stopping=False,
+            replica=SimpleNamespace(state=self.node.state, units=self.units),
+            leadership=SimpleNamespace(ready=True, leader_id="n1"), config=SimpleNamespace(node_id="n1"),
+        )  # fmt: skip
+        self.applied_index = 9
+
+    async def units(self, topic_id: int, queue_id: int, offset: int, count: int) -> Any:
+        if not self.deleted:
+            self.deleted = True
+            self.node.command(DeleteTopic(self.topics[0]))
+        if self.error is not None and topic_id == self.topics[0]:
+            raise self.error
+        return self.node.state.queues.lookup(topic_id, queue_id, offset, count)
+
+    async def section_of(self, offset: int) -> StoredSection:
+        return StoredSection(0, 0, 1, 8, 0)
+
+    async def section_bytes(self, section: StoredSection) -> bytes:
+        return b"8 bytes!"
+
+    def fetch(self) -> log_pb2.FetchResponse:
+        request = log_pb2.FetchRequest()
+        for topic in self.topics:
+            request.positions.add(topic_id=topic)
+        return log_pb2.FetchResponse.FromString(asyncio.run(fetch(self.context, request)))
+
+
+def test_a_topic_that_is_deleted_while_it_is_read_is_refused_alone() -> None:
+    for error in (None, LogCompactedError(1, 2)):
+        queues = Rig(error).fetch().queues
+        assert [len(queue.sections) for queue in queues] == [0, 1]
+        assert queues[0].refusal.code == route_pb2.STALE_ROUTE
