@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +21,7 @@ from crc32c import crc32c
 
 from ledgermq.proto.entry import ALIGNMENT, HEADER_SIZE, MAGIC_WORD
 
-from .errors import BrokerError
+from .errors import BrokerError, ConsumeQueueError
 
 FORMAT: Final = "ledgermq-dump"
 FORMAT_VERSION: Final = 1
@@ -193,7 +193,12 @@ def _copy_queue(queue: QueueSource, commit_offset: int) -> Iterator[Chunk]:
         file_end = position - position % QUEUE_FILE_SIZE + QUEUE_FILE_SIZE
         units = CHUNK_SIZE // QUEUE_UNIT_SIZE * QUEUE_UNIT_SIZE
         stop = min(file_end, position + units, queue.end * QUEUE_UNIT_SIZE)
-        data = queue.read(position // QUEUE_UNIT_SIZE, stop // QUEUE_UNIT_SIZE)
+        try:
+            data = queue.read(position // QUEUE_UNIT_SIZE, stop // QUEUE_UNIT_SIZE)
+        except ConsumeQueueError as error:
+            raise DumpError(
+                f"{error.path}: {error.reason}. Retention may have deleted it while the dump was taken: run the dump again."
+            ) from None
         data, whole = _below(data, commit_offset)
         if data:
             yield Chunk(f"{folder}/{file_start:020d}", position - file_start, data)
@@ -256,18 +261,36 @@ def write_dump(chunks: Iterator[Chunk], folder: Path, on_bytes: Callable[[int], 
     """
     if (folder / MANIFEST).exists():
         raise DumpError(f"{folder} holds a dump already. Point --out elsewhere; nothing was changed.")
-    written = 0
+    written, paths = 0, dict[Path, None]()
     for chunk in chunks:
         path = folder / chunk.path
+        if chunk.path == MANIFEST:
+            _sync((*paths, *dict.fromkeys(path.parent for path in paths)))
+            path = path.with_name(f"{MANIFEST}.part")
         if chunk.offset == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
+            paths[path] = None
         with path.open("wb" if chunk.offset == 0 else "r+b") as file:
             file.seek(chunk.offset)
             file.write(chunk.data)
         written += len(chunk.data)
         if on_bytes is not None:
             on_bytes(len(chunk.data))
+    part = folder / f"{MANIFEST}.part"
+    _sync((part,))
+    part.rename(folder / MANIFEST)
+    _sync((folder,))
     return written
+
+
+def _sync(paths: Iterable[Path]) -> None:
+    """Put files, and the names in folders, on stable storage."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def covering(starts: Sequence[int], end: int) -> tuple[int, ...]:

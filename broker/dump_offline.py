@@ -22,7 +22,7 @@ from ledgermq.proto.entry import (
     decode_header,
     verify_entry,
 )
-from ledgermq.proto.errors import CorruptError
+from ledgermq.proto.errors import CorruptError, LayoutError
 from ledgermq.raft.errors import LockedFolderError
 from ledgermq.raft.files import LockedError, RealFileSystem
 from ledgermq.raft.hard_state import HardStateFile
@@ -132,7 +132,7 @@ class _StoppedLog:
                 verify_entry(raw, position, header)
                 if header.physical_offset != start + position:
                     raise CorruptError("entry of another place", position)
-            except CorruptError:
+            except LayoutError:  # also what looks like a newer version: it is copied, not judged
                 position = _next_magic(raw, position + ALIGNMENT)
                 continue
             if header.kind is not EntryKind.FILLER:

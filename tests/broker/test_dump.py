@@ -22,6 +22,7 @@ from ledgermq.broker.dump_files import (
     dump_chunks,
     write_dump,
 )
+from ledgermq.broker.errors import ConsumeQueueError
 from ledgermq.proto.admin_pb2 import DumpRequest
 from ledgermq.proto.entry import EntryKind, encode_entry
 
@@ -163,3 +164,31 @@ def test_offline_refuses_what_is_no_data_folder(tmp_path: Path, capsys: pytest.C
     assert dump.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
     assert "is not a node's data folder" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_queue_file_that_goes_while_it_is_copied_asks_for_another_dump_not_for_a_rebuild(
+    tmp_path: Path,
+) -> None:
+    def gone(first: int, behind: int) -> bytes:
+        raise ConsumeQueueError("consumequeue/orders@7/0/0", "the file is gone")
+
+    point = make_point(tmp_path / "commitlog", [100])
+    point = replace(point, queues=(QueueSource("orders", 7, 0, 0, 3, gone),))
+    with pytest.raises(DumpError, match=r"while the dump was taken.*[Rr]un the dump again"):
+        list(dump_chunks(point))
+
+
+def test_a_manifest_has_its_name_only_when_the_files_before_it_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, synced, fsync = tmp_path / "out", list[str](), os.fsync
+
+    def noting(fd: int) -> None:
+        assert not (folder / "manifest.json").exists() or "manifest.json.part" in synced
+        synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    write_dump(dump_chunks(make_point(tmp_path / "commitlog", [1000, 70_000])), folder)
+    assert synced == [f"{0:020d}", "commitlog", "manifest.json.part", "out"]
+    assert json.loads((folder / "manifest.json").read_text())["node"] == "n1"

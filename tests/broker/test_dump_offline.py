@@ -78,6 +78,18 @@ def test_damage_in_the_middle_hides_nothing_behind_it(data: Path, log: Log, tmp_
     assert take(data, tmp_path / "out")["end_offset"] == log.end
 
 
+def test_an_entry_whose_version_was_damaged_hides_nothing_behind_it(
+    data: Path, log: Log, tmp_path: Path
+) -> None:
+    """A flipped bit there looks like a newer format."""
+    path = data / "commitlog" / f"{131072:020d}"
+    raw = bytearray(path.read_bytes())
+    entry = next(entry for entry in log.entries if entry.physical_offset > 131072)
+    raw[entry.physical_offset - 131072 + 3] |= 64
+    path.write_bytes(raw)
+    assert take(data, tmp_path / "out")["end_offset"] == log.end
+
+
 def test_units_above_the_commit_point_are_left_out(data: Path, log: Log, tmp_path: Path) -> None:
     take(data, tmp_path / "out")
     copied = (tmp_path / "out" / "n1" / "consumequeue" / "orders@7" / "0" / f"{0:020d}").read_bytes()
