@@ -21,7 +21,7 @@ from ledgermq.proto import nameserver_pb2_grpc, route_pb2
 
 from .errors import BindError
 from .request_handlers import request_handlers
-from .route_table import RouteTable, keep_topics
+from .route_table import NodeKey, RouteTable, keep_topics
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,10 @@ class Changes:
         return self._event
 
 
+def _key(beat: pb.HeartbeatBeat) -> NodeKey:
+    return beat.cluster, beat.group, beat.node_id
+
+
 class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
     """The calls that come in on one listener. All listeners share `table` and `changes`."""
 
@@ -64,6 +68,7 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         self._changes = changes
         self._listener = listener
         self._watchers = 0
+        self._beating: dict[NodeKey, object] = {}  # the stream that brought each node's newest beat
 
     def _told(self, revision: int) -> None:
         if self._table.revision != revision:
@@ -97,9 +102,11 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         context: aio.ServicerContext[pb.HeartbeatBeat, pb.HeartbeatReply],
     ) -> AsyncIterator[pb.HeartbeatReply]:
         last: pb.HeartbeatBeat | None = None
+        stream = object()
         try:
             async for beat in request_iterator:
                 last = beat
+                self._beating[_key(beat)] = stream
                 revision = self._table.revision
                 known = self._table.beat(
                     beat.cluster, beat.group, beat.node_id, beat.term, beat.leader_id, now_ms()
@@ -107,7 +114,9 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
                 self._told(revision)
                 yield pb.HeartbeatReply(register_again=not known)
         finally:
-            if last is not None:
+            # One that broke in silence may end here long after the node came back on another.
+            if last is not None and self._beating.get(_key(last)) is stream:
+                del self._beating[_key(last)]
                 self._on_stream_end(last)
 
     def _on_stream_end(self, last: pb.HeartbeatBeat) -> None:

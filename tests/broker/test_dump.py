@@ -185,7 +185,7 @@ def test_a_manifest_has_its_name_only_when_the_files_before_it_are_on_the_disk(
 
     def noting(fd: int) -> None:
         assert not (folder / "manifest.json").exists() or "manifest.json.part" in synced
-        synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", noting)

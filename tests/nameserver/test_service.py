@@ -180,6 +180,27 @@ def test_when_one_address_is_busy_none_is_kept() -> None:
     run(scenario())
 
 
+def test_the_end_of_an_old_stream_says_nothing_when_the_node_beats_on_a_new_one() -> None:
+    """A connection that broke in silence ends here long after the node came back on another."""
+
+    async def scenario() -> None:
+        server = NameServer({}, 10_000)
+        calls = service.NameServerService(server.table, server._changes, "default")
+        await calls.Register(registration(), None)  # type: ignore[arg-type]
+
+        async def beats() -> AsyncIterator[pb.HeartbeatBeat]:
+            yield pb.HeartbeatBeat(cluster="local", group="g0", node_id="n1", term=1, leader_id="n1")
+
+        streams: list[Any] = [calls.Heartbeat(beats(), None) for _ in range(2)]  # type: ignore[arg-type]
+        for stream in streams:
+            assert not (await anext(stream)).register_again
+        for stream, leader in zip(streams, ("n1", ""), strict=True):
+            await stream.aclose()
+            assert server.table.groups("local")[0].leader_id == leader
+
+    run(scenario())
+
+
 def test_a_slow_watcher_gets_the_newest_view_and_no_backlog() -> None:
     """The service keeps nothing for a watcher: what changed while it did not read is one view."""
 
