@@ -112,6 +112,7 @@ class Turn:
         self.token = token
         self.index = 0  # of the entry, after `bind`
         self.size = 0  # bytes of payload so far
+        self._records_size = 0  # of them, those of records: their sections come first in the payload
         self._sections: list[bytearray] = []
         self._commands: list[bytes] = []
         self._assigned: list[tuple[QueueKey, int]] = []
@@ -141,14 +142,11 @@ class Turn:
             self._streams.append(stream)
         else:
             self._remember_ids(header, section, base)
-        seal_section(section, base_queue_offset=base, entry_distance=HEADER_SIZE + self._records_size())
+        seal_section(section, base_queue_offset=base, entry_distance=HEADER_SIZE + self._records_size)
         self._sections.append(section)
+        self._records_size += len(section)
         self.size += len(section)
         return Admission(Verdict.ACCEPTED, base, self)
-
-    def _records_size(self) -> int:
-        """Sections of records come first in the payload, the commands behind them."""
-        return self.size - sum(map(len, self._commands)) - (SECTION_HEADER_SIZE if self._commands else 0)
 
     def _remember_ids(self, header: SectionHeader, section: bytearray, base: int) -> None:
         body = memoryview(section)[SECTION_HEADER_SIZE:]
