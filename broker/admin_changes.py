@@ -175,5 +175,7 @@ async def reset_offsets(
         if which == "timestamp_ms":
             offset = await offset_at_time(context, *queue.key, request.timestamp_ms)
         rows.append((*queue.key, offset))
-    await context.pipeline.run(CommitOffsets(group.group_id, position_rows(rows), True))
+    applied = await context.pipeline.run(CommitOffsets(group.group_id, position_rows(rows), True))
+    if not applied.result.accepted.all():
+        raise RefusedError(route_pb2.STALE_ROUTE, f'topic "{topic.name}" or the group was deleted meanwhile')
     return log_pb2.CommitOffsetsResponse()
