@@ -443,21 +443,6 @@ class SendWindow:
                     self._give_up(section)
         return failed
 
-    def take_all(self) -> list[Section]:
-        """Empty the window (the producer closes): return every section that was open."""
-        sections = [
-            section
-            for lane in self._all_lanes()
-            for section in (*lane.unacked, *lane.waiting)
-            if not section.given_up
-        ]
-        self._lanes.clear()
-        self._old_lanes.clear()
-        self._ready.clear()
-        self._in_flight.clear()
-        self._waiting_bytes = 0
-        return sections
-
 
 def _remove(sections: deque[Section], section: Section) -> None:
     """Remove a section by identity; it is nearly always the first."""

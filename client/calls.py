@@ -15,7 +15,7 @@ import grpc
 from ledgermq.proto import route_pb2 as pb
 
 from .channels import Channels, unreachable
-from .errors import LedgerMQError, RefusedError, RouteError, error_of
+from .errors import ClosedError, LedgerMQError, RefusedError, RouteError, error_of
 from .topic_route import BrokerGroup
 
 CALL_TIMEOUT_S: Final = 5.0
@@ -23,6 +23,23 @@ _ATTEMPT_TIMEOUT_S: Final = 2.5
 _PAUSE_S: Final = 0.05
 
 T = TypeVar("T")
+
+
+def raise_if_closed() -> None:
+    """Tell apart, of a CancelledError, the end of a call from the end of its caller.
+
+    Raises: ClosedError (the client's channels were closed, nobody cancelled the running task).
+    """
+    task = asyncio.current_task()
+    if task is not None and not task.cancelling():
+        raise ClosedError("client") from None
+
+
+def raise_if_final(refusal: pb.Refusal) -> None:
+    """Raise the refusal unless another node or a later attempt may help."""
+    error = error_of(refusal)
+    if not error.retryable:
+        raise error
 
 
 def _no_address(group: BrokerGroup) -> LedgerMQError:
@@ -46,7 +63,7 @@ async def call_group(
     `on_unknown()` is called when an attempt may have taken effect although it brought no answer.
 
     Raises: the refusal as an error when it is not retryable; BrokerUnreachableError or the last refusal when the
-    time is over; RouteError when the group has no node that could be asked.
+    time is over; RouteError when the group has no node that could be asked; ClosedError when the channels are closed.
     """
     end = time.monotonic() + timeout_s
     last: LedgerMQError | None = None
@@ -59,6 +76,9 @@ async def call_group(
                 break
             try:
                 answer = await call(channels.get(address), min(rest, _ATTEMPT_TIMEOUT_S))
+            except asyncio.CancelledError:
+                raise_if_closed()
+                raise
             except grpc.RpcError as error:
                 last = unreachable(address, error)
                 if not last.not_sent:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from .cli_output import print_error
+from .cli_output import close_output, open_standard_streams, print_error
 from .errors import LedgerMQError, did_you_mean, similar_names
 
 #: Modules of this package that add commands to the app by `register(app: typer.Typer) -> None`, in help order.
@@ -69,6 +69,7 @@ def _root(
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exits with 0, 1 (failed) or 2 (usage); commands may exit with codes of their own."""
+    open_standard_streams()
     sys.exit(run_cli(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -77,6 +78,7 @@ def run_cli(arguments: list[str]) -> int:
     debug = os.environ.get("LEDGERMQ_DEBUG") == "1"
     try:
         result = build_app()(arguments, prog_name="ledgermq", standalone_mode=False)
+        sys.stdout.flush()  # a reader that has gone is noticed here, and not at the end of the interpreter
         return result if isinstance(result, int) else 0
     except _UsageFailure as failure:
         return _usage(failure)
@@ -88,9 +90,11 @@ def run_cli(arguments: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader of our output (head, less) has gone: nothing is wrong, and nothing more can be written.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit) as failure:
+        # typer and rich make SystemExit(1) of a broken pipe.
+        if isinstance(failure, SystemExit) and not isinstance(failure.__context__, BrokenPipeError):
+            raise
+        close_output()  # the reader (head, less) has gone: nothing is wrong, and nothing more can be written
         return 0
     except LedgerMQError as failure:
         if debug:

@@ -9,7 +9,16 @@ import typer
 from ledgermq.proto import admin_pb2
 
 from .admin import Admin
-from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, confirm, out, print_json, run
+from .cli_output import (
+    DEFAULT_NAMESERVER,
+    MAX_HOURS,
+    JsonOption,
+    NameserverOption,
+    confirm,
+    out,
+    print_json,
+    run,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +39,9 @@ def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be deleted.")] = False,
     older_than_hours: Annotated[
         float,
-        typer.Option("--older-than-hours", min=0, help="Age to delete at; 0: the configured retention."),
+        typer.Option(
+            "--older-than-hours", min=0, max=MAX_HOURS, help="Age to delete at; 0: the configured retention."
+        ),
     ] = 0,
     even_unexpired: Annotated[
         bool, typer.Option("--even-unexpired", help="Delete every sealed segment, whatever its age.")

@@ -23,6 +23,7 @@ from .cli_output import (
     DEFAULT_NAMESERVER,
     JsonOption,
     NameserverOption,
+    close_output,
     err,
     out,
     print_error,
@@ -95,6 +96,12 @@ def send(
     report = _JsonReport() if as_json else _Report()
     try:
         run(_send(plan, nameserver, int(timeout * 1000), report))
+    except BrokenPipeError:
+        close_output()
+        raise LedgerMQError(
+            f"nobody reads the receipts any more; {report.stored:,} were printed",
+            "What was open then is stored, too; what came behind it was not sent",
+        ) from None
     except BaseException:
         report.broken()
         raise

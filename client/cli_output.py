@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Coroutine, Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -21,6 +23,7 @@ from .event_loop import new_event_loop
 from .text_table import text_table
 
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
+MAX_HOURS = 24 * 365 * 100  # the longest time that an option takes
 
 NameserverOption = Annotated[
     str,
@@ -43,6 +46,18 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run asyncio code to its end; Ctrl-C cancels it cleanly."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(coroutine)
+
+
+def open_standard_streams() -> None:
+    """Put /dev/null where the caller has closed stdin, stdout or stderr: their numbers must not go to sockets."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  # for the life of the process
+
+
+def close_output() -> None:
+    """Throw away what is still to be written to stdout, because nobody reads it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_error(text: str) -> None:

@@ -11,6 +11,7 @@ from ledgermq.proto import route_pb2
 from .admin import MESSAGE_TYPES, Admin
 from .cli_output import (
     DEFAULT_NAMESERVER,
+    MAX_HOURS,
     JsonOption,
     NameserverOption,
     confirm,
@@ -27,7 +28,10 @@ _HOUR_MS = 3_600_000
 RetentionOption = Annotated[
     float,
     typer.Option(
-        "--retention-hours", min=0, help="How long messages are shown; 0: as long as the log holds them."
+        "--retention-hours",
+        min=0,
+        max=MAX_HOURS,
+        help="How long messages are shown; 0: as long as the log holds them.",
     ),
 ]
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]

@@ -36,7 +36,7 @@ _MAX_PROPERTIES: Final = 128
 _MAX_TOPIC: Final = 127
 _MAX_GROUP: Final = 120
 _MAX_MESSAGE_GROUP: Final = 63
-_NAME: Final = re.compile(r"^[%|a-zA-Z0-9_-]+$")
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _V1_ID: Final = int(RecordFlags.V1_ID)
 _FIFO: Final = int(RecordFlags.FIFO)
@@ -77,8 +77,8 @@ def check_name(kind: str, name: str) -> None:
         raise InvalidNameError(kind, name, "it is empty")
     if len(name) > limit:
         raise InvalidNameError(kind, name, f"it has {len(name)} characters, {limit} are allowed")
-    if not _NAME.match(name):
-        bad = next(character for character in name if not _NAME.match(character))
+    if not _NAME.fullmatch(name):
+        bad = next(character for character in name if not _NAME.fullmatch(character))
         raise InvalidNameError(kind, name, f"the character {bad!r} is not allowed")
 
 
@@ -90,6 +90,15 @@ def check_text(field: str, text: str) -> None:
         raise InvalidMessageError(field, "it is empty or only white space")
     if _CONTROL.search(text):
         raise InvalidMessageError(field, f"{text!r} contains a control character")
+    encode_text(field, text)
+
+
+def encode_text(field: str, text: str) -> bytes:
+    """Return the text as UTF-8. Raises: InvalidMessageError (half of a character, as in arguments that are no UTF-8)."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessageError(field, f"{text[:100]!r} cannot be written as UTF-8") from None
 
 
 class RecordEncoder:
@@ -211,6 +220,7 @@ def check_sizes(tag: str, keys: Sequence[str], properties: Mapping[str, str], me
         check_text("property", name)
         if not isinstance(value, str) or _CONTROL.search(value):
             raise InvalidMessageError("property", f"{name!r} must be a str without control characters")
+        encode_text("property", value)
     if message_group:
         check_text("message_group", message_group)
         if len(message_group.encode()) > _MAX_MESSAGE_GROUP:

@@ -18,7 +18,7 @@ from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.errors import LayoutError
 from ledgermq.proto.record import SECTION_HEADER_SIZE, decode_section, record_positions, verify_section
 
-from .errors import CorruptMessageError
+from .errors import CorruptMessageError, UsageError
 from .message import MessageQueue, MessageView
 
 #: Bytes that may wait in the buffer; asking stops above it.
@@ -91,7 +91,8 @@ class FetchBuffer:
         return bool(self._queues) and self._bytes < self._max_bytes
 
     def seek(self, assigned: AssignedQueue, offset: int) -> None:
-        """Continue at `offset`; what was fetched of the queue before is dropped."""
+        """Continue at `offset`; what was fetched of the queue before is dropped. Raises: UsageError (no offset)."""
+        check_offset(offset)
         self._drop(assigned)
         assigned.position = assigned.fetch_offset = offset
 
@@ -176,6 +177,12 @@ class FetchBuffer:
             self._pieces.popleft()
             self._bytes -= len(piece.body)
         return out
+
+
+def check_offset(offset: int) -> None:
+    """Check a queue offset that a user gave. Raises: UsageError."""
+    if not 0 <= offset < 1 << 63:
+        raise UsageError(f"{offset} is no queue offset", "They count from 0")
 
 
 def _views(piece: _Piece, at_most: int) -> Iterable[MessageView]:

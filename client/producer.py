@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 from .batching import Delivered, Failed, Lane, Outcome, Section, SendWindow
 from .channels import Channels
 from .connection import GroupConnection, now_ms
-from .encoding import COMPRESS_ABOVE, RecordEncoder
+from .encoding import COMPRESS_ABOVE, RecordEncoder, check_text, encode_text
 from .errors import (
     BufferFullError,
     ClosedError,
@@ -52,7 +52,7 @@ _RECORD_ROOM: Final = 256  # what a record needs beside body and labels, for cho
 class _Topic:
     """What the producer keeps per topic: the encoder and the lanes of the queues that may be written."""
 
-    __slots__ = ("encoder", "lanes", "queues", "route", "stale", "windows")
+    __slots__ = ("encoder", "lanes", "queues", "route", "windows")
 
     def __init__(self, route: TopicRoute, encoder: RecordEncoder) -> None:
         self.route = route
@@ -60,7 +60,6 @@ class _Topic:
         self.queues = route.queues
         self.lanes: list[Lane] = []
         self.windows: list[GroupConnection] = []
-        self.stale = False
 
 
 class Producer:
@@ -90,11 +89,12 @@ class Producer:
         self._pending_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
-        self._idle = asyncio.Event()
-        self._pending = 0
+        self._open: set[Section] = set()  # with messages that nobody has acknowledged or given up
+        self._released = asyncio.Event()  # a section left `_open`
         self._timer: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._closed = False
+        self._closed = False  # or closing: takes no new calls
+        self._ended = False
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -111,11 +111,13 @@ class Producer:
             self._timer = asyncio.create_task(self._watch_deadlines(), name="ledgermq-producer-deadlines")
 
     async def close(self) -> None:
-        """Wait for what is open (until its deadlines), then close every connection."""
-        if self._closed:
+        """Wait for what is open (until its deadlines), then close every connection. New calls are refused at once."""
+        if self._ended:
             return
-        await self.flush()
         self._closed = True
+        while self._open:  # a call that waited for room comes in meanwhile
+            await self.flush()
+        self._ended = True
         for connection in self._connections.values():
             await connection.close()
         if self._timer is not None:
@@ -143,15 +145,13 @@ class Producer:
         Raises: UsageError (nothing was sent), TopicNotFoundError, RefusedError (not stored), SendTimeoutError,
         NameserversDownError.
         """
+        self._check_open()
         name = topic.topic if isinstance(topic, Message) else topic
-        if self._pending_bytes >= self._max_pending_bytes:
-            await self.ready()
-        known = self._topics.get(name)
-        if known is None or known.stale:
+        if name not in self._topics:
             await self.prepare(name)
-        return await self.send_nowait(
-            topic, body, tag=tag, keys=keys, properties=properties, message_group=message_group
-        )
+        if self._pending_bytes >= self._max_pending_bytes:
+            await self.ready()  # last: nothing may come between it and taking the room
+        return await self._put(topic, body, tag, keys, properties, message_group)
 
     def send_nowait(
         self,
@@ -167,6 +167,22 @@ class Producer:
 
         Raises: BufferFullError (await `ready()`), UsageError, TopicNotFoundError (not prepared).
         """
+        self._check_open()
+        return self._put(topic, body, tag, keys, properties, message_group)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("producer")
+
+    def _put(
+        self,
+        topic: str | Message,
+        body: bytes | str | None,
+        tag: str,
+        keys: Sequence[str],
+        properties: Mapping[str, str] | None,
+        message_group: str,
+    ) -> asyncio.Future[SendReceipt]:
         if isinstance(topic, Message):
             message = topic
             topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
@@ -174,10 +190,11 @@ class Producer:
         if self._pending_bytes >= self._max_pending_bytes:
             raise BufferFullError(self._pending_bytes, self._max_pending_bytes)
         state = self._topics.get(topic)
-        if state is None or self._closed:
-            raise ClosedError("producer") if self._closed else TopicNotFoundError(topic)
-        data = body.encode() if isinstance(body, str) else body if body is not None else b""
+        if state is None or self._ended:
+            raise ClosedError("producer") if self._ended else TopicNotFoundError(topic)
+        data = encode_text("body", body) if isinstance(body, str) else body if body is not None else b""
         if message_group:
+            check_text("message_group", message_group)
             number = queue_of_group(message_group, len(state.lanes))
         else:
             number = self._selector.choose(state.queues, keys[0] if keys else "")
@@ -223,7 +240,7 @@ class Producer:
             if message_group:
                 section.fifo = True
         self._pending_bytes += size
-        self._pending += 1
+        self._open.add(section)
         connection.wake()
         return future
 
@@ -232,14 +249,22 @@ class Producer:
 
         Raises: what `send` raises, for the first message that failed; the others are sent nevertheless.
         """
-        futures = []
+        self._check_open()
+        futures: list[asyncio.Future[SendReceipt]] = []
+        no_route: dict[str, LedgerMQError] = {}  # of topics: they are asked for once
         for message in messages:
-            if self._pending_bytes >= self._max_pending_bytes:
+            try:
+                if message.topic in no_route:
+                    raise no_route[message.topic]
+                if message.topic not in self._topics:
+                    await self.prepare(message.topic)
                 await self.ready()
-            known = self._topics.get(message.topic)
-            if known is None or known.stale:
-                await self.prepare(message.topic)
-            futures.append(self.send_nowait(message))
+                futures.append(self._put(message, None, "", (), None, ""))
+            except LedgerMQError as error:
+                if message.topic not in self._topics:
+                    no_route[message.topic] = error
+                futures.append(asyncio.get_running_loop().create_future())
+                futures[-1].set_exception(error)
         results = await asyncio.gather(*futures, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -251,7 +276,7 @@ class Producer:
 
         Raises: TopicNotFoundError, NameserversDownError, InvalidNameError.
         """
-        if self._closed:
+        if self._ended:
             raise ClosedError("producer")
         await self.start()
         state = self._topics.get(topic)
@@ -260,7 +285,9 @@ class Producer:
             if state
             else RecordEncoder(topic, born_host=self._host, compress_above=self._compress_above)
         )
-        route = await self._routes.get(topic, refresh=state is not None and state.stale, create=True)
+        route = await self._routes.get(topic, create=True)
+        if self._ended:
+            raise ClosedError("producer")
         self._use_route(route, encoder)
 
     async def ready(self) -> None:
@@ -271,9 +298,10 @@ class Producer:
 
     async def flush(self) -> None:
         """Wait until every message so far is acknowledged or has failed."""
-        while self._pending:
-            self._idle.clear()
-            await self._idle.wait()
+        awaited = set(self._open)
+        while awaited & self._open:
+            self._released.clear()
+            await self._released.wait()
 
     # --- routes -----------------------------------------------------------------------------------------------
 
@@ -315,7 +343,7 @@ class Producer:
 
     def _on_route(self, route: TopicRoute) -> None:
         state = self._topics.get(route.topic)
-        if state is None or self._closed:
+        if state is None or self._ended:
             return
         try:
             self._use_route(route, state.encoder)
@@ -383,11 +411,10 @@ class Producer:
 
     def _release(self, section: Section) -> None:
         self._pending_bytes -= section.body_size
-        self._pending -= section.count
+        self._open.discard(section)
         if self._pending_bytes < self._max_pending_bytes:
             self._room.set()
-        if not self._pending:
-            self._idle.set()
+        self._released.set()
 
     def _move_sections(self, source: GroupConnection) -> None:
         """Give what the group definitely refused to another group of the same topic, if there is one."""

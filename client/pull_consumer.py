@@ -26,7 +26,7 @@ from grpc import aio
 from ledgermq.proto import log_pb2 as pb
 from ledgermq.proto import log_pb2_grpc, route_pb2
 
-from .calls import call_group
+from .calls import call_group, raise_if_final
 from .channels import Channels, unreachable
 from .encoding import check_name
 from .errors import (
@@ -37,7 +37,7 @@ from .errors import (
     UsageError,
     error_of,
 )
-from .fetch_buffer import MAX_BUFFER_BYTES, AssignedQueue, FetchBuffer, OutOfRange
+from .fetch_buffer import MAX_BUFFER_BYTES, AssignedQueue, FetchBuffer, OutOfRange, check_offset
 from .message import MessageQueue, MessageView
 from .retry_policy import LeaderSearch
 from .routes import Routes
@@ -143,13 +143,6 @@ class _GroupFetcher:
                 self._owner.arrived()
             if refused:
                 await self._owner.on_refused(self, refused)
-
-
-def raise_if_final(refusal: route_pb2.Refusal) -> None:
-    """Raise the refusal unless another node or a later attempt may help."""
-    error = error_of(refusal)
-    if not error.retryable:
-        raise error
 
 
 class PullConsumer:
@@ -328,7 +321,7 @@ class PullConsumer:
         return self._of(queue).position
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue a queue at `offset`. Raises: UsageError (not assigned)."""
+        """Continue a queue at `offset`. Raises: UsageError (not assigned, or no offset)."""
         assigned = self._of(queue)
         fetcher = self._fetchers[queue.broker_group]
         fetcher.buffer.seek(assigned, offset)
@@ -357,13 +350,18 @@ class PullConsumer:
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None, *, reset: bool = False) -> None:
         """Store how far the group has consumed; default: everything that was handed out.
 
-        `reset` allows going back. Raises: UsageError (no group), RefusedError, BrokerUnreachableError.
+        `reset` allows going back. Raises: UsageError (no group, impossible queue or offset), TopicNotFoundError,
+        RefusedError, BrokerUnreachableError.
         """
         if not self.group:
             raise UsageError("this consumer has no group", "Offsets are stored per group", "Give group=")
         wanted = offsets if offsets is not None else {q: a.position for q, a in self._assigned.items()}
         by_group: dict[str, pb.CommitOffsetsRequest] = {}
-        for queue, offset in wanted.items():
+        for each, offset in wanted.items():
+            queue = MessageQueue(*each)
+            check_offset(offset)
+            if queue not in self._assigned and queue not in await self.queues(queue.topic):
+                raise UsageError(f"{queue} does not exist", "", f"See: ledgermq topic describe {queue.topic}")
             request = by_group.setdefault(
                 queue.broker_group, pb.CommitOffsetsRequest(group=self.group, reset=reset)
             )
@@ -487,6 +485,8 @@ class PullConsumer:
         topic = assigned.queue.topic
         await asyncio.sleep(_BEYOND_END_PAUSE_S)
         await self.refresh({topic})
+        if self._assigned.get(assigned.queue) is not assigned:
+            return  # given up meanwhile
         route = self._routes.cached(topic)
         part = route.part(assigned.queue.broker_group) if route else None
         if route is None or part is None or part.topic_id == assigned.topic_id:

@@ -29,6 +29,7 @@ import grpc
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import rocketmq_v2_pb2_grpc
 
+from .calls import raise_if_closed
 from .channels import Channels, unreachable
 from .encoding import check_name
 from .errors import (
@@ -213,8 +214,7 @@ class SimpleConsumer:
             if not messages:
                 raise
         except asyncio.CancelledError:
-            if self._closed and not _is_cancelled():
-                raise ClosedError("consumer") from None  # close() ended the call, nobody cancelled ours
+            raise_if_closed()
             raise
         return messages
 
@@ -338,6 +338,9 @@ class SimpleConsumer:
                     break
                 try:
                     return await call(self._stub(address), min(rest_s, _ATTEMPT_TIMEOUT_S))
+                except asyncio.CancelledError:
+                    raise_if_closed()
+                    raise
                 except grpc.RpcError as error:
                     last = unreachable(address, error)
             if time.monotonic() + _PAUSE_S >= end:
@@ -391,12 +394,6 @@ class SimpleConsumer:
 
 def _addresses(group: BrokerGroup) -> list[str]:
     return [node.messaging_address for node in group.by_preference if node.messaging_address]
-
-
-def _is_cancelled() -> bool:
-    """Somebody wants the running task to end (and not only the call it waits for)."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _end(

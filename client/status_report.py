@@ -49,6 +49,7 @@ class NodeRow:
     damage_found: int | None = None
     damage_repaired: int | None = None
     damage_last: str = ""
+    version: str = ""  # of LedgerMQ, as the node itself tells it
 
     @property
     def is_well(self) -> bool:
@@ -70,7 +71,6 @@ class GroupReport:
     rows: tuple[NodeRow, ...] = ()
     notes: tuple[str, ...] = ()
     cluster: str = ""
-    version: str = ""
     log_begin: str = ""
     log_start_ms: int = 0  # when the first entry of the log was stored, ms since 1970; 0: not known
 
@@ -143,7 +143,6 @@ def report(asked: GroupAnswers) -> GroupReport:
         rows=rows,
         notes=notes,
         cluster=view.cluster,
-        version=view.version,
         log_begin=_log_begin(view),
         log_start_ms=view.log_start_ms,
     )
@@ -216,6 +215,8 @@ def _rows(asked: GroupAnswers, view: pb.GetStatusResponse) -> tuple[NodeRow, ...
         own = next((node for node in answer.nodes if node.node_id == name), None)
         if own is not None and (name not in rows or rows[name].role == "unreachable" or answer is not view):
             rows[name] = _join(rows.get(name), _row(own, rows.get(name)))
+        if name in rows:
+            rows[name] = replace(rows[name], version=answer.version)
     return tuple(rows[name] for name in sorted(rows))
 
 

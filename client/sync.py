@@ -7,7 +7,7 @@
         print(message.body)
         message.ack()
 
-Safe to use from several threads. Owns: the loop and its thread, one per object; closed by close(), `with`, or at exit.
+Safe to use from several threads. After fork() the child makes its own: the parent's raise ClosedError there. Owns: the loop and its thread, one per object; closed by close(), `with`, or at exit.
 Invariant: a call that waits in another thread ends when the object is closed, with ClosedError.
 """
 
@@ -17,6 +17,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import logging
+import os
 import threading
 import weakref
 from collections import deque
@@ -102,6 +103,16 @@ _open: weakref.WeakSet[_Closing] = weakref.WeakSet()
 def _close_all() -> None:
     for each in list(_open):
         each.close()
+
+
+def _forget_all() -> None:
+    """In a child of fork(): the threads stayed in the parent. What is used here must say so instead of waiting for them."""
+    for each in list(_open):
+        each._closed = True
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 class _Closing:

@@ -36,6 +36,8 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge] | type[Histogram], st
     "ledgermq_raft_faulted": (Gauge, "1 after a fault: the node is silent and must be restarted", ()),
     "ledgermq_event_loop_lateness_seconds": (Histogram, "How late a timer of the event loop fires", ()),
 }
+#: Values of labels that are shown from the start: an alert sees an increase only of what was there before.
+LABEL_VALUES: Final = {"ledgermq_raft_damaged_ranges_total": ("start", "apply", "read", "peer", "scrub")}
 LATENESS_BUCKETS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
@@ -52,6 +54,8 @@ class RaftMetrics:
                 )
             else:
                 self._all[name] = kind(name, text, labels, registry=self.registry)
+            for value in LABEL_VALUES.get(name, ()):
+                self._all[name].labels(value)
 
     def gauge(self, name: str, *labels: str) -> Gauge:
         """Return a gauge, or its child for `labels`."""

@@ -41,7 +41,6 @@ from .types import LogIndex
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 0.5  # between two rounds
-FOUND_BY = ("start", "apply", "read", "peer", "scrub")
 
 
 @dataclass(slots=True)

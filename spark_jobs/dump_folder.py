@@ -19,6 +19,7 @@ MANIFEST: Final = "manifest.json"
 FORMAT: Final = "ledgermq-dump"
 FORMAT_VERSION: Final = 1
 DEFAULT_SLICE_SIZE: Final = 128 << 20
+_LATEST_MS: Final = 253_402_300_799_999  # the end of the year 9999: the last time that can be written
 _TAKE_AGAIN: Final = "Take the dump again: ledgermq dump DIR"
 
 
@@ -123,7 +124,7 @@ def read_dump(folder: Path) -> NodeDump:
     path = folder / MANIFEST
     try:
         fields = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnusableDumpError(f"{path} cannot be read: {error}. {_TAKE_AGAIN}") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise UnusableDumpError(f"{path} is not the manifest of a LedgerMQ dump. {_TAKE_AGAIN}")
@@ -134,7 +135,7 @@ def read_dump(folder: Path) -> NodeDump:
         )
     try:
         return _node_dump(folder, fields)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         what = f"{type(error).__name__}: {error}"
         raise UnusableDumpError(f"{path} is damaged or incomplete ({what}). {_TAKE_AGAIN}") from None
 
@@ -152,12 +153,12 @@ def _node_dump(folder: Path, fields: dict[str, Any]) -> NodeDump:
         incarnation=str(fields["incarnation"]),
         voters=tuple(str(voter) for voter in fields["voters"]),
         segment_size=segment_size,
-        first_index=int(fields["first"]["index"]),
-        first_offset=int(fields["first"]["offset"]),
-        commit_index=int(commit["index"]),
-        commit_offset=int(commit["end_offset"]),
-        commit_crc=int(commit["crc"]),
-        end_offset=int(fields["end_offset"]),
+        first_index=_number(fields["first"]["index"]),
+        first_offset=_number(fields["first"]["offset"]),
+        commit_index=_number(commit["index"]),
+        commit_offset=_number(commit["end_offset"]),
+        commit_crc=_number(commit["crc"]),
+        end_offset=_number(fields["end_offset"]),
         queues_complete=bool(fields["consume_queues"] == "complete"),
         has_queues=bool(fields["consume_queues"] != "none"),
         queues=tuple(
@@ -167,10 +168,18 @@ def _node_dump(folder: Path, fields: dict[str, Any]) -> NodeDump:
         index_points=tuple((int(index), int(offset)) for index, offset in fields["index_points"]),
         checksums={int(start): (int(size), int(crc)) for start, size, crc in fields["checksums"]},
         file_sizes={str(file["path"]): int(file["size"]) for file in fields["files"]},
-        log_time_ms=int(fields["log_time_ms"]),
+        log_time_ms=_number(fields["log_time_ms"], _LATEST_MS),
         software=str(fields["software"]),
         segments=_list_segments(folder),
     )
+
+
+def _number(value: Any, limit: int = (1 << 63) - 1) -> int:
+    """Return an index, offset or time that fits into what it is compared with. Raises: ValueError."""
+    number = int(value)
+    if not -1 <= number <= limit:
+        raise ValueError(f"the number {number}")
+    return number
 
 
 def _list_segments(folder: Path) -> tuple[SegmentFile, ...]:

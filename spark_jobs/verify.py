@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,6 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verdict = _with_spark(folder, out, options, console)
     except (SparkJobError, OSError) as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
+        return EXIT_UNUSABLE
+    except Exception as error:
+        if os.environ.get("LEDGERMQ_DEBUG") == "1":
+            raise
+        # Not 1: that would accuse the replicas of what the check has done.
+        Console(stderr=True, highlight=False, soft_wrap=True).print(
+            f"error: internal error: {type(error).__name__}: {error}. Nothing can be said about the dumps."
+            " See the whole trace: run it again with LEDGERMQ_DEBUG=1 in the environment",
+            markup=False,
+        )
         return EXIT_UNUSABLE
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted: nothing can be said about the dumps", markup=False)

@@ -6,6 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from ledgermq.broker.metrics import Metrics
+from ledgermq.raft.metrics import RaftMetrics
 
 ROOT = Path(__file__).parent.parent
 
@@ -42,3 +46,27 @@ def test_links_between_documents_lead_to_files() -> None:
     for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").glob("*.md")):
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
             assert (document.parent / link).exists(), f"{document.name} links to {link}"
+
+
+def test_metrics_are_called_in_the_documents_what_they_are_called_where_they_are_read() -> None:
+    exposed = set(re.findall(r'"(ledgermq_\w+)",', (ROOT / "broker/probes.py").read_text()))
+    for registry in (Metrics().registry, RaftMetrics().registry):
+        for family in registry.collect():
+            suffixes = {"counter": ["_total"], "histogram": ["", "_bucket"]}.get(family.type, [""])
+            exposed.update(family.name + suffix for suffix in suffixes)
+    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").glob("*.md")):
+        named = set(
+            re.findall(r"\bledgermq_(?:raft|disk|event|retention|refusals|commit)\w*", document.read_text())
+        )
+        assert not named - exposed, f"{document.name} names metrics that are not there: {named - exposed}"
+
+
+def test_what_an_alert_takes_the_increase_of_is_there_before_its_first_event() -> None:
+    alerts = (ROOT / "docs/runbook.md").read_text().partition("## Alerts")[2].partition("\n## ")[0]
+    watched = re.findall(r"increase\((\w+)", alerts)
+    assert len(watched) > 1
+    registry = CollectorRegistry()
+    RaftMetrics(registry)
+    shown = generate_latest(registry).decode()
+    for name in watched:
+        assert re.search(rf"^{name}[ {{]", shown, re.MULTILINE), name

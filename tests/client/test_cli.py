@@ -23,6 +23,8 @@ NOBODY = ["--nameserver", "127.0.0.1:1"]
         (["send", "orders", "--size", "99999999"], 1, "the limit is 4,194,304"),
         (["send", "orders", "x", "--timeout", "inf"], 2, "--timeout"),
         (["consume", "orders", "-g", "g", "--timeout", "inf"], 2, "--timeout"),
+        (["topic", "create", "orders", "--retention-hours", "inf"], 2, "--retention-hours"),
+        (["admin", "clean", "--older-than-hours", "inf"], 2, "--older-than-hours"),
         (["up", "--data", ""], 1, "Name one: ledgermq up --data DIR"),
         (["topic", "list", "--nameserver", "nowhere"], 2, "host:port"),
         (["group", "reset", "g", "--topic", "t", "--to", "soon"], 2, "earliest"),

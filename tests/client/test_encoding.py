@@ -120,7 +120,7 @@ def test_what_no_broker_accepts_is_refused_before_it_is_sent(labels: dict[str, o
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("name", ["", "a b", "ö", "a/b", "x" * 128])
+@pytest.mark.parametrize("name", ["", "a b", "ö", "a/b", "x" * 128, "orders\n"])
 def test_bad_topic_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidNameError):
         check_name("topic", name)

@@ -266,3 +266,95 @@ def test_cached_routes_go_on_working_while_the_nameserver_is_down() -> None:
             assert group.stored() == 2
 
     run(scenario())
+
+
+def test_sends_that_begin_together_wait_for_room_instead_of_failing() -> None:
+    """None of them sees the buffer full before the first route is there."""
+
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with (
+            FakeCluster(group) as cluster,
+            Producer(cluster.address, max_pending_bytes=10_000) as producer,
+        ):
+            await asyncio.gather(*(producer.send("orders", bytes(4000)) for _ in range(20)))
+            assert group.stored() == 20
+
+    run(scenario())
+
+
+def test_a_bad_message_in_a_batch_is_the_error_and_the_others_are_sent() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+            batch = [
+                Message("orders", b"a"),
+                Message("orders", bytes((4 << 20) + 1)),
+                Message("nowhere", b"x"),
+                Message("nowhere", b"y"),
+                Message("orders", b"c"),
+            ]
+            with pytest.raises(MessageTooLargeError):
+                await producer.send_batch(batch)
+            assert group.stored() == 2
+            with pytest.raises(TopicNotFoundError):
+                await producer.send_batch(batch[2:])
+            assert group.stored() == 3
+
+    run(scenario())
+
+
+async def send_for_ever(producer: Producer, going: asyncio.Event) -> None:
+    while True:
+        await producer.send("orders", b"x")
+        going.set()
+
+
+def test_flush_waits_for_what_was_sent_before_it_and_not_for_what_comes_after() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+            going = asyncio.Event()
+            sending = asyncio.create_task(send_for_ever(producer, going))
+            await going.wait()
+            earlier = producer.send_nowait("orders", b"y")
+            await producer.flush()
+            assert earlier.done() and not sending.done()
+            sending.cancel()
+
+    run(scenario())
+
+
+def test_close_ends_a_task_that_goes_on_sending() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster:
+            producer = Producer(cluster.address)
+            going = asyncio.Event()
+            sending = asyncio.create_task(send_for_ever(producer, going))
+            await going.wait()
+            await producer.close()
+            with pytest.raises(ClosedError):
+                await sending
+
+    run(scenario())
+
+
+def test_text_that_is_no_utf8_is_refused_like_any_bad_message() -> None:
+    """Python makes such text of command line arguments and file names that are not UTF-8."""
+
+    async def scenario() -> None:
+        half = "\udcff"
+        labels: tuple[dict[str, Any], ...] = (
+            {"tag": half}, {"keys": [half]}, {"properties": {"a": half}}, {"message_group": half},
+        )  # fmt: skip
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+            for each in labels:
+                with pytest.raises(InvalidMessageError, match="UTF-8"):
+                    await producer.send("orders", b"x", **each)
+            with pytest.raises(InvalidMessageError, match="UTF-8"):
+                await producer.send("orders", half)
+            assert group.stored() == 0
+
+    run(scenario())

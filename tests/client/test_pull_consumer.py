@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ledgermq.client import MessageQueue, Producer, PullConsumer
-from ledgermq.client.errors import MessagesDeletedError, TopicNotFoundError, UsageError
+from ledgermq.client.errors import ClosedError, MessagesDeletedError, TopicNotFoundError, UsageError
 
-from .fakes import FakeCluster, FakeGroup
+from .fakes import FakeCluster, FakeGroup, FakeNode
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -306,5 +306,89 @@ def test_wrong_use_is_an_error_that_says_what_to_do() -> None:
                 await consumer.commit()
             with pytest.raises(UsageError, match="not assigned"):
                 consumer.seek(MessageQueue("orders", "g0", 9), 0)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("offset", [-5, 1 << 63])
+def test_an_impossible_offset_is_refused_and_reading_goes_on(offset: int) -> None:
+    async def scenario() -> None:
+        async with (
+            FakeCluster(FakeGroup(topics={"orders": 1})) as cluster,
+            PullConsumer(cluster.address, group="billing") as consumer,
+        ):
+            await fill(cluster, [b"one"])
+            await consumer.subscribe("orders")
+            queue = MessageQueue("orders", "g0", 0)
+            with pytest.raises(UsageError, match="no queue offset"):
+                consumer.seek(queue, offset)
+            with pytest.raises(UsageError, match="no queue offset"):
+                await consumer.commit({queue: offset})
+            assert await read(consumer, 1) == [b"one"]
+            assert consumer.deleted_count == 0
+
+    run(scenario())
+
+
+def test_a_commit_may_name_queues_that_are_not_read_and_none_that_do_not_exist() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1, "other": 1})
+        async with FakeCluster(group) as cluster, PullConsumer(cluster.address, group="billing") as consumer:
+            await consumer.subscribe("orders")
+            await consumer.commit({MessageQueue("other", "g0", 0): 7})
+            assert group.committed["billing", "other", 0] == 7
+            with pytest.raises(UsageError, match="does not exist"):
+                await consumer.commit({MessageQueue("orders", "g7", 0): 7})
+            with pytest.raises(TopicNotFoundError):
+                await consumer.commit({MessageQueue("nowhere", "g0", 0): 7})
+
+    run(scenario())
+
+
+def test_close_ends_a_commit_that_waits_with_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with CancelledError: nobody cancelled the task that commits."""
+
+    async def scenario() -> None:
+        asked = asyncio.Event()
+
+        async def silent(node: FakeNode, request: Any, context: Any) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(FakeNode, "CommitOffsets", silent)
+        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
+            consumer = PullConsumer(cluster.address, group="billing")
+            await consumer.subscribe("orders")
+            committing = asyncio.create_task(consumer.commit())
+            await asked.wait()
+            await consumer.close()
+            with pytest.raises(ClosedError):
+                await committing
+
+    run(scenario())
+
+
+def test_a_queue_that_is_given_up_while_its_topic_is_created_again_stays_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
+            await consumer.subscribe("orders")
+            looked = asyncio.Event()
+            refresh = consumer.refresh
+
+            async def give_up_meanwhile(topics: set[str]) -> None:
+                await refresh(topics)
+                consumer.unassign([MessageQueue("orders", "g0", 0)])
+                asyncio.get_running_loop().call_soon(looked.set)
+
+            monkeypatch.setattr(consumer, "refresh", give_up_meanwhile)
+            group.create_topic("orders", 1)
+            cluster.register(group)
+            consumer.seek(MessageQueue("orders", "g0", 0), 0)
+            group.queues.pop((1, 0))  # the old incarnation is gone: the next fetch hears of it
+            await looked.wait()
+            assert consumer.assignment == ()
 
     run(scenario())

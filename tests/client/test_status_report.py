@@ -123,6 +123,15 @@ def test_json_has_plain_values() -> None:
     assert isinstance(values["nodes"], list) and len(values["nodes"]) == 3
 
 
+def test_json_tells_the_version_of_each_node_that_answers() -> None:
+    answers = [answer("n1", "follower"), answer("n2", "leader")]
+    for each, version in zip(answers, ("0.2.0", "0.1.0"), strict=True):
+        each.version = version
+    rows = status_report.report(asked(*answers)).as_json()["nodes"]
+    assert isinstance(rows, list)
+    assert [row["version"] for row in rows] == ["0.2.0", "0.1.0", ""]
+
+
 def test_it_says_where_the_log_begins_and_when_that_was_stored() -> None:
     leader = answer("n2", "leader")
     leader.first_index, leader.log_start_offset, leader.log_bytes = 1_234, 1 << 30, 3 << 30

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -21,6 +23,24 @@ from ledgermq.client.sync import Consumer, Producer
 from .fake_messaging import MessagingCluster
 from .fakes import FakeGroup
 from .served import Served, served
+
+#: A child of fork() has the objects of its parent and none of their threads.
+FORK = """
+import os, sys
+from ledgermq.client.errors import ClosedError
+from ledgermq.client.sync import Producer
+
+producer = Producer("127.0.0.1:1")
+child = os.fork()
+if child == 0:
+    try:
+        producer.send("orders", b"x")
+    except ClosedError:
+        sys.exit(7)  # the way that closes what is open
+    sys.exit(8)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+producer.close()
+"""
 
 
 @pytest.fixture
@@ -162,3 +182,10 @@ def test_what_cannot_start_leaves_no_thread(cluster: Served[MessagingCluster]) -
         with pytest.raises(ValueError, match="host:port"):
             build()
     assert threading.active_count() == before
+
+
+def test_a_child_of_fork_is_told_and_ends() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr

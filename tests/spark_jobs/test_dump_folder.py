@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ledgermq.spark_jobs import verify
 from ledgermq.spark_jobs.dump_folder import find_dumps, read_dump, slices_of
 from ledgermq.spark_jobs.errors import UnusableDumpError
 
@@ -110,3 +111,38 @@ def test_ranges_leave_out_slices_that_do_not_touch_them(tmp_path: Path) -> None:
     folder = take_dump(make_log(60), tmp_path / "dumps", "n1")
     parts = list(slices_of(read_dump(folder), ranges=[(70_000, 70_001)]))
     assert [part.lo for part in parts] == [65536]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"log_time_ms": 10**18},
+        {"end_offset": 1 << 63},
+        {"end_offset": -9},
+        {"commit": {"index": float("inf"), "end_offset": 0, "crc": 0}},
+    ],
+)
+def test_numbers_that_cannot_be_are_a_damaged_manifest(tmp_path: Path, change: dict[str, object]) -> None:
+    take_dump(Log(), tmp_path / "dumps", "n1")
+    edit_manifest(tmp_path / "dumps" / "n1", **change)
+    assert "is damaged or incomplete" in refusal(tmp_path / "dumps")
+
+
+def test_a_manifest_of_nothing_but_brackets_is_damaged(tmp_path: Path) -> None:
+    take_dump(Log(), tmp_path / "dumps", "n1")
+    (tmp_path / "dumps" / "n1" / "manifest.json").write_text("[" * 200_000)
+    assert "cannot be read" in refusal(tmp_path / "dumps")
+
+
+def test_a_check_that_fails_in_itself_accuses_no_replica(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1 means that the replicas differ; a Java process that died means nothing."""
+
+    def lost(*_: object) -> None:
+        raise RuntimeError("the JVM has gone")
+
+    make_dumps(tmp_path / "dumps", Log(), nodes=("n1",))
+    monkeypatch.setattr(verify, "_with_spark", lost)
+    assert verify.main([str(tmp_path / "dumps")]) == verify.EXIT_UNUSABLE
+    assert "Nothing can be said about the dumps" in capsys.readouterr().err
