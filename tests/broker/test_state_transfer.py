@@ -262,7 +262,9 @@ def test_a_state_that_still_needs_deleted_entries_is_not_sent() -> None:
         leader.send()
 
 
-def test_a_checkpoint_that_cannot_be_written_is_not_replaced_by_an_older_one() -> None:
+def test_a_checkpoint_that_cannot_be_written_is_not_replaced_by_an_older_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     leader = Leader()
     leader.send()
     leader.node.fill(leader.topic, 0, 1)
@@ -270,7 +272,7 @@ def test_a_checkpoint_that_cannot_be_written_is_not_replaced_by_an_older_one() -
     async def write_nothing() -> int:
         return leader.index
 
-    leader.write_now = write_nothing  # type: ignore[method-assign]
+    monkeypatch.setattr(leader, "write_now", write_nothing)
     with pytest.raises(StateTransferError, match="could not be written"):
         leader.send()
 
