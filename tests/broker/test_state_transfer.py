@@ -24,7 +24,8 @@ from ledgermq.raft.errors import StateTransferError
 from ledgermq.raft.identity import Manifest
 from ledgermq.raft.reset_install import ResetPlan
 from ledgermq.raft.types import LogIndex, Term
-from tests.raft.simulated_disk import Keep, PowerCut, SimulatedDisk
+from tests.power_cut import Keep
+from tests.raft.simulated_disk import PowerCut, SimulatedDisk
 
 from .entry_log import Node
 from .test_checkpoint import DATA, bytes_of, store_on, units

@@ -16,11 +16,11 @@ from ledgermq.raft.errors import DamagedLogError, DataFolderError
 from ledgermq.raft.storage import Machine, RaftStorage, StorageConfig, create_data_folder, open_storage
 from ledgermq.raft.storage_opening import open_node_storage, storage_config
 from ledgermq.raft.types import NodeId
+from tests.power_cut import Keep
 
 from .atlas import POWER_LOST
 from .clock import SimClock
 from .disk_image import DiskImage
-from .file_system import Keep
 from .life import Life
 from .parts import Parts
 
