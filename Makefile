@@ -55,7 +55,7 @@ types: $(STAMP) $(TYPES) ## mypy --strict on the packages, and mypy on what is a
 test: preflight lint types ## everything: lint, types and all suites, with one summary at the end
 	@$(BIN)/python tests/run_suites.py unit sim integration e2e
 
-unit sim integration e2e: $(STAMP) ## one suite of tests
+unit sim integration e2e: $(STAMP) ## one suite of tests (WORKERS=1: in one process)
 	@$(BIN)/python tests/run_suites.py $@
 
 sim-soak: $(STAMP) ## seeds of the simulator that nobody ran yet, for a time (FOR=60m); goes on where it was stopped

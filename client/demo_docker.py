@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .errors import LedgerMQError, UsageError
-from .local_ports import ephemeral_ports
+from .local_ports import PortReservations
 
 _PROJECT = "ledgermq-demo"
 _FILE = Path("deploy/docker-compose.yml")
@@ -38,7 +38,8 @@ class DockerDemoCluster:
             "NS2",
             *(f"{node.upper()}_{kind}" for node in self.nodes for kind in ("MESSAGING", "LOG")),
         ]
-        self._ports = dict(zip(names, ephemeral_ports(len(names)), strict=True))
+        self._reserved = PortReservations()
+        self._ports = dict(zip(names, self._reserved.unlisted(len(names)), strict=True))
         self.nameserver = f"127.0.0.1:{self._ports['NS1']},127.0.0.1:{self._ports['NS2']}"
 
     def start(self) -> None:
@@ -70,6 +71,7 @@ class DockerDemoCluster:
         logs.mkdir(parents=True, exist_ok=True)
         (logs / "containers.log").write_text(self._run("logs", "--no-color"))
         self._run("down", "--volumes", "--remove-orphans", "--timeout", "3")
+        self._reserved.release()
 
     def _container(self, name: str) -> str:
         """Return the id of the node's container, whether it runs or not."""

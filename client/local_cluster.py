@@ -54,7 +54,7 @@ def new_plan(
     """Reserve ports for a new cluster: the well-known ones, or (`free_ports_only`) any that are free."""
     names = [f"n{number}" for number in range(1, count + 1)]
     if free_ports_only:
-        ports = reserved.ephemeral(1 + 4 * count)
+        ports = reserved.unlisted(1 + 4 * count)
         sets = [NodePorts(*ports[1 + 4 * i : 5 + 4 * i]) for i in range(count)]
         return LocalPlan(ports[0], dict(zip(names, sets, strict=True)), segment_size)
     found = local_ports.node_ports(reserved.take)

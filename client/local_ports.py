@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
+
+from .errors import UsageError
 
 NAMESERVER_PORT = 9876
 _STEP = 10
 _LAST_PORT = 65_000
+_UNLISTED = range(12_000, 20_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +65,6 @@ def node_ports(free: Callable[[int], bool] = is_free) -> Iterator[NodePorts]:
             yield ports
 
 
-def ephemeral_ports(number: int) -> list[int]:
-    """Return ports that the system hands out, all different and free a moment ago."""
-    probes = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(number)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
-
-
 class PortReservations:
     """Ports that belong to one local cluster from the choice to its end, also while nothing listens on them yet.
 
@@ -106,11 +98,20 @@ class PortReservations:
         self._locks[port] = lock
         return True
 
-    def ephemeral(self, number: int) -> list[int]:
-        """Reserve ports that the system hands out, all different."""
-        found: list[int] = []
-        while len(found) < number:
-            found += [port for port in ephemeral_ports(number - len(found)) if self.take(port)]
+    def unlisted(self, number: int) -> list[int]:
+        """Reserve ports that nobody knows, all different; below those that systems give to outgoing connections.
+
+        A connection could take a port of that range while its node does not run, and the node would not start again.
+        Raises: UsageError, when so many are not free.
+        """
+        tried = random.SystemRandom().sample(_UNLISTED, len(_UNLISTED))
+        found = list(islice((port for port in tried if self.take(port)), number))
+        if len(found) < number:
+            raise UsageError(
+                f"{number} free ports are needed, and {len(found)} are left of {_UNLISTED.start}-{_UNLISTED.stop - 1}",
+                "Nothing was started",
+                "End what listens there",
+            )
         return found
 
     def release(self) -> None:

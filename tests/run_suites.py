@@ -3,6 +3,8 @@
     python tests/run_suites.py unit sim integration e2e
 
 Processes of their own: the Spark session, gRPC threads and protobuf registrations of one suite do not reach the next.
+A suite runs in several workers, one per core up to four (WORKERS=n: so many; 1: none but pytest itself), which
+tests/conftest.py shares the tests out to. Tests marked `alone` come after the others, with nothing beside them.
 All suites run even when one fails; the exit code is 1 when any test failed. Reports are kept in build/test/.
 """
 
@@ -27,7 +29,10 @@ SUITES: dict[str, list[str]] = {
     "integration": ["tests/integration"],
     "e2e": ["tests/e2e"],
 }
+#: Suites with tests that are marked `alone`.
+WITH_LONERS = ("integration",)
 _NO_TESTS_COLLECTED = 5
+_WORKERS_MAX = 4
 
 
 @dataclass
@@ -39,6 +44,13 @@ class Outcome:
     failed: int = 0
     skipped: int = 0
     seconds: float = 0.0
+
+    def add(self, other: Outcome) -> None:
+        """Count what another run gave as well."""
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+        self.seconds += other.seconds
 
 
 def main(suites: list[str]) -> int:
@@ -52,33 +64,49 @@ def main(suites: list[str]) -> int:
             "There is no Docker engine here: the tests with containers are skipped. Start one to run them: dockerd"
         )
     REPORTS.mkdir(parents=True, exist_ok=True)
-    outcomes = [_run(name) for name in suites]
+    workers = _workers()
+    outcomes = [_run(name, workers) for name in suites]
     _say("")
     for each in outcomes:
         _say(f"{each.suite:<12} {_counts(each)}")
     total = Outcome("total")
     for each in outcomes:
-        total.passed += each.passed
-        total.failed += each.failed
-        total.skipped += each.skipped
-        total.seconds += each.seconds
+        total.add(each)
     _say(_counts(total))
     return 1 if total.failed or not total.passed else 0
 
 
-def _run(suite: str) -> Outcome:
-    report = REPORTS / f"{suite}.xml"
-    report.unlink(missing_ok=True)
+def _run(suite: str, workers: int) -> Outcome:
     _say(f"\n=== {suite}")
-    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *SUITES[suite]]
+    if workers == 1:
+        return _run_part(suite, suite, [])
+    options = ["--numprocesses", str(workers)]
+    if suite not in WITH_LONERS:
+        return _run_part(suite, suite, options)
+    outcome = _run_part(suite, suite, [*options, "-m", "not alone"])
+    outcome.add(_run_part(suite, f"{suite}-alone", ["-m", "alone"]))
+    return outcome
+
+
+def _run_part(suite: str, name: str, options: list[str]) -> Outcome:
+    """Run the tests of a suite that the options choose, with a report of this name."""
+    report = REPORTS / f"{name}.xml"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *options, *SUITES[suite]]
     started = time.monotonic()
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
     outcome = _read(suite, report)
     outcome.seconds = time.monotonic() - started
     if code not in (0, _NO_TESTS_COLLECTED) and not outcome.failed:
-        _say(f"{suite}: pytest ended with code {code}; counted as one failure")
+        _say(f"{name}: pytest ended with code {code}; counted as one failure")
         outcome.failed = 1
     return outcome
+
+
+def _workers() -> int:
+    """Return how many processes share the tests of a suite. One seed of the simulator needs but one."""
+    asked = "1" if os.environ.get("SEED") else os.environ.get("WORKERS", "")
+    return int(asked) if asked else max(1, min(os.cpu_count() or 1, _WORKERS_MAX))
 
 
 def _read(suite: str, report: Path) -> Outcome:

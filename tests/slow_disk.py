@@ -6,44 +6,19 @@ For integration tests that show that the event loop never waits for a disk. Give
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from ledgermq.raft.files import Buffer, File, FileSystem, RealFileSystem
+from ledgermq.raft.files import FileSystem, RealFile, RealFileSystem
 
 
-class SlowFile:
+class SlowFile(RealFile):
     """A File that sleeps before it syncs."""
 
-    def __init__(self, file: File, seconds: float) -> None:
-        self._file = file
-        self._seconds = seconds
-
-    @property
-    def path(self) -> Path:
-        return self._file.path
-
-    def size(self) -> int:
-        return self._file.size()
-
-    def pread(self, size: int, offset: int) -> bytes:
-        return self._file.pread(size, offset)
-
-    def pread_nowait(self, size: int, offset: int) -> bytes | None:
-        return self._file.pread_nowait(size, offset)
-
-    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
-        self._file.pwritev(buffers, offset)
-
-    def write_zeros(self, start: int, end: int) -> None:
-        self._file.write_zeros(start, end)
+    seconds: float
 
     def fdatasync(self) -> None:
-        time.sleep(self._seconds)
-        self._file.fdatasync()
-
-    def close(self) -> None:
-        self._file.close()
+        time.sleep(self.seconds)
+        super().fdatasync()
 
 
 class SlowFileSystem(RealFileSystem):
@@ -52,8 +27,11 @@ class SlowFileSystem(RealFileSystem):
     def __init__(self, fdatasync_seconds: float) -> None:
         self._seconds = fdatasync_seconds
 
-    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> SlowFile:  # type: ignore[override]
-        return SlowFile(super().open(path, create=create, writable=writable), self._seconds)
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> RealFile:
+        opened = super().open(path, create=create, writable=writable)
+        file = SlowFile(path, opened._fd)
+        file.seconds = self._seconds
+        return file
 
 
 _: FileSystem = SlowFileSystem(0.0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ledgermq.broker.commands import Command, CreateGroup, CreateTopic, encode
-from ledgermq.broker.effects import Effects
+from ledgermq.broker.effects import Effects, GroupResult, TopicResult
 from ledgermq.broker.leader_view import LeaderView, Turn
 from ledgermq.broker.state import BrokerState
 from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind, decode_header, encode_entry
@@ -143,11 +143,13 @@ class Node:
 
     def topic(self, name: str = "orders", queues: int = 2) -> int:
         result = self.command(CreateTopic(name, queues)).results[0]
-        return result.topic.topic_id  # type: ignore[union-attr]
+        assert isinstance(result, TopicResult) and result.topic is not None
+        return result.topic.topic_id
 
     def group(self, name: str = "billing", **options: Any) -> int:
         result = self.command(CreateGroup(name, **options)).results[0]
-        return result.group.group_id  # type: ignore[union-attr]
+        assert isinstance(result, GroupResult) and result.group is not None
+        return result.group.group_id
 
     def fill(self, topic_id: int, queue_id: int, count: int, **options: Any) -> None:
         """Store messages in a queue."""

@@ -17,7 +17,8 @@ from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.errors import CheckpointError, CheckpointVersionError
 from ledgermq.broker.state import BrokerState
 from ledgermq.raft.files import FileSystem, RealFileSystem
-from tests.raft.simulated_disk import Keep, SimulatedDisk
+from tests.power_cut import Keep
+from tests.raft.simulated_disk import SimulatedDisk
 
 from .entry_log import Node
 

@@ -43,8 +43,8 @@ def call(via: str = "", seconds: float = 60.0) -> Call:
 
 def run(test: Callable[[Leadership, FakeForwarder, LeaderCalls], Coroutine[Any, Any, None]]) -> None:
     leadership = Leadership("n1")
-    forwarder = FakeForwarder(leadership)
-    calls = LeaderCalls(leadership, forwarder, lambda result: None)  # type: ignore[arg-type]
+    forwarder: Any = FakeForwarder(leadership)
+    calls = LeaderCalls(leadership, forwarder, lambda result: None)
     asyncio.run(test(leadership, forwarder, calls))
 
 

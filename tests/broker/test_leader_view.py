@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from ledgermq.broker.commands import (
     LATEST,
     Ack,
     ChangeInvisible,
+    Command,
     CommitOffsets,
     DeleteTopic,
     EvictDedup,
@@ -31,9 +33,9 @@ from .entry_log import Node, records, section
 
 
 def request(
-    group: int, topic: int, count: int = 10, invisible_ms: int = 1_000, **options: object
+    group: int, topic: int, count: int = 10, invisible_ms: int = 1_000, **options: Any
 ) -> ReceiveRequest:
-    return ReceiveRequest(group, topic, count, invisible_ms, **options)  # type: ignore[arg-type]
+    return ReceiveRequest(group, topic, count, invisible_ms, **options)
 
 
 def receive(node: Node, asked: ReceiveRequest) -> list[Delivery]:
@@ -63,8 +65,8 @@ def ack(node: Node, asked: ReceiveRequest, found: list[Delivery], *, force: bool
     return accepted(node, Ack(asked.group_id, asked.topic_id, rows, force))
 
 
-def accepted(node: Node, command: object) -> list[bool]:
-    result = node.command(command).results[0]  # type: ignore[arg-type]
+def accepted(node: Node, command: Command) -> list[bool]:
+    result = node.command(command).results[0]
     assert isinstance(result, RowsResult)
     rows: list[bool] = result.accepted.tolist()
     return rows
@@ -324,10 +326,10 @@ def test_a_reset_that_is_applied_before_a_grant_loses_no_message() -> None:
     assert offsets(receive(node, request(group, topic))) == [(0, 0), (0, 1), (0, 2), (0, 3)]
 
 
-def _commands(*commands: object) -> bytearray:
+def _commands(*commands: Command) -> bytearray:
     from .entry_log import command_section
 
-    return command_section(*commands)  # type: ignore[arg-type]
+    return command_section(*commands)
 
 
 def test_acknowledgements_out_of_order_commit_up_to_the_first_open_one() -> None:

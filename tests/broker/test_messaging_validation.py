@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ledgermq.broker import messaging_validation as validation
@@ -9,16 +11,16 @@ from ledgermq.broker.messaging_status import StatusError
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
 
-def message(**changes: object) -> v2.Message:
+def message(**changes: Any) -> v2.Message:
     made = v2.Message(topic=v2.Resource(name="orders"), body=b"x")
     made.system_properties.message_id = "01ABC"
     for name, value in changes.items():
         if name == "keys":
-            made.system_properties.keys.extend(value)  # type: ignore[arg-type]
+            made.system_properties.keys.extend(value)
         elif name in ("tag", "message_id", "message_group"):
             setattr(made.system_properties, name, value)
         elif name == "user":
-            made.user_properties.update(value)  # type: ignore[call-overload]
+            made.user_properties.update(value)
         else:
             setattr(made, name, value)
     return made

@@ -41,8 +41,8 @@ from ledgermq.proto.record import SectionKind, encode_command, encode_section, s
 from .entry_log import EntryLog, Node, command_section, records, section
 
 
-def rows_of(effects: object) -> list[bool]:
-    result = effects.results[0]  # type: ignore[attr-defined]
+def rows_of(effects: Effects) -> list[bool]:
+    result = effects.results[0]
     assert isinstance(result, RowsResult)
     accepted: list[bool] = result.accepted.tolist()
     return accepted

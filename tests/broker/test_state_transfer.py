@@ -24,7 +24,8 @@ from ledgermq.raft.errors import StateTransferError
 from ledgermq.raft.identity import Manifest
 from ledgermq.raft.reset_install import ResetPlan
 from ledgermq.raft.types import LogIndex, Term
-from tests.raft.simulated_disk import Keep, PowerCut, SimulatedDisk
+from tests.power_cut import Keep
+from tests.raft.simulated_disk import PowerCut, SimulatedDisk
 
 from .entry_log import Node
 from .test_checkpoint import DATA, bytes_of, store_on, units
@@ -262,7 +263,9 @@ def test_a_state_that_still_needs_deleted_entries_is_not_sent() -> None:
         leader.send()
 
 
-def test_a_checkpoint_that_cannot_be_written_is_not_replaced_by_an_older_one() -> None:
+def test_a_checkpoint_that_cannot_be_written_is_not_replaced_by_an_older_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     leader = Leader()
     leader.send()
     leader.node.fill(leader.topic, 0, 1)
@@ -270,7 +273,7 @@ def test_a_checkpoint_that_cannot_be_written_is_not_replaced_by_an_older_one() -
     async def write_nothing() -> int:
         return leader.index
 
-    leader.write_now = write_nothing  # type: ignore[method-assign]
+    monkeypatch.setattr(leader, "write_now", write_nothing)
     with pytest.raises(StateTransferError, match="could not be written"):
         leader.send()
 

@@ -20,8 +20,8 @@ from ledgermq.proto import rocketmq_v2_pb2_grpc
 from .fakes import FakeCluster
 
 
-def status(code: int, message: str = "") -> v2.Status:
-    return v2.Status(code=code, message=message)  # type: ignore[arg-type]
+def status(code: v2.Code, message: str = "") -> v2.Status:
+    return v2.Status(code=code, message=message)
 
 
 @dataclass

@@ -47,8 +47,8 @@ def stored(request: Request, base: int = 0) -> log_pb2.ProduceResponse:
     return answer
 
 
-def refused(request: Request, code: int, **fields: Any) -> log_pb2.ProduceResponse:
-    refusal = pb.Refusal(code=code, **fields)  # type: ignore[arg-type]
+def refused(request: Request, code: pb.RefusalCode, **fields: Any) -> log_pb2.ProduceResponse:
+    refusal = pb.Refusal(code=code, **fields)
     return log_pb2.ProduceResponse(request_id=request.request_id, refusal=refusal)
 
 
@@ -246,7 +246,7 @@ def test_a_message_that_cannot_be_encoded_leaves_no_empty_section() -> None:
 
 
 @pytest.mark.parametrize("code", [pb.DISK_FULL, pb.TOO_MANY_REQUESTS, pb.NO_QUORUM, pb.NOT_LEADER])
-def test_a_refusal_before_the_broker_looked_says_nothing_of_an_earlier_copy(code: int) -> None:
+def test_a_refusal_before_the_broker_looked_says_nothing_of_an_earlier_copy(code: pb.RefusalCode) -> None:
     """The first copy may be stored although the disk is full now: it must not go to another group, nor count as not stored."""
     driver = Driver()
     driver.add(0, "a")
@@ -317,7 +317,7 @@ class Broker:
 
     def answer(self, request: Request, fault: str) -> log_pb2.ProduceResponse:
         if fault in ("NOT_LEADER", "TOO_MANY_REQUESTS", "DISK_FULL", "OUTCOME_UNKNOWN"):
-            return refused(request, pb.RefusalCode.Value(fault))
+            return refused(request, getattr(pb, fault))
         answer = log_pb2.ProduceResponse(request_id=request.request_id)
         headers = [header for _, header in walk_sections(payload(request), len(request.sections))]
         for section, header in zip(request.sections, headers, strict=True):

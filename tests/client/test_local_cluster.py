@@ -101,7 +101,7 @@ def test_clusters_that_are_prepared_at_the_same_moment_get_different_ports(tmp_p
 
 def test_a_port_is_reserved_until_it_is_given_back(tmp_path: Path) -> None:
     first, second = PortReservations(tmp_path), PortReservations(tmp_path)
-    (port,) = first.ephemeral(1)
+    (port,) = first.unlisted(1)
     assert not second.take(port)
     assert not first.take(port)
     first.release()

@@ -13,7 +13,7 @@ import docker
 import pytest
 
 from ledgermq.client.demo_docker import compose_command
-from ledgermq.client.local_ports import ephemeral_ports
+from tests.ports import free_ports
 
 from .conftest import ROOT
 from .processes import environment, run
@@ -29,7 +29,7 @@ class Compose:
     def __init__(self, shims: Path) -> None:
         self.engine = docker.from_env()
         names = ["NS1", "NS2", *(f"{node.upper()}_{kind}" for node in NODES for kind in ("MESSAGING", "LOG"))]
-        ports = dict(zip(names, map(str, ephemeral_ports(len(names))), strict=True))
+        ports = dict(zip(names, map(str, free_ports(len(names))), strict=True))
         self.nameserver = f"127.0.0.1:{ports['NS1']},127.0.0.1:{ports['NS2']}"
         self.settings = {**ports, "COMPOSE_PROJECT_NAME": PROJECT, "LEDGERMQ_NAMESERVER": self.nameserver}
         if shutil.which("docker-compose") is None:  # only version 2 is here: let the printed name work

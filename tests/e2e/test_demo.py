@@ -112,11 +112,3 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path, when: str) -> None:
     assert "no process is left" in output.read_text()
     assert "Traceback" not in output.read_text(), output.read_text()
     assert not left_behind(data)
-
-
-@pytest.mark.docker
-@pytest.mark.spark
-def test_the_demo_in_containers_succeeds(tmp_path: Path, images: None) -> None:
-    done = run(["demo", "--docker", "--messages", "20000", "--data", str(tmp_path / "demo")])
-    assert done.returncode == 0, done.stdout + done.stderr
-    check_success(done.stdout)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,32 +26,11 @@ from typing import Self, TypeVar
 import grpc
 
 from ledgermq.proto import admin_pb2, admin_pb2_grpc
+from tests.ports import free_ports
 
 _START_TIMEOUT = 30.0
 _POLL = 0.02
 T = TypeVar("T")
-
-
-_given_ports: set[int] = set()
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago, all different, also from those that were returned before."""
-    sockets: list[socket.socket] = []
-    ports: list[int] = []
-    try:
-        while len(ports) < count:
-            each = socket.socket()
-            sockets.append(each)
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            each.bind(("127.0.0.1", 0))
-            if (port := each.getsockname()[1]) not in _given_ports:
-                _given_ports.add(port)
-                ports.append(port)
-        return ports
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def wait_until(read: Callable[[], T | None], what: str, timeout: float = _START_TIMEOUT) -> T:

@@ -26,6 +26,7 @@ from ledgermq.proto.route_pb2 import TopicInfo
 from .cluster import Cluster, wait_until
 from .history import Place, describe_topic, read_topic
 
+pytestmark = pytest.mark.long
 TOPIC = "rest"
 SEGMENT = 1 << 20
 REJOIN = "ledgermq broker --rejoin"

@@ -14,9 +14,10 @@ import pytest
 from ledgermq.client.message_ids import process_ids
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import rocketmq_v2_pb2_grpc
+from tests.ports import free_ports
 
 from .checks import check_every_node, wait_for_more
-from .cluster import Cluster, Process, free_ports, wait_until
+from .cluster import Cluster, Process, wait_until
 from .cutting_proxy import CuttingProxy
 from .history import Load, read_topic
 

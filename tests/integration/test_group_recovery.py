@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ledgermq.client.sync import Producer
 from ledgermq.raft.files import RealFileSystem
 from ledgermq.raft.identity import read_identity
@@ -87,6 +89,7 @@ def fill(cluster: Cluster) -> tuple[str, Load]:
     return survivor, load
 
 
+@pytest.mark.long
 def test_a_group_that_lost_two_of_three_nodes_goes_on_from_the_third(tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=3, settings=SETTINGS) as cluster:
         survivor, load = fill(cluster)

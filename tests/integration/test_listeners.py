@@ -17,8 +17,9 @@ from ledgermq.proto import log_pb2, log_pb2_grpc, nameserver_pb2_grpc, rocketmq_
 from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from tests.broker.entry_log import records, section
+from tests.ports import free_ports
 
-from .cluster import Cluster, Process, free_ports, wait_until
+from .cluster import Cluster, Process, wait_until
 from .history import describe_topic, run_client
 
 TOPIC = "two-networks"

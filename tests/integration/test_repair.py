@@ -6,6 +6,7 @@ One cluster for the module. What "whole" means is asked of the files, and of `le
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from .cluster import Cluster, wait_until
 from .history import Place, read_topic
 from .test_damage_at_rest import SEGMENT, SETTINGS, TOPIC, _fill, _last_log_byte, _segments, flip
 
+pytestmark = pytest.mark.long
 OFTEN = {"scrub-bytes-per-second": "256MiB", "scrub-interval-hours": "0.0003"}
 
 
@@ -59,7 +61,7 @@ class Repaired:
         for name in self.cluster.nodes:
             self.cluster.wait_ready(name)
             wait_until(
-                lambda name=name: read_topic(self.cluster.address(name), TOPIC) == self.stored,  # type: ignore[misc]
+                functools.partial(self._serves_everything, name),
                 f"{name} serves everything",
             )
         wait_until(self._has_equal_files, "the files are equal")
@@ -70,6 +72,9 @@ class Repaired:
         for arguments in (["dump", str(dump_to), *nameserver], ["check", str(dump_to)]):
             done = subprocess.run([command, *arguments], capture_output=True, text=True)
             assert done.returncode == 0, done.stdout + done.stderr
+
+    def _serves_everything(self, name: str) -> bool:
+        return read_topic(self.cluster.address(name), TOPIC) == self.stored
 
     def _has_equal_files(self) -> bool:
         mine, *others = ([path.read_bytes() for path in _segments(self.cluster.folder / name)]
@@ -130,6 +135,10 @@ def log_check(repaired: Repaired, name: str) -> admin_pb2.LogCheck:
     return next(node.log_check for node in status.nodes if node.node_id == name)
 
 
+def has_repaired_more_than(repaired: Repaired, name: str, count: int) -> bool:
+    return log_check(repaired, name).repaired > count
+
+
 def test_the_scrubber_of_a_running_node_finds_damage_and_repairs_it(repaired: Repaired) -> None:
     leader = repaired.cluster.wait_leader()
     for name in (repaired.victim, leader):
@@ -141,7 +150,7 @@ def test_the_scrubber_of_a_running_node_finds_damage_and_repairs_it(repaired: Re
             file.seek(200_000)
             file.write(bytes(byte ^ 1 for byte in old))
         wait_until(
-            lambda name=name, found=found: log_check(repaired, name).repaired > found,  # type: ignore[misc]
+            functools.partial(has_repaired_more_than, repaired, name, found),
             f"the scrubber of {name} repairs it",
         )
         assert "bytes repaired" in log_check(repaired, name).last

@@ -6,7 +6,6 @@ import asyncio
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from ledgermq.proto.route_pb2 import TopicInfo
 from .cluster import Cluster, wait_until
 from .history import Place, describe_topic, read_topic, run_client
 
+pytestmark = pytest.mark.long
 TOPIC = "reset"
 SETTINGS = {"segment-size": "1MiB", "max-message-bytes": "128KiB"}
 BODY = 24_000
@@ -67,12 +67,6 @@ class Rig:
         status = self.cluster.status(name)
         assert status is not None, self.cluster.nodes[name].log()
         return status
-
-    def start(self, name: str) -> None:
-        """Start a node when its ports can be had: they are ephemeral ones, and a connection may have taken one."""
-        ports = self.cluster.nodes[name].ports.values()
-        wait_until(lambda: all(map(is_free, ports)), f"the ports of {name}")
-        self.cluster.start(name)
 
     def leave_behind(self, name: str, *, wipe: bool = False) -> None:
         """Stop a node, send, delete what it needs, send more."""
@@ -128,17 +122,6 @@ class Rig:
             assert done.returncode == 0, done.stdout + done.stderr
 
 
-def is_free(port: int) -> bool:
-    """Tell whether a node could listen on a port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
 def was_reset(cluster: Cluster, name: str) -> int:
     """How often a node installed a state."""
     return cluster.nodes[name].log(100_000).count("reset: installing the leader's state")
@@ -156,7 +139,7 @@ def test_a_node_without_the_entries_that_retention_deleted_comes_back_whole(
         process = cluster.nodes[victim]
         if wipe:
             process.arguments.append("--rejoin")
-        rig.start(victim)
+        cluster.start(victim)
         wait_until(lambda: was_reset(cluster, victim) == 1, "the leader's state is installed")
         cluster.wait_ready(victim)
         leader = cluster.wait_leader()
@@ -167,7 +150,7 @@ def test_a_node_without_the_entries_that_retention_deleted_comes_back_whole(
         other = next(name for name in cluster.nodes if name not in (victim, leader))
         cluster.kill(other)
         rig.send(30)  # the leader and the node that was reset are the majority
-        rig.start(other)
+        cluster.start(other)
         cluster.wait_ready(other)
         wait_until(
             lambda: all(node.state == "" for node in rig.status(leader).nodes), "nobody catches up any more"
@@ -178,7 +161,7 @@ def test_a_node_without_the_entries_that_retention_deleted_comes_back_whole(
         cluster.kill(victim)
         if wipe:
             process.arguments.remove("--rejoin")
-        rig.start(victim)
+        cluster.start(victim)
         cluster.wait_ready(victim)
         rig.check_views()
         assert was_reset(cluster, victim) == 1, "it starts from its own checkpoint and log"
@@ -218,13 +201,13 @@ def test_a_node_that_is_killed_anywhere_in_a_reset_comes_back_whole(
             rig.leave_behind(victim)
             monkeypatch.setenv("LEDGERMQ_TEST_DIE_AT", death)
             process.arguments[1] = "tests.integration.dying_node"
-            rig.start(victim)
+            cluster.start(victim)
             wait_until(lambda: not process.running, f"{victim} dies at: {death}")
             assert process.popen is not None
             assert process.popen.returncode == -signal.SIGKILL, f"{death}\n{process.log()}"
             process.arguments[1] = "ledgermq.broker"
             resets = was_reset(cluster, victim)
-            rig.start(victim)
+            cluster.start(victim)
             if is_before_the_decision(death):
                 wait_until(lambda: was_reset(cluster, victim) > resets, "the reset begins anew")  # noqa: B023
             rig.check_views()

@@ -71,7 +71,10 @@ class Group:
             wait_until(lambda: not self.produce(topic_id).code, "a message is taken")
 
     def clean(self, **options: bool | int) -> admin_pb2.CleanResponse:
-        answer: admin_pb2.CleanResponse = self.admin.Clean(admin_pb2.CleanRequest(**options), timeout=10)  # type: ignore[arg-type]
+        request = admin_pb2.CleanRequest()
+        for name, value in options.items():
+            setattr(request, name, value)
+        answer: admin_pb2.CleanResponse = self.admin.Clean(request, timeout=10)
         assert not answer.refusal.code, answer.refusal.message
         return answer
 

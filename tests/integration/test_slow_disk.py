@@ -71,6 +71,7 @@ async def read_backlog(nameserver: str, wanted: set[bytes]) -> None:
             missing.difference_update(message.body for message in await consumer.poll())
 
 
+@pytest.mark.alone
 def test_a_cold_read_and_sends_on_slow_disks_cause_no_election(cluster: SlowDiskCluster) -> None:
     nameserver = cluster.nameserver_addresses[0]
     backlog = History()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -204,19 +204,22 @@ def test_the_end_of_an_old_stream_says_nothing_when_the_node_beats_on_a_new_one(
 def test_a_slow_watcher_gets_the_newest_view_and_no_backlog() -> None:
     """The service keeps nothing for a watcher: what changed while it did not read is one view."""
 
+    no_context: Any = None  # it is asked only to refuse a call
+
     async def scenario() -> None:
         server = NameServer({}, 10_000)
         calls = service.NameServerService(server.table, server._changes, "default")
-        watch = calls.WatchRoutes(pb.WatchRoutesRequest(), None)  # type: ignore[arg-type]
+        watch = calls.WatchRoutes(pb.WatchRoutesRequest(), no_context)
+        assert isinstance(watch, AsyncGenerator)
         assert not (await anext(watch)).groups
         for term in range(1, 100):
-            await calls.Register(registration(term=term), None)  # type: ignore[arg-type]
+            await calls.Register(registration(term=term), no_context)
         assert (await anext(watch)).groups[0].term == 99
         waiting = asyncio.ensure_future(anext(watch))
-        await calls.Register(registration(term=99), None)  # type: ignore[arg-type]  # nothing new
-        await calls.Register(registration(term=100), None)  # type: ignore[arg-type]
+        await calls.Register(registration(term=99), no_context)  # nothing new
+        await calls.Register(registration(term=100), no_context)
         assert (await waiting).groups[0].term == 100
-        await watch.aclose()  # type: ignore[attr-defined]
+        await watch.aclose()
         assert calls._watchers == 0
 
     run(scenario())

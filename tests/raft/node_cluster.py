@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,8 +16,7 @@ from ledgermq.raft.files import FileSystem
 from ledgermq.raft.node import RaftNode
 from ledgermq.raft.state_machine import Proposal
 from ledgermq.raft.types import LogIndex, NodeId, Term
-
-from .ports import free_port
+from tests.ports import free_port
 
 WAIT_S = 30.0
 SEGMENT = 1 << 20
@@ -77,7 +77,7 @@ class Cluster:
             machine = self.machines[name] = RecordingStateMachine()
             node = RaftNode(
                 self.config(name, **changes), machine, files=files,
-                on_fatal=lambda reason, name=name: self.fatal.__setitem__(name, reason),  # type: ignore[misc]
+                on_fatal=partial(self.fatal.__setitem__, name),
             )  # fmt: skip
             await node.start()
             self.nodes[name] = node

@@ -12,25 +12,16 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 
 from ledgermq.raft.files import Buffer, DiskUse, LockedError, write_zeros
+from tests.power_cut import Keep, kept_names, kept_writes, put
 
 SECTOR = 512
 
 
 class PowerCut(BaseException):
     """The machine is gone: no `except OSError` and no `finally` of the code under test may matter."""
-
-
-class Keep(Enum):
-    """What a crash keeps of what was pending."""
-
-    NONE = "none"
-    ALL = "all"
-    PREFIX = "prefix"
-    ANY = "any"
 
 
 @dataclass(slots=True)
@@ -42,49 +33,20 @@ class _Inode:
     unreadable: int = -1  # a byte whose sector cannot be read any more
 
     def write(self, offset: int, data: bytes) -> None:
-        _put(self.current, offset, data)
+        put(self.current, offset, data)
         self.pending.append((offset, data))
 
     def sync(self) -> None:
         for offset, data in self.pending:
-            _put(self.durable, offset, data)
+            put(self.durable, offset, data)
         self.pending.clear()
 
     def after_crash(self, rng: random.Random, keep: Keep) -> bytearray:
         """Return the bytes that the disk holds when the power comes back."""
-        sectors = [piece for offset, data in self.pending for piece in _sectors(offset, data)]
-        if keep is Keep.NONE:
-            kept = []
-        elif keep is Keep.ALL:
-            kept = sectors
-        elif keep is Keep.PREFIX:
-            kept = sectors[: rng.randint(0, len(sectors))]
-        else:
-            kept = [piece for piece in sectors if rng.random() < 0.5]
-            rng.shuffle(kept)
         out = bytearray(self.durable)
-        for offset, data in kept:
-            _put(out, offset, data)
-        if keep in (Keep.PREFIX, Keep.ANY) and sectors and rng.random() < 0.5:
-            offset, data = rng.choice(sectors)
-            _put(out, offset, data[: rng.randrange(len(data) + 1)])
+        for offset, data in kept_writes(self.pending, SECTOR, keep, rng):
+            put(out, offset, data)
         return out
-
-
-def _put(target: bytearray, offset: int, data: bytes) -> None:
-    if len(target) < offset + len(data):
-        target.extend(bytes(offset + len(data) - len(target)))
-    target[offset : offset + len(data)] = data
-
-
-def _sectors(offset: int, data: bytes) -> list[tuple[int, bytes]]:
-    out = []
-    position = 0
-    while position < len(data):
-        size = min(SECTOR - (offset + position) % SECTOR, len(data) - position)
-        out.append((offset + position, data[position : position + size]))
-        position += size
-    return out
 
 
 class SimulatedDisk:
@@ -176,12 +138,7 @@ class SimulatedDisk:
         """Return the disk as it is after a power cut now."""
         after = SimulatedDisk(capacity=self.capacity)
         after.directories = set(self.directories)
-        names = dict(self.durable_names)
-        for path in sorted(self.names.keys() | self.durable_names.keys()):
-            if self.names.get(path) is not self.durable_names.get(path) and self._keeps_name(rng, keep):
-                names.pop(path, None)
-                if path in self.names:
-                    names[path] = self.names[path]
+        names = kept_names(self.names, self.durable_names, keep, rng)
         copies: dict[int, _Inode] = {}
         for path in sorted(names):
             inode = names[path]
@@ -190,9 +147,6 @@ class SimulatedDisk:
                 copies[id(inode)] = _Inode(bytearray(data), data)
             after.names[path] = after.durable_names[path] = copies[id(inode)]
         return after
-
-    def _keeps_name(self, rng: random.Random, keep: Keep) -> bool:
-        return keep is Keep.ALL or (keep is not Keep.NONE and rng.random() < 0.5)
 
     def killed(self) -> SimulatedDisk:
         """Return the disk as a new process sees it after kill -9: nothing is lost."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -84,12 +85,18 @@ def test_a_learner_asks_for_its_target_only_when_all_others_know_it() -> None:
 
 def test_a_learner_votes_again_only_with_the_log_the_term_and_the_bound_vote() -> None:
     rejoin = Rejoin(N3, 4, frozenset((N1, N2)))
-    good = {"durable": LogIndex(10), "commit": LogIndex(10), "term": Term(7), "leader": N1, "voted_for": N1}
-    assert not rejoin.is_done(**good)  # type: ignore[arg-type]
+    good: dict[str, Any] = {
+        "durable": LogIndex(10),
+        "commit": LogIndex(10),
+        "term": Term(7),
+        "leader": N1,
+        "voted_for": N1,
+    }
+    assert not rejoin.is_done(**good)
     rejoin.aim(LogIndex(10), {N1: hello(N1, 1, term=7), N2: hello(N2, 2, term=5)})
-    assert rejoin.is_done(**good)  # type: ignore[arg-type]
+    assert rejoin.is_done(**good)
     for key, bad in (("durable", 9), ("commit", 9), ("term", 6), ("leader", None), ("voted_for", None)):
-        assert not rejoin.is_done(**{**good, key: bad})  # type: ignore[arg-type]
+        assert not rejoin.is_done(**{**good, key: bad})
 
 
 def test_greetings_of_another_cluster_group_member_address_or_segment_size_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -273,13 +274,17 @@ def test_a_leader_hears_no_other_leader_of_its_term() -> None:
 
 
 @pytest.mark.parametrize(
-    "forged", [{"match_index": LogIndex(9)}, {"success": False, "hint_index": LogIndex(9)}]
+    "forged",
+    [
+        AppendEntriesReply(Term(1), N2, N1, True, match_index=LogIndex(9)),
+        AppendEntriesReply(Term(1), N2, N1, False, hint_index=LogIndex(9)),
+    ],
 )
-def test_an_answer_about_entries_that_the_leader_never_had_counts_nothing(forged: dict[str, object]) -> None:
+def test_an_answer_about_entries_that_the_leader_never_had_counts_nothing(forged: AppendEntriesReply) -> None:
     core = make_leader()
     outputs_of(core)
     before = core.progress()[0].match_index
-    core.step(replace(AppendEntriesReply(Term(1), N2, N1, True), **forged))  # type: ignore[arg-type]
+    core.step(forged)
     assert (core.progress()[0].match_index, core.commit_index) == (before, 0)
 
 
@@ -299,11 +304,10 @@ def test_the_answer_to_a_read_that_was_given_up_is_ignored() -> None:
         {"election_ticks_max": 40},
     ],
 )
-def test_a_configuration_that_cannot_work_is_refused(settings: dict[str, object]) -> None:
-    fits: dict[str, object] = {"node_id": N1, "voters": (N1, N2, N3)}
-    CoreConfig(**fits)  # type: ignore[arg-type]
+def test_a_configuration_that_cannot_work_is_refused(settings: dict[str, Any]) -> None:
+    fits = CoreConfig(node_id=N1, voters=(N1, N2, N3))
     with pytest.raises(ValueError, match=r"voter|heartbeat_ticks"):
-        CoreConfig(**{**fits, **settings})  # type: ignore[arg-type]
+        replace(fits, **settings)
 
 
 # --- learners ------------------------------------------------------------------------------------------------------------

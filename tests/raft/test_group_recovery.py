@@ -28,9 +28,10 @@ from ledgermq.raft.identity import Identity, read_identity, write_identity
 from ledgermq.raft.storage import RaftStorage, open_storage, rejoin
 from ledgermq.raft.storage_opening import is_learner
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
+from tests.power_cut import Keep
 
 from .log_rig import DATA, SEGMENT, LogRig, Stored, storage_config
-from .simulated_disk import Keep, PowerCut, SimulatedDisk
+from .simulated_disk import PowerCut, SimulatedDisk
 
 N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
 OLD_GROUP_ID = 77

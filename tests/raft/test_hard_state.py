@@ -20,8 +20,9 @@ from ledgermq.raft.hard_state import (
     encode_state,
 )
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
+from tests.power_cut import Keep
 
-from .simulated_disk import Keep, SimulatedDisk
+from .simulated_disk import SimulatedDisk
 
 PATH = Path("/data/hardstate")
 

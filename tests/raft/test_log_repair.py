@@ -22,9 +22,10 @@ from ledgermq.raft.segment_keeper import LogFolders
 from ledgermq.raft.segment_scan import Before
 from ledgermq.raft.storage import open_storage
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
+from tests.power_cut import Keep
 
 from .log_rig import DATA, SEGMENT, LogRig, storage_config
-from .simulated_disk import Keep, PowerCut, SimulatedDisk, SimulatedFile
+from .simulated_disk import PowerCut, SimulatedDisk, SimulatedFile
 
 LAST = 40
 VOTER = HardState(Term(3), NodeId("n2"), LogIndex(0), is_voter=True)

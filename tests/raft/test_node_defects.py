@@ -16,13 +16,15 @@ def broken(*_arguments: Any, **_named: Any) -> None:
     raise AssertionError("a bug of ours")
 
 
-def test_an_entry_that_the_core_counted_and_the_log_does_not_hold_faults_the_node(tmp_path: Path) -> None:
+def test_an_entry_that_the_core_counted_and_the_log_does_not_hold_faults_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.start()
         await cluster.send(b"one")
         first = await cluster.leader()
         node = cluster.nodes[first]
-        node.log.stage_entry = broken  # type: ignore[assignment, method-assign]
+        monkeypatch.setattr(node.log, "stage_entry", broken)
         with pytest.raises(NodeStoppedError, match="nothing was appended"):
             node.propose([b"two"], 1)
         assert "defect of LedgerMQ" in await node.wait_fatal()
@@ -35,14 +37,16 @@ def test_an_entry_that_the_core_counted_and_the_log_does_not_hold_faults_the_nod
     run(Cluster(tmp_path), scenario)
 
 
-def test_a_message_that_the_core_cannot_handle_faults_the_node_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_message_that_the_core_cannot_handle_faults_the_node_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.start()
         await cluster.send(b"one")
         leader = await cluster.leader()
         follower = next(name for name in cluster.nodes if name != leader)
         node = cluster.nodes[follower]
-        node._core.step = broken  # type: ignore[method-assign]
+        monkeypatch.setattr(node._core, "step", broken)
         assert f"handling a message of {leader}" in await node.wait_fatal()
         assert node.role == "faulted"
         await cluster.kill(follower)
@@ -51,12 +55,14 @@ def test_a_message_that_the_core_cannot_handle_faults_the_node_and_the_others_go
     run(Cluster(tmp_path), scenario)
 
 
-def test_a_bug_in_the_thread_that_writes_the_log_faults_the_node(tmp_path: Path) -> None:
+def test_a_bug_in_the_thread_that_writes_the_log_faults_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.start("n1")
         await cluster.send(b"one")
         node = cluster.nodes["n1"]
-        node.storage._writer.run = broken  # type: ignore[method-assign]
+        monkeypatch.setattr(node.storage._writer, "run", broken)
         proposal = node.propose([b"two"], 1)
         assert "AssertionError: a bug of ours" in await node.wait_fatal()
         assert proposal.committed.exception() is not None

@@ -14,16 +14,19 @@ import pytest
 
 from ledgermq.proto import raft_pb2 as pb
 from ledgermq.proto.entry import HEADER_SIZE
-from ledgermq.raft.config import Member
+from ledgermq.raft import start_repair
+from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.errors import DamagedLogError
 from ledgermq.raft.files import RealFile, RealFileSystem
 from ledgermq.raft.node import RaftNode
 from ledgermq.raft.refetch import RefetchClient, RefetchError
-from ledgermq.raft.start_repair import PATIENCE, PAUSE_S
+from ledgermq.raft.repair_round import RoundResult, run_round
+from ledgermq.raft.start_repair import PATIENCE
 from ledgermq.raft.types import LogIndex, NodeId
 
 from .node_cluster import SEGMENT, Cluster, RecordingStateMachine, run
 
+pytestmark = pytest.mark.long
 BIG = 200_000
 OFTEN: dict[str, Any] = {"scrub_interval_s": 0.2, "scrub_bytes_per_second": 256 << 20}
 NEVER: dict[str, Any] = {"scrub_bytes_per_second": 0}
@@ -58,6 +61,15 @@ def place_of(cluster: Cluster, name: str, index: int) -> tuple[int, int]:
     return header.physical_offset, header.end
 
 
+async def settle_on_disk(cluster: Cluster) -> None:
+    """Wait until every node has written down, in an idle moment, that its whole log is durable (the floor)."""
+    await cluster.settle()
+    await cluster.until(
+        lambda: all(n.storage._writer.state.floor_index == n.last_index for n in cluster.nodes.values()),
+        "every node stores its floor",
+    )
+
+
 async def settle_equal(cluster: Cluster, *names: str) -> None:
     await cluster.settle()
     first, *others = names or sorted(cluster.nodes)
@@ -84,7 +96,7 @@ def test_damage_found_at_the_start_is_fetched_from_the_others(tmp_path: Path, wh
             before = next(i for i in range(1, last) if place_of(cluster, "n3", i + 1)[0] == SEGMENT)
             begin = place_of(cluster, "n3", before)[1] + 20
         incarnation = cluster.nodes["n3"].storage.incarnation
-        await asyncio.sleep(1.2)  # an idle moment: the floor is stored
+        await settle_on_disk(cluster)
         await (cluster.stop("n3") if stop == "clean" else cluster.kill("n3"))
         drop_indexes(cluster, "n3")
         flip(cluster, "n3", begin, (end or begin + 1) - begin)
@@ -136,9 +148,16 @@ def test_a_node_alone_refuses_to_start(tmp_path: Path) -> None:
 
 
 def test_damage_at_the_tail_of_an_asynchronous_node_makes_it_a_learner_that_votes_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But only when a majority goes on without its vote."""
+    rounds: list[str] = []
+
+    async def counted_round(config: RaftConfig, *arguments: Any) -> RoundResult:
+        rounds.append(config.node_id)
+        return await run_round(config, *arguments)
+
+    monkeypatch.setattr(start_repair, "run_round", counted_round)
 
     async def scenario(cluster: Cluster) -> None:
         await cluster.start()
@@ -146,7 +165,7 @@ def test_damage_at_the_tail_of_an_asynchronous_node_makes_it_a_learner_that_vote
         last = cluster.nodes["n3"].last_index
         begin, end = place_of(cluster, "n3", last - 2)[0], place_of(cluster, "n3", last)[1]
         old = cluster.nodes["n3"].storage.incarnation
-        await asyncio.sleep(1.2)  # everything is flushed
+        await settle_on_disk(cluster)
         await cluster.kill("n1", "n2", "n3")
         drop_indexes(cluster, "n3")
         flip(cluster, "n3", begin, end - begin)
@@ -154,7 +173,8 @@ def test_damage_at_the_tail_of_an_asynchronous_node_makes_it_a_learner_that_vote
         await cluster.start("n1")  # has everything, but is no majority: the vote may be needed yet
         starting = asyncio.create_task(cluster.start("n3"))
         await cluster.until(lambda: "knows of no leader" in caplog.text)
-        await asyncio.sleep(2 * PATIENCE * PAUSE_S)
+        rounds.clear()
+        await cluster.until(lambda: len(rounds) > 2 * PATIENCE, "it asks more often than it has patience")
         assert not starting.done()
         assert (tmp_path / "n3" / "hardstate").read_bytes() == hard_state
         await cluster.start("n2")
@@ -253,7 +273,7 @@ def test_two_of_three_members_are_made_whole_by_the_third_without_a_leader(tmp_p
     async def scenario(cluster: Cluster) -> None:
         await cluster.start()
         await fill(cluster)
-        await asyncio.sleep(2.2)  # idle moments: the floor is stored
+        await settle_on_disk(cluster)
         await cluster.kill("n1", "n2", "n3")
         for name, offset in (("n1", 100_000), ("n2", 500_000)):
             drop_indexes(cluster, name)
@@ -370,7 +390,7 @@ def test_a_node_that_is_starting_can_be_stopped_while_it_waits(tmp_path: Path) -
         flip(cluster, "n3", 300_000)
         node = RaftNode(cluster.config("n3"), RecordingStateMachine())
         starting = asyncio.create_task(node.start())
-        await asyncio.sleep(0.3)
+        await cluster.until((tmp_path / "n3" / "repair").exists, "it waits for the others")
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting

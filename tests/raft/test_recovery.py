@@ -20,9 +20,10 @@ from ledgermq.raft.errors import (
 from ledgermq.raft.segment import MARK_BLOCK, TRAILER_SIZE
 from ledgermq.raft.storage import open_storage
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
+from tests.power_cut import Keep
 
 from .log_rig import DATA, SEGMENT, LogRig, Stored, reopen, storage_config
-from .simulated_disk import Keep, PowerCut, SimulatedDisk, SimulatedFile
+from .simulated_disk import PowerCut, SimulatedDisk, SimulatedFile
 
 FIRST_SEGMENT = DATA / "commitlog" / f"{0:020d}"
 

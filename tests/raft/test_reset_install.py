@@ -16,9 +16,10 @@ from ledgermq.raft.reset_install import ResetPlan, check_space, decide, discard_
 from ledgermq.raft.segment_keeper import LogFolders
 from ledgermq.raft.storage import RaftStorage, is_initialized, open_storage, rejoin
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
+from tests.power_cut import Keep
 
 from .log_rig import DATA, SEGMENT, LogRig, storage_config
-from .simulated_disk import Keep, PowerCut, SimulatedDisk
+from .simulated_disk import PowerCut, SimulatedDisk
 
 FOLDERS = LogFolders(DATA)
 STATE = bytes(range(256)) * 30

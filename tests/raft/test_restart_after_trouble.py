@@ -19,9 +19,10 @@ from ledgermq.raft.hard_state import BLOCK, HardStateFile
 from ledgermq.raft.segment import mark_position
 from ledgermq.raft.storage import create_data_folder, open_storage, rejoin
 from ledgermq.raft.types import LogIndex, Term
+from tests.power_cut import Keep
 
 from .log_rig import DATA, SEGMENT, LogRig, reopen, storage_config
-from .simulated_disk import Keep, PowerCut, SimulatedDisk
+from .simulated_disk import PowerCut, SimulatedDisk
 from .test_recovery import fail, filled
 
 

@@ -7,6 +7,7 @@ import errno
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from ledgermq.raft.errors import (
     StorageError,
     StorageFailedError,
 )
-from ledgermq.raft.files import Buffer, File, RealFileSystem
+from ledgermq.raft.files import Buffer, RealFile, RealFileSystem
 from ledgermq.raft.storage import (
     RaftStorage,
     StorageConfig,
@@ -122,20 +123,15 @@ def test_entries_and_vote_survive_a_restart_on_a_real_disk(tmp_path: Path, flush
     asyncio.run(second(expected))
 
 
-class BrokenFile:
+class BrokenFile(RealFile):
     """A file whose fdatasync can be told to fail."""
 
-    def __init__(self, file: File, broken: threading.Event) -> None:
-        self._file = file
-        self._broken = broken
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._file, name)
+    broken: threading.Event
 
     def fdatasync(self) -> None:
-        if self._broken.is_set():
-            raise OSError(errno.EIO, "Input/output error", str(self._file.path))
-        self._file.fdatasync()
+        if self.broken.is_set():
+            raise OSError(errno.EIO, "Input/output error", str(self.path))
+        super().fdatasync()
 
 
 class BrokenFileSystem(RealFileSystem):
@@ -144,8 +140,11 @@ class BrokenFileSystem(RealFileSystem):
     def __init__(self) -> None:
         self.broken = threading.Event()
 
-    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:  # type: ignore[override]
-        return BrokenFile(super().open(path, create=create, writable=writable), self.broken)  # type: ignore[return-value]
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> RealFile:
+        opened = super().open(path, create=create, writable=writable)
+        file = BrokenFile(path, opened._fd)
+        file.broken = self.broken
+        return file
 
 
 def test_failed_fsync_is_terminal_even_when_the_next_one_would_succeed(config: StorageConfig) -> None:
@@ -202,13 +201,13 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     ],
 )
 def test_folder_of_somebody_else_is_refused_and_left_alone(
-    config: StorageConfig, change: dict[str, object], words: str
+    config: StorageConfig, change: dict[str, Any], words: str
 ) -> None:
     files = RealFileSystem()
     create_data_folder(config, files)
     before = snapshot(config.data_dir)
     with pytest.raises(ForeignFolderError, match=words) as caught:
-        open_storage(replace(config, **change), files)  # type: ignore[arg-type]
+        open_storage(replace(config, **change), files)
     assert "nothing was changed" in str(caught.value)
     assert snapshot(config.data_dir) == before
 

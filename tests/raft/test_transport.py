@@ -17,7 +17,7 @@ from ledgermq.raft.hello import Hello, Refusal, RefusalKind, Standing, refusal_o
 from ledgermq.raft.out_stream import StreamKind
 from ledgermq.raft.transport import Transport
 from ledgermq.raft.types import NodeId, Term
-from tests.raft.ports import free_port
+from tests.ports import free_port
 
 WAIT_S = 20.0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ledgermq.proto.errors import CorruptError
@@ -31,7 +32,7 @@ class DiskFaults:
         self.faults = faults
         self.world = faults.world
         self.rng = rng
-        self.backups: dict[str, dict] = {}  # type: ignore[type-arg]  # disks that were replaced
+        self.backups: dict[str, dict[Path, bytes]] = {}  # disks that were replaced
         self.lie_index: dict[str, int] = {}  # where a misdirected write hit a node's log
 
     # --- errors that are reported --------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from ledgermq.raft.outputs import Role
 from ledgermq.raft.types import LogIndex, NodeId
+from tests.power_cut import Keep
 
 from .atlas import POWER_LOST
 from .disk_faults import DiskFaults
-from .file_system import Keep
 from .network import SHAPES
 from .strangers import forged_answer
 

@@ -21,6 +21,7 @@ from enum import Enum
 from pathlib import Path
 
 from ledgermq.raft.files import Buffer, DiskUse, LockedError
+from tests.power_cut import Keep, blocks, kept_names, kept_writes, put
 
 SEGMENT_FOLDER = "commitlog"
 NO_SEGMENT = -1
@@ -31,27 +32,11 @@ class SimulationError(AssertionError):
     """The code under test did what it must never do."""
 
 
-class Keep(Enum):
-    """What a power cut keeps of what was not synced."""
-
-    NONE = "none"
-    ALL = "all"
-    PREFIX = "prefix"
-    ANY = "any"
-
-
 class FailedSync(Enum):
     """What the kernel does with the pages of a failed fsync; it calls them clean in any case."""
 
     DROP = "drop"  # they are gone from the page cache
     KEEP = "keep"  # they can still be read, until the power goes
-
-
-def put(target: bytearray, offset: int, data: bytes) -> None:
-    """Write into a byte array, growing it."""
-    if len(target) < offset + len(data):
-        target.extend(bytes(offset + len(data) - len(target)))
-    target[offset : offset + len(data)] = data
 
 
 @dataclass(slots=True, eq=False)
@@ -281,8 +266,9 @@ class SimFileSystem:
 
     def _lose(self, inode: Inode, how: FailedSync) -> None:
         """A sync failed: some of the blocks are on the platter, the rest is called clean and never will be."""
-        blocks = [piece for offset, data in inode.pending for piece in self._blocks(offset, data)]
-        self._make_durable(inode, [piece for piece in blocks if self.rng.random() < 0.5])
+        self._make_durable(
+            inode, [piece for piece in blocks(inode.pending, self.block) if self.rng.random() < 0.5]
+        )
         if how is FailedSync.KEEP:
             inode.clean.extend(inode.pending)
         else:
@@ -326,49 +312,16 @@ class SimFileSystem:
         self.names = dict(self.written_names)
 
     def _lose_power(self, keep: Keep) -> None:
-        names = dict(self.durable_names)
-        for path in sorted(self.written_names.keys() | self.durable_names.keys()):
-            changed = self.written_names.get(path) is not self.durable_names.get(path)
-            if changed and (keep is Keep.ALL or (keep is not Keep.NONE and self.rng.random() < 0.5)):
-                names.pop(path, None)
-                if path in self.written_names:
-                    names[path] = self.written_names[path]
+        names = kept_names(self.written_names, self.durable_names, keep, self.rng)
         self.written_names, self.durable_names = names, dict(names)
         for inode in self._inodes(names):
             if inode.pending or inode.clean:
-                self._make_durable(inode, self._kept(inode, keep))
+                self._make_durable(inode, kept_writes(inode.pending, self.block, keep, self.rng))
                 inode.pending.clear()
                 inode.clean.clear()
                 inode.written = bytearray(inode.durable)
             if inode.segment != NO_SEGMENT:
                 self.on_segment_change(inode.segment, 0)
-
-    def _kept(self, inode: Inode, keep: Keep) -> list[tuple[int, bytes]]:
-        """Choose the blocks that reached the platter, the last one perhaps torn."""
-        rng = self.rng
-        blocks = [piece for offset, data in inode.pending for piece in self._blocks(offset, data)]
-        if keep is Keep.NONE:
-            return []
-        if keep is Keep.ALL:
-            return blocks
-        if keep is Keep.PREFIX:
-            kept = blocks[: rng.randint(0, len(blocks))]
-        else:
-            kept = [piece for piece in blocks if rng.random() < 0.5]
-            rng.shuffle(kept)
-        if blocks and rng.random() < 0.5:
-            offset, data = rng.choice(blocks)
-            kept.append((offset, data[: rng.randrange(len(data) + 1)]))
-        return kept
-
-    def _blocks(self, offset: int, data: bytes) -> list[tuple[int, bytes]]:
-        out = []
-        position = 0
-        while position < len(data):
-            size = min(self.block - (offset + position) % self.block, len(data) - position)
-            out.append((offset + position, data[position : position + size]))
-            position += size
-        return out
 
     def _inodes(self, *versions: dict[Path, Inode]) -> list[Inode]:
         """Return each inode once, in the order of their names."""

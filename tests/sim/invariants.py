@@ -19,6 +19,7 @@ from ledgermq.proto.entry import EntryHeader
 from ledgermq.raft.core import RaftCore
 from ledgermq.raft.messages import Message, RequestVote, RequestVoteReply
 from ledgermq.raft.outputs import BecameLeader
+from ledgermq.raft.types import LogIndex
 
 if TYPE_CHECKING:
     from .atlas import Atlas
@@ -49,7 +50,7 @@ class Invariants:
 
     def chain_of(self, core: RaftCore, index: int) -> int | None:
         """Return the checksum that stands for a node's log up to `index`; None outside of it."""
-        term = core.log.term(index)  # type: ignore[arg-type]
+        term = core.log.term(LogIndex(index))
         return None if term is None else self.history.get((index, term))
 
     def on_entry(self, node: SimNode, header: EntryHeader) -> None:
@@ -193,7 +194,9 @@ class Invariants:
         if index > self.max_committed:
             self.max_committed = index
         self.committed_in[core.term] = max(self.committed_in.get(core.term, 0), index)
-        stamp = self.stamps.get((index, core.log.term(index)), 0)  # type: ignore[arg-type]
+        term = core.log.term(LogIndex(index))
+        assert term is not None, "its chain is known, so it is in the log"
+        stamp = self.stamps.get((index, term), 0)
         demand(stamp >= self.last_stamp, f"D21: log time goes back at entry {index}")
         self.last_stamp = stamp
         holders = [n.name for n in self.nodes.values() if n.has_durable(index, chain)]

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ledgermq.proto.entry import EntryHeader
 from ledgermq.proto.errors import CorruptError
 from ledgermq.raft import log_reads, log_writer, recovery, segment_keeper, segment_scan, wire_batch
@@ -89,11 +91,9 @@ def _sync_again(self: LogWriter, *, others_write: bool = False) -> bool:
 
 
 def _file_without_sync(self: LogWriter, offset: int) -> File:
-    LogWriter.sync, before = _no_sync, LogWriter.sync  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LogWriter, "sync", _no_sync)
         return _file_for(self, offset)
-    finally:
-        LogWriter.sync = before  # type: ignore[method-assign]
 
 
 def _no_sync(self: LogWriter, *, others_write: bool = False) -> bool:
@@ -166,12 +166,9 @@ def _truncate_below_the_floor(self: LogWriter, cut: Truncate) -> None:
             state = replace(state, floor_index=floor_index, floor_term=floor_term)
         _write(hard, state)
 
-    before = HardStateFile.write
-    HardStateFile.write = write  # type: ignore[method-assign, assignment]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HardStateFile, "write", write)
         _truncate(self, cut)
-    finally:
-        HardStateFile.write = before  # type: ignore[method-assign]
 
 
 def _delete_without_directory(self: SegmentKeeper, start: int) -> None:

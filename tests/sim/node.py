@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.core import RaftCore
 from ledgermq.raft.errors import DamagedLogError, DataFolderError
-from ledgermq.raft.storage import Machine, StorageConfig, create_data_folder, open_storage
+from ledgermq.raft.storage import Machine, RaftStorage, StorageConfig, create_data_folder, open_storage
 from ledgermq.raft.storage_opening import open_node_storage, storage_config
 from ledgermq.raft.types import NodeId
+from tests.power_cut import Keep
 
 from .atlas import POWER_LOST
 from .clock import SimClock
 from .disk_image import DiskImage
-from .file_system import Keep
 from .life import Life
 from .parts import Parts
 
@@ -173,11 +173,11 @@ class SimNode:
         self.promised = (0, 0)
         self.checkpoint = 0
 
-    def on_started(self, storage: object) -> None:
+    def on_started(self, storage: RaftStorage) -> None:
         """Recovery is done."""
         self.starting = False
         self.wants_rejoin = False
-        self.life = Life(self, storage)  # type: ignore[arg-type]
+        self.life = Life(self, storage)
         self.world.invariants.on_restart(self)
         self.world.promises.on_restart(self)
         self.life.begin()

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from ledgermq.proto.entry import EntryKind, decode_header, encode_entry
+from tests.power_cut import Keep
 
 from .disk_image import DiskImage
-from .file_system import FailedSync, Keep, SimFileSystem, SimulationError
+from .file_system import FailedSync, SimFileSystem, SimulationError
 
 FOLDER = Path("/data/n1/commitlog")
 PATH = FOLDER / f"{0:020d}"

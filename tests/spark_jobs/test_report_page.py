@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from ledgermq.spark_jobs.dump_folder import find_dumps
@@ -66,13 +67,17 @@ def test_sizes_are_written_for_people() -> None:
     assert [human_bytes(n) for n in (5, 1536, 64 << 20, 3 << 30)] == ["5 B", "1.5 KiB", "64 MiB", "3 GiB"]
 
 
-def test_a_wrong_folder_ends_with_code_2_before_spark_starts(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_a_wrong_folder_ends_with_code_2_before_spark_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(tmp_path / "nothing")]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and "Traceback" not in captured.err
 
 
-def test_a_report_folder_that_cannot_be_made_is_told(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_a_report_folder_that_cannot_be_made_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_dumps(tmp_path / "dumps", nodes=("n1",))
     (tmp_path / "file").write_text("")
     assert main([str(tmp_path / "dumps"), "--out", str(tmp_path / "file" / "x")]) == 2

@@ -19,7 +19,7 @@ from .dump_maker import Log, flip_bit, make_dumps, make_log, overwrite, reseal, 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 def run(spark: SparkSession, dumps: Path, *, strict: bool = False) -> Verdict:

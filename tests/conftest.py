@@ -1,0 +1,52 @@
+"""How tests are shared out to the workers of pytest-xdist (tests/run_suites.py): what shares a fixture stays together.
+
+The unit of work is a file. Tests of processes and of the simulator last long and are few: each is a unit of its own,
+unless its file shares a cluster (a fixture of the module). One worker alone has the Spark session, one the containers,
+whose names and images are the same for all. Tests marked `long` begin first, so that no worker waits for one at the end.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+ROOT = Path(__file__).resolve().parent.parent
+ONE_BY_ONE = ("tests/integration/", "tests/e2e/", "tests/sim/")
+
+
+def unit_of_work(nodeid: str) -> str:
+    """Return what all tests have in common that must run in one process, one after the other."""
+    path = nodeid.split("::", 1)[0]
+    if path.startswith("tests/spark_jobs/"):
+        return "tests/spark_jobs"
+    text = _source(path)
+    if "mark.docker" in text:
+        return "containers"
+    is_shared = 'scope="module"' in text or 'scope="session"' in text
+    return path if is_shared or not path.startswith(ONE_BY_ONE) else nodeid
+
+
+@functools.cache
+def _source(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
+class UnitsOfWork(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives a free worker the next unit."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of_work(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> UnitsOfWork:
+    config.option.loadscopereorder = False  # the order is ours
+    return UnitsOfWork(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what is marked `long` first; else the order stays."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
