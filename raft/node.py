@@ -257,7 +257,7 @@ class RaftNode:
 
     def fail(self, reason: str) -> None:
         """Latch a fault: nothing is said to anybody from now on, and the process must stop."""
-        if self.fault is not None or self._stopping:
+        if self.fault is not None or self._driver.closed:  # closed: nothing is said any more as it is
             return
         self.fault = reason
         logger.error("node faulted node=%s: %s", self.config.node_id, reason)
