@@ -76,6 +76,7 @@ def test_a_failed_fsync_silences_the_node_for_ever_and_the_others_go_on(tmp_path
         assert cluster.fatal[first] == reason
         assert cluster.nodes[first].role == "faulted"
         assert proposal.committed.exception() is not None  # unknown: the followers may have it
+        assert cluster.nodes[first].metrics.counter("ledgermq_raft_proposals_lost_total")._value.get() == 1
         disks[first].broken = False  # the disk answers again: what it holds is unknown all the same
         await cluster.kill(first)
         await cluster.send(b"three")
