@@ -36,12 +36,12 @@ from .segment import segment_path, segment_start
 from .segment_keeper import LogFolders
 from .segment_scan import Before, scan_segment
 from .status import CheckCounts
+from .threads import in_thread
 from .types import LogIndex
 
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 0.5  # between two rounds
-FOUND_BY = ("start", "apply", "read", "peer", "scrub")
 
 
 @dataclass(slots=True)
@@ -177,7 +177,7 @@ class RangeRepair:
             return None
         last = self.settled_index()
         until = min(error.offset + error.extent, self.log.end_of(last))
-        damaged = await asyncio.to_thread(self._find, place, until, last)
+        damaged = await in_thread(lambda: self._find(place, until, last))
         if damaged is None:
             logger.warning("damage not found again path=%s offset=%d", error.path, error.offset)
             return 0

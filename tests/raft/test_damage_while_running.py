@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from ledgermq.raft.refetch import RefetchClient, RefetchError
 from ledgermq.raft.types import LogIndex, NodeId
 
 from .node_cluster import Cluster, run
-from .test_node_repair import NEVER, fill, flip, settle_equal
+from .test_node_repair import NEVER, OFTEN, fill, flip, settle_equal
 
 
 class BadSectors(RealFileSystem):
@@ -106,3 +107,46 @@ def test_a_member_that_is_asked_for_entries_gives_out_no_damaged_ones_and_repair
         await client.close()
 
     run(Cluster(tmp_path, **NEVER), scenario)
+
+
+def test_a_defect_of_the_scrubber_ends_the_node_instead_of_leaving_the_log_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start("n1")
+        await cluster.send(b"one")
+        monkeypatch.setattr("ledgermq.raft.scrubber.scan_segment", broken)
+        async with asyncio.timeout(30):
+            assert "defect of LedgerMQ" in await cluster.nodes["n1"].wait_fatal()
+
+    run(Cluster(tmp_path, ["n1"], **OFTEN), scenario)
+
+
+class BadIndex(RealFileSystem):
+    """The first index file cannot be read, until it is replaced."""
+
+    def __init__(self) -> None:
+        self.bad: tuple[Path, int] | None = None
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> RealFile:
+        if self.bad is not None and path == self.bad[0] and path.stat().st_ino == self.bad[1]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return super().open(path, create=create, writable=writable)
+
+
+def test_the_scrubber_replaces_an_index_file_that_cannot_be_read(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        disk = BadIndex()
+        await cluster.start("n1", files=disk)
+        await fill(cluster)
+        index = tmp_path / "n1" / "entryindex" / f"{0:020d}"
+        await cluster.until(index.exists)
+        disk.bad = index, index.stat().st_ino
+        await cluster.until(lambda: index.stat().st_ino != disk.bad[1], "replaced")  # type: ignore[index]
+        passes = cluster.nodes["n1"].status().log_check.passes
+        await cluster.until(lambda: cluster.nodes["n1"].status().log_check.passes > passes)
+
+    run(Cluster(tmp_path, ["n1"], **OFTEN), scenario)
