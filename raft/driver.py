@@ -126,6 +126,7 @@ class Driver:
             for reason in ("unreadable", "entries", "disk_full")
         }
         self._proposed = metrics.counter("ledgermq_raft_proposals_total")
+        self._lost = metrics.counter("ledgermq_raft_proposals_lost_total")
 
     # --- inputs --------------------------------------------------------------------------------------------
     def propose(self, parts: list[Buffer], section_count: int, *, urgent: bool = False) -> Proposal:
@@ -244,7 +245,7 @@ class Driver:
         self.closed = True
         for task in self._reading.values():
             task.cancel()
-        self.proposals.lost("this node stops")
+        self._lost.inc(self.proposals.lost("this node stops"))
 
     @contextmanager
     def defects_fault(self, doing: str) -> Iterator[None]:
@@ -264,7 +265,7 @@ class Driver:
             if type(event) is BecameLeader:
                 self._stage_noop(event)
             elif type(event) is SteppedDown:
-                self.proposals.lost("this node no longer leads")
+                self._lost.inc(self.proposals.lost("this node no longer leads"))
         if output.persist is not None and not self._persist(output.persist):
             return
         for message in output.send:

@@ -163,7 +163,8 @@ class GroupRecoveryError(DataFolderError):
 class DamagedLogError(StorageError):
     """An entry that must be there is damaged or missing. Never healed by truncation (rule P18).
 
-    `damage` tells where to begin a repair, when recovery found it; None: found while serving.
+    `damage` tells where to begin a repair, when recovery found it; None: found while serving. `extent`: the damage
+    begins among so many bytes from `offset` on (a disk that cannot read a range does not say which part of it).
     """
 
     def __init__(
@@ -174,6 +175,7 @@ class DamagedLogError(StorageError):
         offset: int,
         reason: str,
         damage: Damage | None = None,
+        extent: int = 1,
     ) -> None:
         super().__init__(
             f"{node} will not use its log: {path} is damaged at byte {position} (physical offset {offset}): {reason}."
@@ -185,6 +187,7 @@ class DamagedLogError(StorageError):
         self.offset = offset
         self.reason = reason
         self.damage = damage
+        self.extent = extent
 
 
 class InvalidWireError(StorageError):

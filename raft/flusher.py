@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol
 
-from .errors import StorageDefectError, StorageError, StorageFailedError
+from .errors import DiskFullError, StorageDefectError, StorageError, StorageFailedError
 from .log_writer import LogWriter, PersistOp
 from .types import LogIndex
 
@@ -222,7 +222,7 @@ class Flusher:
             self._wake.notify()
         self._sync_wake.set()
         self._on_failed(error)
-        if self._learner_after_failure:
+        if self._learner_after_failure and not isinstance(error, DiskFullError):  # a full disk loses nothing
             self._give_up_vote()
 
     def _give_up_vote(self) -> None:

@@ -24,6 +24,7 @@ def become_leader(state: CoreState) -> None:
     noop_index = LogIndex(state.last_index + 1)
     state.role = Role.LEADER
     state.votes.clear()
+    state.elapsed = 0  # however long the candidacy was: a leader is protected from its first moment (`votes`)
     followers = {peer: Progress(peer, next_index=noop_index) for peer in state.peers}
     state.leading = LeaderState(followers, noop_index)
     state.set_leader(state.node_id)

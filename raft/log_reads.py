@@ -71,7 +71,7 @@ class LogReads:
         if offsets is None:
             return None
         position = offsets[index - segment.first_index]
-        with self._reading(segment):
+        with self._reading(segment, position, HEADER_SIZE):
             raw = self._files.read_nowait(segment.start, position, HEADER_SIZE)
         return None if raw is None else self._decode(segment, position, raw, index)
 
@@ -82,7 +82,7 @@ class LogReads:
             return found
         segment = self._log.segment_of(index)
         position = self.offsets_now(segment)[index - segment.first_index]
-        with self._reading(segment):
+        with self._reading(segment, position, HEADER_SIZE):
             raw = self._files.read_now(segment.start, position, HEADER_SIZE)
         return self._decode(segment, position, raw, index)
 
@@ -94,7 +94,7 @@ class LogReads:
         generation, segment = self._log.generation, self._log.segment_of(index)
         position = (await self._offsets(segment))[index - segment.first_index]
         self._unchanged(generation)
-        with self._reading(segment):
+        with self._reading(segment, position, HEADER_SIZE):
             raw = await self._files.read(segment.start, position, HEADER_SIZE)
         self._unchanged(generation)
         return self._decode(segment, position, raw, index)
@@ -110,7 +110,7 @@ class LogReads:
         if offsets is None:
             return None
         plan = self._plan(segment, offsets, lo, hi, max_bytes)
-        with self._reading(segment):
+        with self._reading(segment, plan.position, plan.size):
             raw = self._files.read_nowait(segment.start, plan.position, plan.size)
         return None if raw is None else plan.filler + raw
 
@@ -123,7 +123,7 @@ class LogReads:
         offsets = await self._offsets(segment)
         self._unchanged(generation)
         plan = self._plan(segment, offsets, lo, hi, max_bytes)
-        with self._reading(segment):
+        with self._reading(segment, plan.position, plan.size):
             raw = await self._files.read(segment.start, plan.position, plan.size)
         self._unchanged(generation)
         if len(raw) < plan.size:
@@ -150,11 +150,9 @@ class LogReads:
         cached = self._cached_bytes(offset, size)
         if cached is not None:
             return cached
-        segment = self._log.segment_at(offset)
-        with self._reading(segment):
-            raw = self._files.read_nowait(
-                segment.start, offset - segment.start, self._cold_size(offset, size)
-            )
+        segment, cold = self._log.segment_at(offset), self._cold_size(offset, size)
+        with self._reading(segment, offset - segment.start, cold):
+            raw = self._files.read_nowait(segment.start, offset - segment.start, cold)
         return None if raw is None else self._with_cached(raw, offset, size)
 
     async def read_at(self, offset: int, size: int) -> memoryview:
@@ -164,7 +162,7 @@ class LogReads:
             return found
         generation, segment = self._log.generation, self._log.segment_at(offset)
         cold = self._cold_size(offset, size)
-        with self._reading(segment):
+        with self._reading(segment, offset - segment.start, cold):
             raw = await self._files.read(segment.start, offset - segment.start, cold)
         self._unchanged(generation)
         if len(raw) < cold:
@@ -178,7 +176,7 @@ class LogReads:
         """Entry offsets of a segment, waiting for the disk on this thread (truncation across segments: rare)."""
         if segment.offsets is not None:
             return segment.offsets
-        with self._reading(segment):
+        with self._reading_index(segment):
             return self._files.offsets_now(segment.start)
 
     # --- for repairs -------------------------------------------------------------------------------------------
@@ -231,15 +229,22 @@ class LogReads:
 
     # --- inside ------------------------------------------------------------------------------------------------
     @contextmanager
-    def _reading(self, segment: Segment) -> Iterator[None]:
-        """Turn what a bad disk or a damaged index file raises into this package's error."""
+    def _reading(self, segment: Segment, position: int, size: int) -> Iterator[None]:
+        """Turn what a bad disk raises into this package's error; the range is what is being read of the file."""
         try:
             yield
         except OSError as error:
-            raise self._damaged(
-                segment, 0, f"reading {error.filename or 'it'} failed: {error.strerror}"
-            ) from None
-        except LayoutError as error:
+            reason = f"reading {error.filename or 'it'} failed: {error.strerror}"
+            raise self._damaged(segment, position, reason, size) from None
+
+    @contextmanager
+    def _reading_index(self, segment: Segment) -> Iterator[None]:
+        """Turn what a bad disk or a damaged index file raises into this package's error: the log itself is well."""
+        try:
+            yield
+        except (OSError, LayoutError) as error:
+            if segment.start < self._log.base.first_offset:  # retention was quicker
+                raise LogCompactedError(segment.first_index, self._log.first_index) from None
             path = index_path(self._folders.indexes, segment.start)
             raise StorageError(
                 f"{self._node} cannot use {path}: {error}. It is only an index; restart the node to rebuild it"
@@ -270,14 +275,18 @@ class LogReads:
     def _offsets_nowait(self, segment: Segment) -> array[int] | None:
         if segment.offsets is not None:
             return segment.offsets
-        with self._reading(segment):
+        with self._reading_index(segment):
             return self._files.offsets_nowait(segment.start)
 
     async def _offsets(self, segment: Segment) -> array[int]:
         if segment.offsets is not None:
             return segment.offsets
-        with self._reading(segment):
-            return self._files.keep_offsets(segment.start, await self._files.offsets(segment.start))
+        generation = self._log.generation
+        with self._reading_index(segment):
+            try:
+                return self._files.keep_offsets(segment.start, await self._files.offsets(segment.start))
+            finally:  # whatever came out: the file may have gone with the entries
+                self._unchanged(generation)
 
     def _plan(
         self, segment: Segment, offsets: array[int], lo: LogIndex, hi: LogIndex, max_bytes: int
@@ -333,9 +342,9 @@ class LogReads:
         segment = self._log.segment_of(index)
         return self._damaged(segment, self.offsets_now(segment)[index - segment.first_index], reason)
 
-    def _damaged(self, segment: Segment, position: int, reason: str) -> DamagedLogError:
+    def _damaged(self, segment: Segment, position: int, reason: str, extent: int = 1) -> DamagedLogError:
         path = segment_path(self._folders.segments, segment.start)
-        return DamagedLogError(self._node, path, position, segment.start + position, reason)
+        return DamagedLogError(self._node, path, position, segment.start + position, reason, extent=extent)
 
     def _cached_bytes(self, offset: int, size: int) -> memoryview | None:
         first = self._log.cache.first_offset

@@ -16,11 +16,19 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
-from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind, decode_header, verify_entry, walk_wire
+from ledgermq.proto.entry import (
+    HEADER_SIZE,
+    EntryHeader,
+    EntryKind,
+    decode_header,
+    encode_filler,
+    verify_entry,
+    walk_wire,
+)
 from ledgermq.proto.errors import LayoutError
 
 from .entry_index import index_path
-from .errors import InvalidWireError, OtherHistoryError
+from .errors import InvalidWireError, LogCompactedError, OtherHistoryError
 from .files import File, FileSystem, write_zeros
 from .hard_state import HardStateFile
 from .identity import Identity, read_identity, read_manifest, write_identity
@@ -73,7 +81,7 @@ class LogRepair:
         """Verify entries that begin with `next_index` and write them, durably, as far as they are needed.
 
         Raises: OtherHistoryError (then `go_back`), InvalidWireError (nothing was written, or whole verified entries
-        only), OSError (terminal, P15).
+        only), LogCompactedError (of a running node: retention was quicker), OSError (terminal, P15).
         """
         check_wire(wire, self.segment_size)
         opened: dict[int, File] = {}
@@ -86,24 +94,56 @@ class LogRepair:
     def _write_all(self, wire: memoryview, opened: dict[int, File]) -> Progress:
         progress = Progress.MORE
         for position, header in walk_wire(wire):
+            is_filler = header.kind is EntryKind.FILLER
+            if position == 0 and is_filler and header.crc == self.before.crc:
+                continue  # it closes a segment that retention deleted here: this log begins behind it
             if position == 0 and header.prev_crc != self.before.crc:
-                raise OtherHistoryError(
-                    f"entry {header.index} of a peer does not continue entry {self.before.index} of this log"
-                )
+                filler = self._filler_before(header)
+                self._step(decode_header(filler), memoryview(filler), opened)
             # A filler belongs to the entry behind it.
-            belongs_to = header.index + 1 if header.kind is EntryKind.FILLER else header.index
+            belongs_to = header.index + 1 if is_filler else header.index
             if self.last_index is not None and belongs_to > self.last_index:
                 break
-            self._check(header)
-            self._write(header, wire[position : position + header.wire_size], opened)
-            self.before = Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp)
-            self.offset = header.end
+            self._step(header, wire[position : position + header.wire_size], opened)
             if self.connects():
                 progress = Progress.CONNECTED
                 break
         for file in opened.values():
             file.fdatasync()
         return progress
+
+    def _filler_before(self, header: EntryHeader) -> bytes:
+        """Return the filler in front of a peer's entry, which the peer does not have: its log begins behind it.
+
+        It follows from the entry before. Raises: OtherHistoryError (that is not what the peer's entry continues).
+        """
+        before, end = self.before, segment_start(self.offset, self.segment_size) + self.segment_size
+        if self.offset % self.segment_size and header.physical_offset == end:
+            previous = EntryHeader(
+                before.crc,
+                0,
+                EntryKind.NOOP,
+                0,
+                before.index,
+                before.term,
+                self.offset,
+                before.timestamp,
+                0,
+                0,
+            )  # all that a filler takes over; the size is in the offset
+            filler = bytes(encode_filler(previous, end))
+            if decode_header(filler).crc == header.prev_crc:
+                return filler
+        raise OtherHistoryError(
+            f"entry {header.index} of a peer does not continue entry {before.index} of this log"
+        )
+
+    def _step(self, header: EntryHeader, data: memoryview, opened: dict[int, File]) -> None:
+        """Check an entry or filler, write it, and stand behind it."""
+        self._check(header)
+        self._write(header, data, opened)
+        self.before = Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp)
+        self.offset = header.end
 
     def go_back(self) -> bool:
         """Begin at the end of an earlier segment: the entries behind it were never committed. False: there is none."""
@@ -117,10 +157,13 @@ class LogRepair:
         """Tell whether a valid entry (or filler) that continues the repaired part stands behind it already."""
         start = segment_start(self.offset, self.segment_size)
         path = segment_path(self.folders.segments, start)
-        if self.offset <= self.connect_from or not self.files.exists(path):
+        if self.offset <= self.connect_from:
             return False
         position = self.offset - start
-        file = self.files.open(path, writable=False)
+        try:
+            file = self.files.open(path, writable=False)
+        except FileNotFoundError:
+            return False
         try:
             header = decode_header(read_around(file, HEADER_SIZE, position))
             check_continues(header, self.before, self.offset, self.segment_size, position)
@@ -167,10 +210,15 @@ class LogRepair:
 
     def _open(self, start: int) -> File:
         path = segment_path(self.folders.segments, start)
+        if self.keeps_indexes:
+            try:
+                return self.files.open(path)
+            except FileNotFoundError:  # what is settled stands in a file, as long as the log holds it
+                raise LogCompactedError(self.next_index, LogIndex(self.next_index + 1)) from None
         if not self.files.exists(path):
             create_segment(self.files, self.folders.segments, start, self.segment_size)
         index = index_path(self.folders.indexes, start)
-        if not self.keeps_indexes and self.files.exists(index):
+        if self.files.exists(index):
             self.files.unlink(index)
         return self.files.open(path)
 

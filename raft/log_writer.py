@@ -92,6 +92,7 @@ class LogWriter:
         self._turn = turn
         self.written = end
         self.flushed = end
+        self._gave_up_vote = False
         #: What is known to be committed; set by the event loop. Stored with the floor, so that after a restart this node
         #: can give committed entries to members whose logs are damaged before there is a leader.
         self.commit_index = hard.state.hard.commit_hint
@@ -166,6 +167,7 @@ class LogWriter:
         the boot id stays the same (D7). Raises: OSError.
         """
         with self._lock:
+            self._gave_up_vote = True  # an operation that the other thread has begun may still carry the vote
             state = self._hard.state
             if not self._hard.is_broken and state.hard.is_voter:
                 self._hard.write(replace(state, hard=replace(state.hard, is_voter=False)))
@@ -184,9 +186,9 @@ class LogWriter:
             return
         with self._lock:
             known = max(hard.commit_hint, self._hard.state.hard.commit_hint)
-            self._hard.write(
-                self._with_floor(replace(self._hard.state, hard=replace(hard, commit_hint=known)))
-            )
+            is_voter = hard.is_voter and not self._gave_up_vote
+            hard = replace(hard, commit_hint=known, is_voter=is_voter)
+            self._hard.write(self._with_floor(replace(self._hard.state, hard=hard)))
 
     def _with_floor(self, state: DurableState) -> DurableState:
         hint = max(state.hard.commit_hint, min(self.commit_index, self.flushed.index))

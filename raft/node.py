@@ -1,7 +1,7 @@
 """One member of one broker group: assembles core, log, streams, clock and state machine, and runs them.
 
 Owns: the life of all of them on one event loop, the hand-over at a stop, the latched fault. Must not: decide about
-Raft (core.py) or feed the core itself (driver.py). After a fault the node is silent for ever and the process must
+Raft (core.py), feed the core itself (driver.py) or hear the peers (peer_gate.py). After a fault the node is silent for ever and the process must
 exit non-zero (P15): `wait_fatal` and `on_fatal` tell why.
 """
 
@@ -32,13 +32,12 @@ from .errors import (
     TransferringError,
 )
 from .files import FileSystem, RealFileSystem
-from .hello import Hello, Refusal, RefusalKind
+from .hello import Hello
 from .leadership import Leadership
 from .log_care import LogCare
 from .log_time import LogTime
 from .metrics import RaftMetrics
 from .node_status import StatusView
-from .out_stream import Frame, StreamKind
 from .outputs import (
     BecameLeader,
     CaughtUp,
@@ -53,6 +52,7 @@ from .outputs import (
     SteppedDown,
     TransferAborted,
 )
+from .peer_gate import PeerGate
 from .read_batcher import ReadBatcher
 from .refetch import RefetchService
 from .resets import Resets
@@ -97,6 +97,7 @@ class RaftNode:
         self._state_transfer = state_transfer
         self._on_fatal = on_fatal
         self._refetch = RefetchService(config)
+        self._gate = PeerGate(self.metrics, self.fail)
         self._rpc_handlers = (self._refetch.handler(), *rpc_handlers)
         self._files = files or RealFileSystem()
         self._started = False
@@ -124,25 +125,22 @@ class RaftNode:
         self._transport = Transport(
             config.bind or config.address,
             config.peers,
-            self,
+            self._gate,
             make_control_frame,
             make_append_frame,
             self._rpc_handlers,
         )
         self._transport.open_port()  # first: a port in use must change nothing
         try:
-            install = self._state_transfer.install if self._state_transfer is not None else None
-            self._storage = await StartRepair(
-                config,
-                self._files,
-                lambda: open_node_storage(config, self._files, install),
-                lambda: self._state_machine.last_applied_index,
-                self.metrics,
-            ).open()
+            self._storage = await self._open_storage()
+            try:
+                self._assemble()
+            except BaseException:
+                await asyncio.to_thread(self._storage.close, clean=self._storage.recovered.clean_stop)
+                raise
         except BaseException:
             await self._transport.close()
             raise
-        self._assemble()
         self._storage.start(
             asyncio.get_running_loop().call_soon_threadsafe,
             on_durable=self._on_durable,
@@ -161,6 +159,17 @@ class RaftNode:
             config.node_id, config.group, config.bind or config.address, self.term, self.last_index,
             self._rights.standing.name.lower(),
         )  # fmt: skip
+
+    async def _open_storage(self) -> RaftStorage:
+        config = self.config
+        install = self._state_transfer.install if self._state_transfer is not None else None
+        return await StartRepair(
+            config,
+            self._files,
+            lambda: open_node_storage(config, self._files, install),
+            lambda: self._state_machine.last_applied_index,
+            self.metrics,
+        ).open()
 
     def _assemble(self) -> None:
         """Build everything that stands on the opened storage."""
@@ -193,10 +202,10 @@ class RaftNode:
             storage,
             self._core,
             promote=self._promote,
-            announce=self._announce,
+            announce=self._gate.announce,
             read_index=self._reads.read_index,
             on_new_incarnation=self._transport.drop_other_incarnations,
-            on_learner=self._on_learner,
+            on_learner=self._gate.on_learner,
         )
         lateness = self.metrics.histogram("ledgermq_event_loop_lateness_seconds")
         self._ticker = Ticker(
@@ -204,12 +213,13 @@ class RaftNode:
         )
         self._resets = Resets(
             config, self._files, self._core, log, self._driver, self._transport, self._rights, transfer,
-            hello=self.hello, on_decided=self.reset_decided.set, fail=self.fail,
+            hello=self._gate.hello, on_decided=self.reset_decided.set, fail=self.fail,
         )  # fmt: skip
         self._view = StatusView(
             config, storage, self._core, self._driver, self._applier, self._rights, self.metrics, self._files,
             self._resets.is_resetting, self.care.repair, self._refetch.repairing,
         )  # fmt: skip
+        self._gate.attach(self._core, self._driver, self._rights, self._view, self._transport)
 
     async def stop(self, *, transfer: bool = True) -> None:
         """Hand over the lead when `transfer`, then flush, mark a clean stop, close everything."""
@@ -257,7 +267,7 @@ class RaftNode:
 
     def fail(self, reason: str) -> None:
         """Latch a fault: nothing is said to anybody from now on, and the process must stop."""
-        if self.fault is not None or self._stopping:
+        if self.fault is not None or self._driver.closed:  # closed: nothing is said any more as it is
             return
         self.fault = reason
         logger.error("node faulted node=%s: %s", self.config.node_id, reason)
@@ -314,6 +324,10 @@ class RaftNode:
         Raises: NotLeaderError, TransferFailedError.
         """
         return await self._leadership.transfer(to)
+
+    def hello(self, to: NodeId | None = None) -> Hello:
+        """Return the greeting of this node: what it is, and whom it knows."""
+        return self._gate.hello(to)
 
     def status(self) -> RaftStatus:
         """Return what this node knows of the group, for `ledgermq cluster status`."""
@@ -397,45 +411,6 @@ class RaftNode:
         self._core.want_commits(wanted)
         self._driver.pump()
 
-    # --- transport.Gate ------------------------------------------------------------------------------------
-    def hello(self, to: NodeId | None) -> Hello:
-        """Return the greeting of this node."""
-        return self._rights.hello(to, *self._view.report())
-
-    async def admit(self, hello: Hello) -> Refusal | None:
-        """Judge a peer's greeting."""
-        return await self._rights.admit(hello)
-
-    def on_frame(self, peer: NodeId, kind: StreamKind, frame: Frame) -> None:
-        """Take a frame of a peer."""
-        with self._driver.defects_fault(f"handling a message of {peer}"):
-            self._view.heard(peer)
-            news = self._driver.on_frame(peer, frame)
-            if news is not None:
-                self._rights.learn(news)
-
-    def on_refused(self, peer: NodeId, refusal: Refusal, group_id: int) -> None:
-        """A peer does not know this node's data folder: it must not go on as if it were a member.
-
-        Who is not known to be of the same group has no say in that: the ports of two groups may be mixed up.
-        """
-        if refusal.kind is RefusalKind.INCARNATION and self._rights.group_id in (0, group_id):
-            self.fail(refusal.text)
-
-    def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
-        """Note that a stream is ready."""
-        self.metrics.gauge("ledgermq_raft_peer_connected", peer, kind.value.lower()).set(1)
-        if kind is StreamKind.CONTROL:
-            self._rights.note_accepted(peer)
-
-    def on_link_lost(self, peer: NodeId, kind: StreamKind, *, gone: bool) -> None:
-        """Pass the hint to the core; it decides what a broken connection means."""
-        self.metrics.gauge("ledgermq_raft_peer_connected", peer, kind.value.lower()).set(0)
-        if kind is StreamKind.CONTROL and not self._driver.closed:
-            self._driver.settle()
-            self._core.link_down(peer, gone)
-            self._driver.pump()
-
     # --- driver.DriverOwner --------------------------------------------------------------------------------
     def on_event(self, event: Event) -> None:
         """Tell the state machine and the log file what happened."""
@@ -509,20 +484,8 @@ class RaftNode:
         self._driver.pump()
         return self._driver.last_persist_seq
 
-    def _announce(self) -> None:
-        """Tell every peer what changed about this node."""
-        for peer, link in self._transport.links.items():
-            link.control.put(self.hello(peer))
-
-    def _on_learner(self, peer: NodeId) -> None:
-        """A peer greeted that lost its log or a part of it: its earlier acknowledgements do not count."""
-        if not self._driver.closed:
-            self._driver.settle()
-            self._core.peer_replaced(peer)
-            self._driver.pump()
-
     def _send_report(self) -> None:
         self._view.refresh_report()
-        self._announce()
+        self._gate.announce()
         self._view.refresh_metrics(self.is_leader)
         self._report = asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self._send_report)

@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,10 @@ class StreamOwner(Protocol):
         """Return the first frame to send."""
 
     async def on_accepted(self, kind: StreamKind, answer: Frame) -> bool:
-        """The peer answered the greeting; return whether the stream may be used."""
+        """The peer answered the greeting; return whether the stream may be used.
+
+        Raises: OSError (what must be stored first cannot be), ValueError, DecodeError (the answer cannot be read).
+        """
 
     def on_up(self, kind: StreamKind) -> None:
         """The stream takes items from now on."""
@@ -165,7 +169,7 @@ class OutStream(Generic[Item]):
             answer = await call.read()
         if answer is END_OF_STREAM:
             raise _Ended("closed during the greeting")
-        if not await self._owner.on_accepted(self.kind, answer):
+        if not await self._is_wanted(answer):
             raise _Ended("the peer does not want this stream", not_wanted=True)
         self._queue.clear()
         self.connected = self._was_connected = True
@@ -173,6 +177,19 @@ class OutStream(Generic[Item]):
             self._hint.cancel()
             self._hint = None
         self._owner.on_up(self.kind)
+
+    async def _is_wanted(self, answer: Frame) -> bool:
+        try:
+            return await self._owner.on_accepted(self.kind, answer)
+        except (OSError, ValueError, DecodeError) as error:
+            # A full disk, or the answer of a newer build: a stream that ended for good would be silent for good.
+            logger.warning(
+                "greeting not settled, trying again stream=%s peer=%s error=%s",
+                self.kind.value,
+                self.address,
+                error,
+            )
+            return False
 
     async def _exchange(self, call: Any) -> None:
         """Write frames; the peer sends nothing more, so a finished read is the stream's end."""

@@ -35,8 +35,9 @@ class PendingProposals:
             if not future.done():  # the caller may have given up
                 future.set_result(None)
 
-    def lost(self, reason: str) -> None:
-        """Fail all that are left: their outcome is unknown."""
+    def lost(self, reason: str) -> int:
+        """Fail all that are left: their outcome is unknown. Return how many there were."""
+        count = len(self._queue)
         while self._queue:
             proposal = self._queue.popleft()
             if not proposal.committed.done():
@@ -44,3 +45,4 @@ class PendingProposals:
                     ProposalLostError(f"the outcome of entry {proposal.index} is unknown: {reason}")
                 )
                 proposal.committed.exception()  # nobody has to look at it
+        return count

@@ -36,6 +36,7 @@ from .segment import segment_path, segment_start
 from .segment_keeper import LogFolders
 from .segment_scan import Before, scan_segment
 from .status import CheckCounts
+from .threads import in_thread
 from .types import LogIndex
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,10 @@ class RangeRepair:
         alone = not self.config.peers or not self.group_id()
         if self._closed or alone or settled < self.log.first_index:
             return False
-        return error.offset < self.log.end_of(settled)
+        try:
+            return error.offset < self.log.end_of(settled)
+        except StorageError:  # the index of its segment cannot be used, too: the next start rebuilds that
+            return False
 
     def report(self, error: DamagedLogError, found_by: str) -> bool:
         """Begin to repair; return False when that cannot be done here: the node has been failed then."""
@@ -121,7 +125,13 @@ class RangeRepair:
         )  # fmt: skip
         task = asyncio.get_running_loop().create_task(self._run(error))
         self._under_way[start] = task
-        task.add_done_callback(lambda _: self._under_way.pop(start, None))
+        task.add_done_callback(lambda _: self._ended(start))
+
+    def _ended(self, start: int) -> None:
+        """Read again, after this repair counts as done: the reader may meet the next damage of the same segment."""
+        self._under_way.pop(start, None)
+        if not self._closed:
+            self.on_repaired()
 
     async def _run(self, error: DamagedLogError) -> bool:
         client = RefetchClient(self.config, self.group_id())
@@ -147,6 +157,7 @@ class RangeRepair:
             await client.close()
         if size == 0:
             self.counts.last = f"{error.path.name} at byte {error.position}: not found when it was read again"
+            await asyncio.sleep(PAUSE_S)  # whoever met it will meet it again at once if it is there
         elif size is not None:
             self.counts.repaired += 1
             self.counts.last = (
@@ -157,7 +168,6 @@ class RangeRepair:
                 "log repaired node=%s path=%s position=%d bytes=%d",
                 self.config.node_id, error.path, error.position, size,
             )  # fmt: skip
-        self.on_repaired()
         return True
 
     async def _repair(self, error: DamagedLogError, client: RefetchClient) -> int | None:
@@ -166,7 +176,8 @@ class RangeRepair:
         if place is None:
             return None
         last = self.settled_index()
-        damaged = await asyncio.to_thread(self._find, place, error.offset, last)
+        until = min(error.offset + error.extent, self.log.end_of(last))
+        damaged = await in_thread(lambda: self._find(place, until, last))
         if damaged is None:
             logger.warning("damage not found again path=%s offset=%d", error.path, error.offset)
             return 0
@@ -203,8 +214,8 @@ class RangeRepair:
             return _Place(start, end, before, before, end)
         return _Place(start, start, sketch.chained, sketch.before, sketch.before_end)
 
-    def _find(self, place: _Place, offset: int, last: LogIndex) -> LogRepair | None:
-        """Look at the disk again: what a reader saw may have been damaged only on its way."""
+    def _find(self, place: _Place, until: int, last: LogIndex) -> LogRepair | None:
+        """Look at the disk again, up to a physical offset: what a reader saw may have been damaged only on its way."""
         path = segment_path(LogFolders(self.config.data_dir).segments, place.start)
         try:
             file = self.files.open(path, writable=False)
@@ -213,11 +224,11 @@ class RangeRepair:
         size = self.config.segment_size
         try:
             scan = scan_segment(
-                file, place.start, size, place.chained, place.scan_from - place.start, offset + 1 - place.start
+                file, place.start, size, place.chained, place.scan_from - place.start, until - place.start
             )  # fmt: skip
         finally:
             file.close()
-        if scan.end > offset - place.start or scan.before.index >= last:
+        if scan.end >= min(until - place.start, size) or scan.before.index >= last:
             return None
         at_first = scan.before == place.chained
         return LogRepair(

@@ -21,8 +21,9 @@ from ledgermq.proto import raft_pb2 as pb
 
 from .commit_log import CommitLog
 from .config import Member, RaftConfig
-from .errors import DamagedLogError, RaftError
+from .errors import DamagedLogError, InvalidWireError, RaftError
 from .types import LogIndex, NodeId
+from .wire_batch import check_wire
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,7 @@ class RefetchService:
             try:
                 size = min(request.max_bytes, CHUNK_BYTES)
                 entries = await source.log.read_wire(first, commit, size)
+                await self._verify(entries, first, source.log)
             except DamagedLogError as error:
                 source.on_damage(error)
                 return pb.RefetchReply(version=VERSION, refusal=f"its own copy is damaged: {error.reason}")
@@ -120,6 +122,16 @@ class RefetchService:
                 return pb.RefetchReply(version=VERSION, refusal=str(error))
             reply.entries, reply.entries_crc = entries, crc32c(entries)
         return reply
+
+    async def _verify(self, entries: bytes, first: LogIndex, log: CommitLog) -> None:
+        """Look for damage in what was read: others notice it too, but only this node can repair it here.
+
+        Raises: DamagedLogError.
+        """
+        try:
+            await asyncio.to_thread(check_wire, entries, self._config.segment_size)
+        except InvalidWireError:
+            log.verify(entries, first)  # names the entry
 
     def _refusal_of(self, request: pb.RefetchRequest) -> str:
         config, source = self._config, self.source

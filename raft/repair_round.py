@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from ledgermq.proto import raft_pb2 as pb
 
@@ -18,6 +19,7 @@ from .config import RaftConfig
 from .errors import InvalidWireError, OtherHistoryError
 from .log_repair import LogRepair, Progress
 from .refetch import CHUNK_BYTES, Offer, RefetchClient, RefetchError
+from .threads import in_thread
 from .types import LogIndex
 
 logger = logging.getLogger(__name__)
@@ -84,7 +86,7 @@ async def run_round(
                 if not wanted.entries:
                     break  # deleted in between
                 try:
-                    progress = await asyncio.to_thread(repair.take, wanted.entries)
+                    progress = await in_thread(partial(repair.take, wanted.entries))
                 except OtherHistoryError:
                     if not repair.go_back():
                         raise

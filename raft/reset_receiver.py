@@ -24,7 +24,7 @@ from ledgermq.proto import raft_pb2 as pb
 
 from .config import RaftConfig
 from .core import RaftCore
-from .errors import DiskFullError, StateTransferError
+from .errors import DiskFullError, StateTransferError, defect_text
 from .files import File, FileSystem, is_full
 from .hello import Hello
 from .identity import Manifest
@@ -110,10 +110,14 @@ class ResetReceiver:
             logger.error("reset: %s", error)
         except OSError as error:
             logger.error("reset: the leader's state cannot be stored in %s: %s", self._folders.data, error)
-        except Exception:  # nothing was decided, so the node is as it was; a defect must not be silent
+        except (
+            Exception
+        ) as defect:  # while nothing is decided the node is as it was; a defect must not be silent
             logger.exception(
                 "reset: defect while the leader's state was fetched node=%s", self._config.node_id
             )
+            if self._core.is_silent:  # and nobody else would notice
+                self._fail(defect_text("deciding on the leader's state", defect))
         finally:
             self._task = None
             self._not_before = time.monotonic() + self._pause

@@ -21,7 +21,7 @@ from ledgermq.proto.errors import LayoutError
 
 from .commit_log import CommitLog
 from .entry_index import read_index, write_index
-from .errors import DamagedLogError, StorageError, StorageFailedError
+from .errors import DamagedLogError, StorageError, StorageFailedError, defect_text
 from .files import File, FileSystem, RealFile, write_zeros
 from .log_reads import SegmentSketch
 from .metrics import RaftMetrics
@@ -31,6 +31,7 @@ from .segment import segment_path
 from .segment_keeper import LogFolders
 from .segment_scan import Before, last_nonzero, scan_segment
 from .status import CheckCounts
+from .threads import in_thread
 from .types import LogIndex
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,10 @@ class Scrubber:
                 logger.warning("scrubbing failed, trying again later node=%s error=%s", self._node, error)
                 await asyncio.sleep(RETRY_S)
                 continue
+            except Exception as defect:
+                logger.error("defect node=%s", self._node, exc_info=defect)
+                self._repair.on_failed(defect_text("reading the log", defect))
+                return
             await asyncio.sleep(self._plan.wait_s(time.monotonic() - begin))
 
     async def _pass(self) -> None:
@@ -127,10 +132,10 @@ class Scrubber:
         if cursor is None:
             return
         if cursor.limit == self._log.segment_size and cursor.sketch.is_index_saved:
-            await self._in_thread(lambda: self._check_index(cursor.sketch))
+            await in_thread(lambda: self._check_index(cursor.sketch))
         while not cursor.is_done:
             begin, position = time.monotonic(), cursor.position
-            damage = await self._in_thread(lambda: self._check_piece(cursor))
+            damage = await in_thread(lambda: self._check_piece(cursor))
             if damage is not None and not await self._repair.repaired(damage, "scrub"):
                 await asyncio.sleep(RETRY_S)  # the node ends, or the others are away
             self._note_read(cursor.position - position)
@@ -155,15 +160,6 @@ class Scrubber:
     def _note_read(self, count: int) -> None:
         self._counts.read_bytes += count
         self._read.inc(count)
-
-    async def _in_thread(self, work: Callable[[], DamagedLogError | None]) -> DamagedLogError | None:
-        """Wait for a thread, also when this task is cancelled: the files are closed behind it."""
-        running = asyncio.ensure_future(asyncio.to_thread(work))
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait([running])
-            raise
 
     # --- in the thread -----------------------------------------------------------------------------------------
     def _check_piece(self, cursor: _Cursor) -> DamagedLogError | None:
@@ -218,14 +214,15 @@ class Scrubber:
             return
         except FileNotFoundError:
             reason = "missing"
-        except LayoutError as error:
+        except (LayoutError, OSError) as error:
             reason = str(error)
         try:
             file = self._files.open(segment_path(self._folders.segments, start), writable=False)
         except FileNotFoundError:
             return
         try:
-            scan = scan_segment(file, start, self._log.segment_size, sketch.chained)
+            size = self._log.segment_size
+            scan = scan_segment(file, start, size, sketch.chained, limit=size)
         finally:
             file.close()
         if scan.sealed and scan.segment.last_index == sketch.info.last_index:

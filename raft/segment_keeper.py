@@ -106,9 +106,13 @@ class SegmentKeeper:
         self._thread = threading.Thread(target=self._work, name="ledgermq-segments", daemon=True)
         self._thread.start()
 
+    def stop_waiting(self) -> None:
+        """Wait for space no more: the writer must be able to end first, then `stop`."""
+        self._stopping.set()
+
     def stop(self) -> None:
         """Give up waiting for space and end the thread, after the queued work."""
-        self._stopping.set()
+        self.stop_waiting()
         with self._wake:
             self._wake.notify()
         if self._thread is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from ledgermq.proto import raft_pb2 as pb
 
@@ -26,6 +27,7 @@ from .repair_note import RepairNote, note_path
 from .repair_round import Outcome, RoundResult, run_round
 from .segment_keeper import LogFolders
 from .storage import RaftStorage, lock_folder
+from .threads import in_thread
 from .types import LogIndex
 
 logger = logging.getLogger(__name__)
@@ -69,13 +71,13 @@ class StartRepair:
         try:
             while True:
                 try:
-                    storage = await asyncio.to_thread(self._open)
+                    storage = await in_thread(self._open, undo=lambda opened: opened.close(clean=False))
                 except DamagedLogError as error:
                     if error.damage is None or not self._config.peers or self._config.rejoin:
                         raise
                     await self._repair(error)
                 else:
-                    await asyncio.to_thread(self._log.end)
+                    await in_thread(self._log.end)
                     if self._repaired:
                         logger.warning("log repaired node=%s bytes=%d", self._config.node_id, self._repaired)
                     return storage
@@ -105,7 +107,7 @@ class StartRepair:
             self._client.group_id = await asyncio.to_thread(self._log.group_id)
             if not self._client.group_id:
                 raise error  # nobody can be asked: another cluster with the same names might answer
-            repair, note = await asyncio.to_thread(self._log.begin, error.damage)
+            repair, note = await in_thread(partial(self._log.begin, error.damage))
             await self._fetch(error, repair, note)
             self._repaired += repair.written_bytes
             self._metrics.counter("ledgermq_raft_repaired_ranges_total").inc()
@@ -126,7 +128,7 @@ class StartRepair:
             )  # fmt: skip
             if result.outcome is Outcome.CONNECTED:
                 # What stands behind was not touched: recovery judges it by itself.
-                await asyncio.to_thread(self._log.end)
+                await in_thread(self._log.end)
                 return
             if result.outcome is Outcome.REACHED:
                 return
@@ -134,7 +136,7 @@ class StartRepair:
                 raise _deleted(self._config, error, repair.next_index)
             rounds_without = 0 if repair.next_index > before else rounds_without + 1
             if rounds_without >= PATIENCE and await self._may_give_up_vote(result, repair):
-                await asyncio.to_thread(self._log.give_up_vote, repair, note)
+                await in_thread(partial(self._log.give_up_vote, repair, note))
                 logger.warning(
                     "vote given up until everything is here again node=%s cut_after=%d: nobody knows what this node "
                     "acknowledged behind it", self._config.node_id, repair.before.index,

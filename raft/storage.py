@@ -243,6 +243,7 @@ class RaftStorage:
 
         Nothing may be staged any more. With `clean=False`, or after a failure, the next start scans the log.
         """
+        self._keeper.stop_waiting()
         flushed = self._flusher.close() if self._flusher is not None else True
         self._keeper.stop()
         if clean and flushed and self.log.last_index == self._writer.flushed.index:

@@ -48,7 +48,10 @@ class Gate(Protocol):
         """Return this node's greeting; `to` is None in an answer."""
 
     async def admit(self, hello: Hello) -> Refusal | None:
-        """Judge a peer's greeting; when it is accepted, its incarnation is stored durably on return."""
+        """Judge a peer's greeting; when it is accepted, its incarnation is stored durably on return.
+
+        Raises: OSError (it cannot be stored now).
+        """
 
     def on_frame(self, peer: NodeId, kind: StreamKind, frame: Frame) -> None:
         """Take one frame of an accepted stream. Runs on the loop and must not wait."""
@@ -215,20 +218,25 @@ class Transport(Generic[ControlItem, AppendItem]):
         return serve
 
     async def _serve(self, kind: StreamKind, context: Any) -> None:
-        hello = None if self._silent else await self._greeted(context)
-        if hello is None or self._silent:
+        greeted = None if self._silent else await self._greeted(context)
+        if greeted is None or self._silent:
+            return
+        hello, answer = greeted
+        if hello is None:
+            await context.write(answer)
             return
         task = asyncio.current_task()
         assert task is not None
         stream = _Incoming(hello.incarnation, task)
         streams = self._incoming[hello.node_id]
-        streams.add(stream)
+        streams.add(stream)  # in the turn that accepted it: its folder may be replaced while it is answered
         try:
+            await context.write(answer)
             await self._receive(kind, hello.node_id, stream, context)
         except asyncio.CancelledError:
             if stream in streams:
                 raise  # the server stops
-            task.uncancel()  # `drop_other_incarnations`: a return ends the stream for the peer too
+            task.uncancel()  # `drop_other_incarnations`, `silence`: a return ends the stream for the peer too
         finally:
             streams.discard(stream)
 
@@ -240,8 +248,8 @@ class Transport(Generic[ControlItem, AppendItem]):
                 return
             on_frame(peer, kind, frame)
 
-    async def _greeted(self, context: Any) -> Hello | None:
-        """Take and answer the greeting; return it when it was accepted."""
+    async def _greeted(self, context: Any) -> tuple[Hello | None, bytes] | None:
+        """Take and judge the greeting; return it (None: it is refused) and the answer. None: say nothing."""
         try:
             async with asyncio.timeout(GREETING_TIMEOUT_S):
                 first = await context.read()
@@ -253,14 +261,17 @@ class Transport(Generic[ControlItem, AppendItem]):
             hello = Hello.from_proto(pb.Hello.FromString(first))
         except ValueError as error:
             refusal = Refusal(RefusalKind.MALFORMED, f"the greeting cannot be read: {error}")
-            await context.write(_reply(self._gate.hello(None), refusal))
+            return None, _reply(self._gate.hello(None), refusal)
+        try:
+            refused = await self._gate.admit(hello)
+        except OSError as error:
+            logger.warning("greeting not settled peer=%s, it comes again error=%s", hello.node_id, error)
             return None
-        refused = await self._gate.admit(hello)
-        await context.write(_reply(self._gate.hello(None), refused))
+        answer = _reply(self._gate.hello(None), refused)
         if refused is not None:
             self._log_refusal(hello.node_id, refused)
-            return None
-        return hello
+            return None, answer
+        return hello, answer
 
     def _log_refusal(self, peer: NodeId, refusal: Refusal) -> None:
         """Log each reason once per peer, not once per attempt."""

@@ -17,6 +17,7 @@ from .errors import NotLeaderError
 from .hello import Hello, Refusal, RefusalKind, Standing, refusal_of
 from .storage import RaftStorage
 from .storage_opening import is_learner
+from .threads import in_thread
 from .types import LogIndex, NodeId
 
 logger = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ class VotingRights:
 
     async def _store(self, hello: Hello) -> None:
         changed = {**self._record.known, hello.node_id: hello.incarnation}
-        await asyncio.to_thread(self._storage.learn_members, changed)
+        await in_thread(lambda: self._storage.learn_members(changed))
         replaced = self._record.known.get(hello.node_id)
         self._record.known = changed
         if replaced:
@@ -213,7 +214,7 @@ class VotingRights:
                 group_id = self._find_group_id()
                 if not group_id:
                     return
-                await asyncio.to_thread(self._storage.learn_group_id, group_id)
+                await in_thread(lambda: self._storage.learn_group_id(group_id))
         except OSError as error:
             logger.warning("group id not stored, trying again at the next greeting error=%s", error)
             return

@@ -346,3 +346,21 @@ def test_an_append_that_the_shell_shortens_goes_on_behind_it() -> None:
     assert (follow_up.lo, follow_up.hi) == (3, 6)
     core.append_dropped(follow_up)
     assert core.poll() is None, "tried again with the next heartbeat reply"
+
+
+def test_e7_a_leader_whose_election_took_long_is_protected_from_its_first_moment() -> None:
+    """A slow disk: the candidate's own vote was durable only after an election timeout's minimum."""
+    core = make_core()
+    core.campaign()
+    core.step(RequestVoteReply(Term(1), N2, N1, True, pre_vote=True))
+    first = core.poll()
+    assert first is not None and first.persist is not None
+    core.step(RequestVoteReply(Term(1), N2, N1, True))
+    core.timeout = core.config.election_ticks_min + 1
+    for _ in range(core.config.election_ticks_min):
+        core.tick()
+    core.storage_done(first.persist.seq)
+    assert core.role is Role.LEADER
+    core.step(RequestVote(Term(2), N3, N1, LogIndex(9), Term(1), pre_vote=True))
+    core.step(RequestVote(Term(2), N3, N1, LogIndex(9), Term(1)))
+    assert (core.role, core.term) == (Role.LEADER, 1)

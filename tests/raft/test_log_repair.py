@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ledgermq.proto.entry import HEADER_SIZE
-from ledgermq.raft.errors import DamagedLogError, InvalidWireError, OtherHistoryError
+from ledgermq.raft.errors import DamagedLogError, InvalidWireError, LogCompactedError, OtherHistoryError
 from ledgermq.raft.files import Buffer
 from ledgermq.raft.log_repair import LogRepair, Progress, StoppedLog
 from ledgermq.raft.repair_note import RepairNote, note_path, read_note
@@ -395,3 +395,47 @@ def test_sectors_that_cannot_be_read_are_damage_like_any_other() -> None:
         assert count and not gave_up
         assert not disk.bad
         assert after.read_all() == whole.entries
+
+
+def first_of_second_segment(rig: LogRig) -> int:
+    return next(i for i in range(1, LAST) if place_of(rig, i)[0] == SEGMENT)
+
+
+def test_the_first_entry_behind_what_retention_deleted_is_repaired_by_a_peer_that_still_has_more() -> None:
+    """The peer sends the filler along that closes a segment which is gone here."""
+    whole, damaged = filled(), filled()
+    first = first_of_second_segment(whole)
+    assert damaged.log.delete_segments_before(LogIndex(first))
+    damaged.flush()
+    damaged.storage.run_background()
+    disk = damaged.disk.killed()
+    zero(disk, *place_of(whole, first))
+    after, _, gave_up = repaired(disk, Peer(whole))
+    assert not gave_up and after.log.first_index == first
+    assert after.read_all() == whole.entries[first - 1 :]
+
+
+def test_the_first_entry_of_a_segment_is_repaired_by_a_peer_that_deleted_the_one_before() -> None:
+    """It has no filler to send along; that follows from the entry before it."""
+    whole, peer = filled(), filled()
+    first = first_of_second_segment(whole)
+    assert peer.log.delete_segments_before(LogIndex(first))
+    disk = filled().disk.killed()
+    zero(disk, whole.log.segments()[0].end_offset, place_of(whole, first)[1])
+    after, _, gave_up = repaired(disk, Peer(peer))
+    assert not gave_up
+    assert after.read_all() == whole.entries
+    assert log_bytes(disk, whole.log.end_offset) == log_bytes(whole.disk, whole.log.end_offset)
+
+
+def test_a_segment_that_retention_deletes_during_its_repair_is_not_made_again() -> None:
+    whole = filled()
+    disk = filled().disk.killed()
+    begin, _ = place_of(whole, 3)
+    header = asyncio.run(whole.log.header_at(LogIndex(2)))
+    before = Before(LogIndex(2), Term(header.term), header.crc, header.timestamp)
+    repair = LogRepair(disk, LogFolders(DATA), SEGMENT, before, begin, LogIndex(12), keeps_indexes=True)
+    del disk.names[DATA / "commitlog" / f"{0:020d}"]
+    with pytest.raises(LogCompactedError):
+        repair.take(Peer(whole).wire(3))
+    assert not disk.exists(DATA / "commitlog" / f"{0:020d}")

@@ -128,9 +128,9 @@ def test_only_nodes_of_its_own_group_can_make_a_node_give_up_its_data_folder(tmp
         made, node = await one_id(cluster), cluster.nodes["n3"]
         refusal = Refusal(RefusalKind.INCARNATION, "n3 came back with an old data folder")
         for stranger in (0, made ^ 1):
-            node.on_refused(NodeId("n2"), refusal, stranger)
+            node._gate.on_refused(NodeId("n2"), refusal, stranger)
             assert node.fault is None
-        node.on_refused(NodeId("n2"), refusal, made)
+        node._gate.on_refused(NodeId("n2"), refusal, made)
         assert node.fault == refusal.text
 
     run(Cluster(tmp_path), scenario)

@@ -288,3 +288,20 @@ def test_a_follower_whose_disk_is_full_says_so_and_is_reset_when_there_is_room(
         await cluster.same("n3", leader)
 
     run(ResetCluster(tmp_path), scenario)
+
+
+def test_a_defect_behind_the_point_of_no_return_ends_the_node(tmp_path: Path, monkeypatch: Any) -> None:
+    """The core is silent by then: a node that only logged it would neither serve nor start again."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async def scenario(cluster: ResetCluster) -> None:
+        await cluster.start()
+        await cluster.leave_behind("n3")
+        monkeypatch.setattr(reset_receiver, "decide", broken)
+        await cluster.start("n3")
+        async with asyncio.timeout(30):
+            assert "defect of LedgerMQ" in await cluster.nodes["n3"].wait_fatal()
+
+    run(ResetCluster(tmp_path), scenario)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import time
 from pathlib import Path
 
 from ledgermq.raft.files import RealFile, RealFileSystem
+from ledgermq.raft.storage import open_storage
+from ledgermq.raft.storage_opening import storage_config
+from ledgermq.raft.types import NodeId
 
 from .node_cluster import Cluster, run
 
@@ -72,9 +76,32 @@ def test_a_failed_fsync_silences_the_node_for_ever_and_the_others_go_on(tmp_path
         assert cluster.fatal[first] == reason
         assert cluster.nodes[first].role == "faulted"
         assert proposal.committed.exception() is not None  # unknown: the followers may have it
+        assert cluster.nodes[first].metrics.counter("ledgermq_raft_proposals_lost_total")._value.get() == 1
         disks[first].broken = False  # the disk answers again: what it holds is unknown all the same
         await cluster.kill(first)
         await cluster.send(b"three")
         assert await cluster.leader() != first
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_a_fault_in_the_middle_of_a_stop_silences_the_node_and_ends_the_hand_over(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"one")
+        first = await cluster.leader()
+        node = cluster.nodes.pop(first)
+        node._core.transfer_leadership = lambda to=None: NodeId("n0")  # type: ignore[method-assign]
+        stopping = asyncio.create_task(node.stop())
+        await cluster.until(lambda: node._stopping)
+        assert not stopping.done(), "nobody takes the lead"
+        node.on_fault("the disk failed")
+        assert (node.fault, cluster.fatal[first]) == ("the disk failed", "the disk failed")
+        assert node._core.is_silent
+        await stopping
+        assert await node.wait_fatal() == "the disk failed"
+        again = open_storage(storage_config(cluster.config(first)), RealFileSystem())
+        assert not again.recovered.clean_stop
+        again.close()
 
     run(Cluster(tmp_path), scenario)

@@ -18,7 +18,7 @@ from ledgermq.raft.errors import DamagedFolderError, DamagedLogError
 from ledgermq.raft.hard_state import BLOCK, HardStateFile
 from ledgermq.raft.segment import mark_position
 from ledgermq.raft.storage import create_data_folder, open_storage, rejoin
-from ledgermq.raft.types import LogIndex, Term
+from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.power_cut import Keep
 
 from .log_rig import DATA, SEGMENT, LogRig, reopen, storage_config
@@ -165,5 +165,16 @@ def test_thread_that_fails_in_asynchronous_mode_marks_the_node_as_a_learner() ->
     assert failed.wait(60)
     storage.close(clean=False)  # waits for the threads
     after = open_storage(config, disk.killed())
+    assert not after.hard_state.is_voter
+    after.close()
+
+
+def test_a_vote_that_was_given_up_does_not_come_back_with_an_operation_that_was_under_way() -> None:
+    """The writing thread may have taken an operation with a hard state just before the syncing one failed."""
+    rig = LogRig(SimulatedDisk(), flush="async_timed", learner_after_reboot=True)
+    rig.persist(HardState(Term(4), NodeId("n1"), is_voter=True))
+    rig.storage.note_failure()
+    rig.flusher.step()
+    after = open_storage(rig.config, rig.disk.killed())
     assert not after.hard_state.is_voter
     after.close()

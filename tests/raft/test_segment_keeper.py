@@ -5,11 +5,17 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from ledgermq.raft.errors import StorageError
+from ledgermq.proto.entry import EntryKind
+from ledgermq.raft.errors import DiskFullError, StorageError
 from ledgermq.raft.files import DiskUse, RealFileSystem
 from ledgermq.raft.identity import Manifest
 from ledgermq.raft.segment import create_segment
 from ledgermq.raft.segment_keeper import LogFolders, SegmentKeeper
+from ledgermq.raft.storage import create_data_folder, open_storage
+from ledgermq.raft.types import LogIndex, Term
+
+from .log_rig import storage_config
+from .simulated_disk import SimulatedDisk
 
 SEGMENT = 4096
 
@@ -67,3 +73,41 @@ class BrokenFiles(RealFileSystem):
 
     def disk_use(self, path: Path) -> DiskUse:
         return DiskUse(1 // 0, 0)
+
+
+class NoRoom(SimulatedDisk):
+    """A disk that others fill while it is used."""
+
+    full = False
+
+    def disk_use(self, path: Path) -> DiskUse:
+        return DiskUse(1 << 40, 0 if self.full else 1 << 40)
+
+
+def test_a_storage_whose_writer_waits_for_room_can_be_closed() -> None:
+    disk = NoRoom()
+    config = storage_config()
+    create_data_folder(config, disk)
+    storage = open_storage(config, disk)
+    full = threading.Event()
+    told: list[StorageError] = []
+    storage.start(
+        lambda call: call(), on_durable=lambda seq: None, on_failed=told.append,
+        on_disk_full=lambda is_full: full.set(),
+    )  # fmt: skip
+    for index in range(1, 7):  # into a second segment, which nobody has prepared
+        storage.log.stage_entry(
+            EntryKind.RECORDS, [bytes(900)], section_count=1, index=LogIndex(index), term=Term(1), timestamp=1
+        )
+        if index == 1:
+            disk.full = True
+    storage.log.persist(1)
+    assert full.wait(30)
+    closing = threading.Thread(target=storage.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    ended = not closing.is_alive()
+    disk.full = False
+    closing.join(30)
+    assert ended, "it waited for room"
+    assert isinstance(told[0], DiskFullError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -195,5 +196,58 @@ def test_a_port_in_use_is_told_by_its_address() -> None:
         two.transport.bind = one.transport.bind
         with pytest.raises(AddressInUseError, match=one.transport.bind):
             two.transport.open_port()
+
+    run(scenario)
+
+
+def test_a_greeting_that_cannot_be_settled_here_is_tried_again() -> None:
+    """A full disk, where the peer's incarnation must be stored, or an answer of a newer build."""
+
+    async def scenario(one: Peer, two: Peer) -> None:
+        failures: list[Exception] = [OSError(errno.ENOSPC, "No space left on device"), ValueError("newer")]
+        admit = one.admit
+
+        async def failing(hello: Hello) -> Refusal | None:
+            if failures and not hello.to_node_id:  # the answer to a greeting of ours
+                raise failures.pop()
+            return await admit(hello)
+
+        one.admit = failing  # type: ignore[method-assign]
+        await two.start()
+        await one.start()
+        await one.until(lambda: len(one.up) == 2)
+        await two.until(lambda: len(two.up) == 2)
+        assert not failures
+
+    run(scenario)
+
+
+class ReplacedWhileGreeting:
+    """A stream of a data folder that is replaced while its greeting is answered."""
+
+    def __init__(self, greeting: bytes, on_answer: Callable[[], None]) -> None:
+        self._incoming = [greeting, b"an acknowledgement of what is gone"]
+        self._on_answer = on_answer
+
+    async def read(self) -> bytes:
+        if not self._incoming:
+            await asyncio.Event().wait()
+        return self._incoming.pop(0)
+
+    async def write(self, answer: bytes) -> None:
+        self._on_answer()
+        await asyncio.sleep(0)
+
+
+def test_nothing_is_heard_from_a_folder_that_is_replaced_while_its_greeting_is_answered() -> None:
+    async def scenario(one: Peer, two: Peer) -> None:
+        def replaced() -> None:
+            one.transport.drop_other_incarnations(two.id, incarnation=2)
+
+        greeting = two.hello(one.id).to_proto().SerializeToString()
+        async with asyncio.timeout(WAIT_S):
+            await one.transport._serve(StreamKind.APPEND, ReplacedWhileGreeting(greeting, replaced))
+        assert one.frames == []
+        assert not one.transport.is_heard(two.id)
 
     run(scenario)

@@ -1,0 +1,95 @@
+"""What comes in through the streams of one node, and what the node tells about itself there (the transport's Gate).
+
+Owns: the way of each: frames to the driver, greetings to the voting rights, broken connections to the core.
+Must not: judge any of it. A defect on the way faults the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .core import RaftCore
+from .driver import Driver, RaftTransport
+from .hello import Hello, Refusal, RefusalKind
+from .metrics import RaftMetrics
+from .node_status import StatusView
+from .out_stream import Frame, StreamKind
+from .types import NodeId
+from .voting_rights import VotingRights
+
+
+class PeerGate:
+    """Made before the port is taken; `attach` must come before it is served. `fail` ends the node."""
+
+    def __init__(self, metrics: RaftMetrics, fail: Callable[[str], None]) -> None:
+        self._metrics = metrics
+        self._fail = fail
+        self._core: RaftCore
+        self._driver: Driver
+        self._rights: VotingRights
+        self._view: StatusView
+        self._transport: RaftTransport
+
+    def attach(
+        self, core: RaftCore, driver: Driver, rights: VotingRights, view: StatusView, transport: RaftTransport
+    ) -> None:
+        """Say what stands behind the gate."""
+        self._core = core
+        self._driver = driver
+        self._rights = rights
+        self._view = view
+        self._transport = transport
+
+    # --- transport.Gate ------------------------------------------------------------------------------------
+    def hello(self, to: NodeId | None) -> Hello:
+        """Return the greeting of this node."""
+        return self._rights.hello(to, *self._view.report())
+
+    async def admit(self, hello: Hello) -> Refusal | None:
+        """Judge a peer's greeting. Raises: OSError."""
+        return await self._rights.admit(hello)
+
+    def on_frame(self, peer: NodeId, kind: StreamKind, frame: Frame) -> None:
+        """Take a frame of a peer."""
+        with self._driver.defects_fault(f"handling a message of {peer}"):
+            self._view.heard(peer)
+            news = self._driver.on_frame(peer, frame)
+            if news is not None:
+                self._rights.learn(news)
+
+    def on_refused(self, peer: NodeId, refusal: Refusal, group_id: int) -> None:
+        """A peer does not know this node's data folder: it must not go on as if it were a member.
+
+        Who is not known to be of the same group has no say in that: the ports of two groups may be mixed up.
+        """
+        if refusal.kind is RefusalKind.INCARNATION and self._rights.group_id in (0, group_id):
+            self._fail(refusal.text)
+
+    def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
+        """Note that a stream is ready."""
+        self._metrics.gauge("ledgermq_raft_peer_connected", peer, kind.value.lower()).set(1)
+        if kind is StreamKind.CONTROL:
+            with self._driver.defects_fault(f"the connection to {peer}"):
+                self._rights.note_accepted(peer)
+
+    def on_link_lost(self, peer: NodeId, kind: StreamKind, *, gone: bool) -> None:
+        """Pass the hint to the core; it decides what a broken connection means."""
+        self._metrics.gauge("ledgermq_raft_peer_connected", peer, kind.value.lower()).set(0)
+        if kind is StreamKind.CONTROL and not self._driver.closed:
+            with self._driver.defects_fault(f"the end of the connection to {peer}"):
+                self._driver.settle()
+                self._core.link_down(peer, gone)
+                self._driver.pump()
+
+    # --- for the voting rights -----------------------------------------------------------------------------
+    def announce(self) -> None:
+        """Tell every peer what changed about this node."""
+        for peer, link in self._transport.links.items():
+            link.control.put(self.hello(peer))
+
+    def on_learner(self, peer: NodeId) -> None:
+        """A peer greeted that lost its log or a part of it: its earlier acknowledgements do not count."""
+        if not self._driver.closed:
+            self._driver.settle()
+            self._core.peer_replaced(peer)
+            self._driver.pump()
