@@ -125,11 +125,14 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
     sys.stdout.flush()
     while True:
         try:
-            code = await _until_stopped(node, stop)
+            await _until_ended(node, stop)
         finally:
             await node.stop()
-        if code is not None:
-            return code
+        if node.fault is not None:  # also one that only showed while it stopped
+            sys.stderr.write(f"{config.node_id} stops: {node.fault}\n")
+            return EXIT_FAULT
+        if stop.is_set():
+            return 0
         logger.warning("reset: starting again with the leader's state node=%s", config.node_id)
         # It has its folder now: the flag must not give that up again.
         config = config.model_copy(update={"rejoin": False})
@@ -192,19 +195,12 @@ def _settle_memory() -> None:
     gc.set_threshold(GC_THRESHOLD, 20, 100)
 
 
-async def _until_stopped(node: Any, stop: asyncio.Event) -> int | None:
-    """Return the exit code, None when the node is to be replaced by a new one."""
-    stopped = asyncio.create_task(stop.wait())
-    faulted = asyncio.create_task(node.wait_fatal())
-    reset = asyncio.create_task(node.wait_reset())
-    await asyncio.wait((stopped, faulted, reset), return_when=asyncio.FIRST_COMPLETED)
-    for task in (stopped, reset):
+async def _until_ended(node: Any, stop: asyncio.Event) -> None:
+    """Wait until the node must go: it was told to stop, it faulted, or it is to be replaced by a new one."""
+    ends = [asyncio.create_task(wait) for wait in (stop.wait(), node.wait_fatal(), node.wait_reset())]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for task in ends:
         task.cancel()
-    if not faulted.done():
-        faulted.cancel()
-        return 0 if stop.is_set() else None
-    sys.stderr.write(f"{node.node_id} stops: {faulted.result()}\n")
-    return EXIT_FAULT
 
 
 def main(arguments: Sequence[str] | None = None, *, files: FileSystem | None = None) -> int:

@@ -178,7 +178,7 @@ class BrokerNode:
             durable_index=lambda: self._raft.storage.statistics().flushed_index,
             log_end=lambda: self._raft.log.end_offset,
             on_failed=self._raft.fail,
-            fault=lambda: self._raft.fault,
+            fault=lambda: self.fault,
         )
         self._transfer.attach(self._checkpointing)
         self._retention = Retention(
@@ -280,6 +280,11 @@ class BrokerNode:
             logger.info("lead handed over to=%s", leader)
         except (TransferFailedError, NotLeaderError) as error:
             logger.warning("lead not handed over reason=%s", error)
+
+    @property
+    def fault(self) -> str | None:
+        """Why this node must not go on; None = it is well."""
+        return self._raft.fault
 
     async def wait_fatal(self) -> str:
         """Wait for a fault; return why."""

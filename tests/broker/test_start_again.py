@@ -20,11 +20,13 @@ class FakeNode:
 
     made: ClassVar[list[FakeNode]] = []
     refusals = 0  # starts that find a port taken, from the second node on
+    fault_at_stop: str | None = None
 
     def __init__(self, config: BrokerConfig, *, files: Any = None) -> None:
         self.config = config
         self.node_id = config.node_id
         self.life: list[str] = []
+        self.fault: str | None = None
         self.made.append(self)
 
     async def start(self) -> None:
@@ -36,6 +38,7 @@ class FakeNode:
 
     async def stop(self) -> None:
         self.life.append("stop")
+        self.fault = FakeNode.fault_at_stop
 
     def ready_line(self) -> str:
         return "ready"
@@ -52,7 +55,7 @@ class FakeNode:
 
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeNode.made, FakeNode.refusals = [], 0
+    FakeNode.made, FakeNode.refusals, FakeNode.fault_at_stop = [], 0, None
     monkeypatch.setattr(server, "BrokerNode", FakeNode)
     monkeypatch.setattr(main, "_settle_memory", lambda: None)
 
@@ -82,3 +85,11 @@ def test_a_port_that_stays_taken_ends_the_process(tmp_path: Any, monkeypatch: py
     with pytest.raises(PortError):
         asyncio.run(main.run(config(tmp_path)))
     assert all(node.life[-1] == "stop" for node in FakeNode.made)
+
+
+def test_a_fault_that_shows_while_the_node_stops_is_no_clean_end(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    FakeNode.fault_at_stop = "flushing failed"
+    assert asyncio.run(main.run(config(tmp_path))) == main.EXIT_FAULT
+    assert "n1 stops: flushing failed" in capsys.readouterr().err
