@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .world import World
 
 SECOND = 1_000_000
-RETURN_US = 10 * SECOND
+RETURN_US = 40 * SECOND  # a follower that was reset tries again after pauses of up to ten seconds
 AWAY_US = 2 * SECOND
 RESIGN_US = SECOND * 2 // 5  # the shortest election timeout: nobody may have waited for silence
 

@@ -7,13 +7,15 @@ An entry's checksum covers the one before it, so (index, checksum) stands for th
 
 from __future__ import annotations
 
+import json
 import struct
 from bisect import bisect_right
 from pathlib import Path
+from typing import Any
 
 from crc32c import crc32c
 
-from .file_system import NO_SEGMENT, SEGMENT_FOLDER, SimFileSystem
+from .file_system import NO_SEGMENT, SEGMENT_FOLDER, Inode, SimFileSystem
 
 # magic, crc, size, kind, flags, sections, index, term, offset, timestamp, crc of the one before, payload, reserved
 _HEADER = struct.Struct("<4sIIBBHQQQQIIQ")
@@ -26,7 +28,10 @@ class DiskImage:
 
     def __init__(self, files: SimFileSystem, data: Path, segment_size: int) -> None:
         self._files = files
+        self._data = data
         self._folder = data / SEGMENT_FOLDER
+        self._marker = data / "reset" / "marker"
+        self._records: dict[Path, tuple[bytes, dict[str, Any] | None]] = {}  # parsed files, with their bytes
         self._segment_size = segment_size
         self._paths: dict[int, Path] = {}
         files.on_segment_change = self._changed
@@ -34,7 +39,7 @@ class DiskImage:
         self._forget()
 
     def _forget(self) -> None:
-        self.base = 0  # index of the entry before the first one here
+        self._base = 0
         self.crcs: list[int] = []
         self.terms: list[int] = []
         self._starts: list[int] = []
@@ -43,26 +48,46 @@ class DiskImage:
         self._prev_crc = 0
 
     @property
+    def base(self) -> int:
+        """Index of the entry before the first one here: what is not above it is part of the state."""
+        if self._is_given_up and (decided := self.record("reset/marker")) is not None:
+            return int(decided["first_index"]) - 1  # whatever still lies here, the next start replaces it
+        if not self.crcs:
+            self._begin()
+        return self._base
+
+    @property
     def last(self) -> int:
         """Index of the last entry that is whole."""
         self._files.advance()
         self._read_on(1 << 62)
-        return self.base + len(self.crcs)
+        return self.base if self._is_given_up else self._base + len(self.crcs)
+
+    @property
+    def _is_given_up(self) -> bool:
+        return self._marker in self._names
+
+    @property
+    def _names(self) -> dict[Path, Inode]:
+        files = self._files
+        return files.written_names if files.watches_written else files.durable_names
 
     def crc(self, index: int) -> int | None:
         """The checksum of an entry, None when it (or one before it) is not here."""
         self._files.advance()
-        place = index - self.base - 1
+        if self._is_given_up:
+            return None
+        place = index - self._base - 1
         if place >= len(self.crcs):
             self._read_on(index)
-            place = index - self.base - 1  # reading may have found the base
+            place = index - self._base - 1  # reading may have found the base
         return self.crcs[place] if 0 <= place < len(self.crcs) else None
 
     def entry(self, index: int) -> bytes | None:
         """The bytes of an entry."""
         if self.crc(index) is None:
             return None
-        place = index - self.base - 1
+        place = index - self._base - 1
         start, end = self._starts[place], self._ends[place]
         segment = start - start % self._segment_size
         data = self._bytes_of(segment)
@@ -70,7 +95,7 @@ class DiskImage:
 
     def end_of(self, index: int) -> int:
         """Physical offset behind an entry that is here."""
-        return self._ends[index - self.base - 1]
+        return self._ends[index - self._base - 1]
 
     def begin(self) -> int:
         """Physical offset of the first entry here."""
@@ -90,8 +115,23 @@ class DiskImage:
     def known(self) -> dict[int, int]:
         """Checksums by index of all that is here."""
         self._files.advance()
+        if self._is_given_up:
+            return {}
         self._read_on(1 << 62)
-        return {self.base + 1 + place: crc for place, crc in enumerate(self.crcs)}
+        return {self._base + 1 + place: crc for place, crc in enumerate(self.crcs)}
+
+    def record(self, name: str) -> dict[str, Any] | None:
+        """The fields of a small checked file of the data folder; None when it is missing or damaged."""
+        self._files.advance()
+        path = self._data / name
+        inode = self._names.get(path)
+        if inode is None:
+            return None
+        data = bytes(inode.written if self._files.watches_written else inode.durable)
+        known = self._records.get(path)
+        if known is None or known[0] != data:
+            known = self._records[path] = (data, _fields(data))
+        return known[1]
 
     # --- watching ------------------------------------------------------------------------------------------------
     def _changed(self, segment: int, position: int) -> None:
@@ -122,32 +162,31 @@ class DiskImage:
             return
         for column in (self.crcs, self.terms, self._starts, self._ends):
             del column[:gone]
-        self.base += gone
+        self._base += gone
 
     # --- reading -------------------------------------------------------------------------------------------------
     def _bytes_of(self, segment: int) -> bytearray | None:
-        files = self._files
-        names = files.written_names if files.watches_written else files.durable_names
         path = self._paths.get(segment)
         if path is None:
             path = self._paths[segment] = self._folder / f"{segment:020d}"
-        inode = names.get(path)
+        inode = self._names.get(path)
         if inode is None:
             return None
-        return inode.written if files.watches_written else inode.durable
+        return inode.written if self._files.watches_written else inode.durable
 
-    def _first_segment(self) -> int:
-        files = self._files
-        names = files.written_names if files.watches_written else files.durable_names
-        mine = (name.name for name in names if name.parent == self._folder and name.name.isdecimal())
-        return min((int(name) for name in mine), default=-1)
+    def _begin(self) -> None:
+        """Begin where the manifest says; without one that can be read nothing is known to be here."""
+        manifest = self.record("manifest")
+        if manifest is None:
+            self._base, self._position = 0, -1
+            return
+        self._base, self._position = int(manifest["first_index"]) - 1, int(manifest["first_offset"])
+        self._prev_crc = int(manifest["prev_crc"])
 
     def _read_on(self, index: int) -> None:
-        if self._position < 0:
-            self._position = self._first_segment()
-            if self._position < 0:
-                return
-        while self.base + len(self.crcs) < index and self._read_one():
+        if not self.crcs:
+            self._begin()
+        while self._position >= 0 and self._base + len(self.crcs) < index and self._read_one():
             pass
 
     def _read_one(self) -> bool:
@@ -164,16 +203,14 @@ class DiskImage:
         covered = _HEADER.size if kind == _FILLER else size
         if crc32c(bytes(data[place + 8 : place + covered])) != crc:
             return False
-        if self.crcs and before != self._prev_crc:
+        if before != self._prev_crc:
             return False
         if kind == _FILLER:
             if place + size != self._segment_size:
                 return False
             self._position, self._prev_crc = segment + self._segment_size, crc
             return True
-        if not self.crcs:
-            self.base = index - 1
-        elif index != self.base + len(self.crcs) + 1:
+        if index != self._base + len(self.crcs) + 1:
             return False
         self.crcs.append(crc)
         self.terms.append(term)
@@ -181,3 +218,13 @@ class DiskImage:
         self._ends.append(offset + size)
         self._position, self._prev_crc = offset + size, crc
         return True
+
+
+def _fields(data: bytes) -> dict[str, Any] | None:
+    """Parse `LMQ <kind> <version> <crc32c>` and the JSON object below it."""
+    head, _, body = data.partition(b"\n")
+    words = head.split(b" ")
+    if len(words) != 4 or words[3] != b"%08x" % crc32c(body):
+        return None
+    fields: dict[str, Any] = json.loads(body)
+    return fields

@@ -10,7 +10,7 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from ledgermq.raft.outputs import Role
-from ledgermq.raft.types import LogIndex, NodeId
+from ledgermq.raft.types import NodeId
 from tests.power_cut import Keep
 
 from .atlas import POWER_LOST
@@ -26,18 +26,16 @@ MS = 1000
 MEAN_MS: Final = {
     "crash": (700, 6000), "restart_all": (4000, 20000), "pause": (1000, 8000), "burst": (1000, 8000),
     "clock_step": (500, 5000), "cut": (400, 4000), "flap": (3000, 12000), "clog": (500, 5000), "hint": (300, 3000),
-    "stranger": (20, 500), "operate": (500, 4000), "compact": (1000, 5000), "disk_error": (2000, 15000), "disk_full": (2000, 10000),
+    "stranger": (20, 500), "operate": (500, 4000), "compact": (200, 2500), "disk_error": (2000, 15000), "disk_full": (2000, 10000),
     "slow_disk": (1000, 6000), "read_error": (2000, 15000), "bit_flip": (2000, 15000), "misdirect": (2000, 15000),
     "wipe": (5000, 15000), "old_disk": (4000, 15000),
 }  # fmt: skip
 #: Classes that are no timed events; they can be left out like the others.
 OTHER_CLASSES: Final = (
     "network", "skew", "cold_reads", "crash_in_vote", "crash_in_turn", "harass", "figure_8", "power",
-    "late_words",
+    "late_words", "horizon", "crash_in_reset",
 )  # fmt: skip
 CLASSES: Final = (*MEAN_MS, *OTHER_CLASSES)
-#: They end with a node that fetches everything again, which a group that deleted its first segments cannot give yet.
-_LOSES_LOG: Final = ("wipe", "old_disk", "bit_flip", "misdirect", "read_error", "disk_error")
 _DISK: Final = (
     "disk_error", "disk_full", "slow_disk", "read_error", "bit_flip", "misdirect", "wipe", "old_disk",
 )  # fmt: skip
@@ -63,10 +61,11 @@ class Faults:
             mean = rng.randint(*bounds)
             if rng.random() < 0.5:
                 self.mean_ms[name] = mean
-        if any(name in self.mean_ms for name in _LOSES_LOG) or not world.is_sync:
-            self.mean_ms.pop("compact", None)
+        self.keep_ms = rng.choice((0, 0, 300, 2000))
+        self.need_bytes = rng.choice((1, 10_000, 1 << 40))
         self.crash_in_vote = rng.choice((0.0, 0.0, 0.2))
         self.crash_in_turn = rng.choice((0.0, 0.0, 0.002, 0.02))
+        self.crash_in_reset = rng.choice((0.0, 0.0, 0.3, 0.7))
         self.harass_leaders = rng.choice((0.0, 0.0, 0.8))
         self.harass_ms = rng.choice((30, 200, 1000))
         self.mean_ms["propose"] = rng.choice((15, 40, 150))
@@ -80,6 +79,8 @@ class Faults:
             self._prefer_figure_8()
         elif rng.random() < 0.2 and "late_words" not in without:
             self._prefer_late_words()
+        elif rng.random() < 0.35 and "horizon" not in without:
+            self._prefer_a_near_horizon()
         self.skews_clocks = rng.random() < 0.3 and "skew" not in without
         self._leave_out()
 
@@ -92,6 +93,7 @@ class Faults:
         self.cold_share = 0.0 if "cold_reads" in without else self.cold_share
         self.crash_in_vote = 0.0 if "crash_in_vote" in without else self.crash_in_vote
         self.crash_in_turn = 0.0 if "crash_in_turn" in without else self.crash_in_turn
+        self.crash_in_reset = 0.0 if "crash_in_reset" in without else self.crash_in_reset
         self.harass_leaders = 0.0 if "harass" in without else self.harass_leaders
         self.power_share = 0.0 if "power" in without else self.power_share
 
@@ -110,6 +112,19 @@ class Faults:
         network.delay_us = (200, 20_000)
         network.straggle, network.straggle_us = self.rng.choice((0.1, 0.3)), 4000 * MS
         network.loss, network.held = 0.0, 0.8
+
+    def _prefer_a_near_horizon(self) -> None:
+        """The log is short: whoever is away for a moment finds that what it needs is deleted."""
+        world, rng = self.world, self.rng
+        world.segment_size, world.checkpoint_ms, world.delete_per_second = 4096, 200, 1000.0
+        self.keep_ms, self.need_bytes = 0, 1 << 40
+        self.entry_bytes = 400
+        self.mean_ms |= {
+            "propose": 15,
+            "compact": rng.choice((100, 300)),
+            "cut": 1500,
+            "crash": rng.choice((1000, 4000)),
+        }
 
     def _draw_network(self) -> None:
         rng, network = self.rng, self.world.network
@@ -208,6 +223,13 @@ class Faults:
         if self.active and self.rng.random() < 10 * self.crash_in_turn and not self._is_quiet():
             self.world.later(self.rng.randint(0, max(0, end - self.world.now)), node.name, "crash")
 
+    def on_reset(self, node: SimNode, within_us: int) -> None:
+        """A node fetches, decides on or installs a reset: it may end at any of its steps, or the leader may."""
+        if self.active and self.rng.random() < self.crash_in_reset and not self._is_quiet():
+            leader = self.world.leader()
+            victim = leader if leader is not None and self.rng.random() < 0.3 else node
+            self.world.later(self.rng.randint(0, within_us), victim.name, "crash")
+
     def on_promoted(self, node: SimNode) -> None:
         """A node has fetched everything again: now its former disk may come back."""
         if self.active and "old_disk" in self.mean_ms and self.rng.random() < 0.5:
@@ -269,20 +291,10 @@ class Faults:
         node.life.pump()
 
     def compact(self) -> None:
-        """Delete segments that every node has on disk and has applied (a reset is not simulated)."""
-        lives = [node.life for node in self.world.nodes.values()]
-        safe = 1 << 60
-        for life in lives:
-            if life is None or life.core.fault is not None or not life.core.is_voter:
-                return
-            safe = min(safe, life.applied, int(life.core.stable_index))
-        first = LogIndex(self.rng.randint(1, safe + 1))
-        for node, life in zip(self.world.nodes.values(), lives, strict=True):
-            assert life is not None
-            if life.log.delete_segments_before(first):
-                life.core.compacted(life.log.first_index)
-                node.checkpoint = max(node.checkpoint, int(life.log.first_index) - 1)
-                life.disk.on_background(None)
+        """A leader finds that old segments must go, whoever still needs them."""
+        for node in self.running():
+            if node.life is not None and node.life.leads:
+                node.life.retention.decide(self.need_bytes, self.keep_ms)
 
     # --- the villain ---------------------------------------------------------------------------------------------
     def crash(self) -> None:

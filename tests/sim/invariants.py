@@ -85,6 +85,8 @@ class Invariants:
         """A message left a node."""
         if node.core.fault is not None:
             raise InvariantError(f"P15: {node.name} speaks after its disk failed")
+        if node.name in node.world.horizon.decided:
+            raise InvariantError(f"I14: {node.name} speaks in the middle of a reset")
         if isinstance(message, RequestVote | RequestVoteReply):
             if message.pre_vote:
                 return

@@ -26,7 +26,6 @@ from ledgermq.raft.errors import (
 )
 from ledgermq.raft.hello import Hello
 from ledgermq.raft.log_time import LogTime
-from ledgermq.raft.log_view import LogView
 from ledgermq.raft.messages import AppendEntries, Heartbeat, Message
 from ledgermq.raft.outputs import (
     Accepted,
@@ -36,15 +35,19 @@ from ledgermq.raft.outputs import (
     LeaderChanged,
     Output,
     Persist,
+    ResetOffered,
     Role,
 )
 from ledgermq.raft.storage import RaftStorage
+from ledgermq.raft.storage_opening import view_of
 from ledgermq.raft.types import LogIndex, NodeId, Term
 from ledgermq.raft.wire import decode, encode_append, encode_control
 from ledgermq.raft.wire_batch import WireBatch
 
 from .disk_work import DiskWork
 from .membership import AIM, Membership
+from .resets import SimResets, SimTransfer
+from .retention import Checkpoints, Retention
 
 if TYPE_CHECKING:
     from .node import SimNode
@@ -71,14 +74,12 @@ class Life:
         self.storage = storage
         self.log = log = storage.log
         self.peers = [peer.node_id for peer in node.config.peers]
-        view = LogView(
-            first_index=log.first_index,
-            base_term=log.prev_term,
-            term_runs=tuple(log.term_runs()),
-            last_index=log.last_index,
-            stable_index=log.last_index,
-            applied_index=LogIndex(node.checkpoint),
-        )
+        self.loop = node.loop
+        self.state = node.parts.state_class()
+        if node.saved.state:
+            self.state.install(node.saved.state)
+        self.whole_from = int(SimTransfer(node).needs_entries_to)  # below it the state is being rebuilt
+        view = view_of(log, LogIndex(node.saved.applied), LogIndex(self.whole_from))
         rng = random.Random(node.rng.getrandbits(32))
         self.core: RaftCore = node.parts.core_class(node.config.core_config(), storage.hard_state, view, rng)
         self.log_time = LogTime()
@@ -87,7 +88,8 @@ class Life:
         self.membership = Membership(self)
         self.seen_commit = int(self.core.commit_index)
         self.seen_stable = -1
-        self.applied = node.checkpoint
+        self.applied = node.saved.applied
+        self._noop_index = 0  # of the term that this node leads
         self.last_persist_seq = 0
         self.reads: dict[object, int] = {}
         self._batch: WireBatch | None = None
@@ -96,13 +98,17 @@ class Life:
         self._applying_cold = False
         self.faulted = False
         self.disk = DiskWork(self)
+        self.resets = SimResets(self)
+        self.checkpoints = Checkpoints(self)
+        self.retention = Retention(self)
         self.handlers: dict[str, Callable[[Any], None]] = {
             "tick": self.on_tick, "frame": self.on_frame, "greet": self.on_greet, "report": self.on_report,
             "greeting": self.membership.on_greeting, "stored": self.membership.on_stored,
             "identified": self.membership.on_identified, "cold_read": self.on_cold_read,
             "cold_apply": self.on_cold_apply, "disk_failed": self.on_disk_failed, "turn": self.disk.on_turn,
             "flushed": self.disk.on_flushed, "sync": self.disk.on_sync, "synced": self.disk.on_synced,
-            "background": self.disk.on_background,
+            "background": self.disk.on_background, "unlink": self.retention.on_unlink,
+            "reset_stop": self.resets.on_stop, "reset_start": self.resets.on_start,
         }  # fmt: skip
 
     def begin(self) -> None:
@@ -111,6 +117,8 @@ class Life:
         self.membership.greet_all()
         self.later(2000 * MS, "report")
         self.disk.begin()
+        self.checkpoints.begin()
+        self.retention.begin()
         self.membership.advance()
 
     def later(self, delay_us: int, kind: str, payload: Any = None) -> None:
@@ -177,18 +185,23 @@ class Life:
 
     def propose(self, sizes: list[int]) -> bool:
         """Propose entries with payloads of these sizes; return whether they were taken."""
-        sizes = [min(size, self.log.max_entry_size - 64) for size in sizes]
-        log_sizes = [entry_size(size) for size in sizes]
+        payloads = []
+        for size in sizes:
+            value, size = self.world.next_value(), min(size, self.log.max_entry_size - 64)
+            payloads.append(value.to_bytes(8, "little")[: min(8, size)].ljust(size, b"%d" % (value % 10)))
+        return self.propose_payloads(payloads)
+
+    def propose_payloads(self, payloads: list[bytes], *, urgent: bool = False) -> bool:
+        """Propose an entry with each of these; return whether they were taken."""
+        log_sizes = [entry_size(len(payload)) for payload in payloads]
         try:
-            self.log.check_proposal(sum(log_sizes), urgent=False)
+            self.log.check_proposal(sum(log_sizes), urgent=urgent)
         except DiskFullError:
             return False
         answer = self.core.propose(log_sizes)
         if not isinstance(answer, Accepted):
             return False
-        for place, size in enumerate(sizes):
-            value = self.world.next_value()
-            payload = value.to_bytes(8, "little")[: min(8, size)].ljust(size, b"%d" % (value % 10))
+        for place, payload in enumerate(payloads):
             index = LogIndex(answer.first_index + place)
             try:
                 self._stage(EntryKind.RECORDS, [payload], index, answer.term)
@@ -243,6 +256,7 @@ class Life:
         changed = False
         for event in output.events:
             if isinstance(event, BecameLeader):
+                self._noop_index = event.noop_index
                 world.invariants.on_leader(self.node, event)
                 world.promises.on_leader(self.node)
                 if event.noop_index:  # a mutant has none
@@ -250,6 +264,10 @@ class Life:
                 world.faults.on_leader(self.node)
             elif isinstance(event, Faulted) and not self.faulted:
                 world.promises.on_fault(self.node, event.reason)
+            elif isinstance(event, ResetOffered):
+                self._after.append(partial(self.resets.offered, event))
+            elif isinstance(event, LeaderChanged):
+                self._after.append(partial(self.resets.leader_changed, event.leader_id, event.term))
             changed = changed or isinstance(event, LeaderChanged | CaughtUp)
         if output.persist is not None and core.fault is None:
             self._persist(output.persist)
@@ -415,7 +433,12 @@ class Life:
         header: EntryHeader
         for header, payload in entries:
             self.world.invariants.on_apply(self.node, header, payload)
+            if header.index > self.state.last_applied:  # else it is part of the state that came with a reset
+                self.state.apply((header, payload))
+                self.world.horizon.on_applied(self.node, self.state)
         self.applied = entries[-1][0].index
+        if self.is_ready:
+            self.world.horizon.on_ready(self.node, self.state.log_start)
 
     # --- the end -------------------------------------------------------------------------------------------------
     def fail(self, reason: str, *, full: bool = False) -> None:
@@ -427,6 +450,11 @@ class Life:
         self.core.storage_failed(reason)
         self.disk.broken = True
         self.pump()
+
+    @property
+    def is_ready(self) -> bool:
+        """This node leads and has applied the first entry of its term."""
+        return self.leads and self.applied >= self._noop_index > 0
 
     @property
     def leads(self) -> bool:

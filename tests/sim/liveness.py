@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .world import World
 
 SECOND = 1_000_000
-SETTLE_US = 20 * SECOND  # a healed core must be in agreement within this
+SETTLE_US = 40 * SECOND  # a healed core must be in agreement within this
 STEADY_US = 3 * SECOND
 
 

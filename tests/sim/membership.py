@@ -121,6 +121,15 @@ class Membership:
         else:
             self._admit(greeting, hello)
 
+    async def admit(self, hello: Hello) -> Refusal | None:
+        """Judge the greeting that comes with a call; an incarnation that is not stored yet has to greet first."""
+        refusal = refusal_of(self.hello(), hello, self._members) or self._record.refusal_of(hello)
+        if refusal is None and self._record.would_change(hello):
+            refusal = Refusal(RefusalKind.INCARNATION, f"{hello.node_id} is not known yet")
+        if refusal is None and hello.standing is Standing.LEARNER:
+            self._life.peer_replaced(hello.node_id)
+        return refusal
+
     def _read(self, greeting: Greeting) -> Hello | None:
         if not greeting.is_answer:
             return Hello.from_proto(pb.Hello.FromString(greeting.hello))

@@ -12,17 +12,23 @@ from typing import TYPE_CHECKING
 
 from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.core import RaftCore
-from ledgermq.raft.errors import DamagedLogError, DataFolderError
+from ledgermq.raft.errors import DamagedLogError, DataFolderError, DiskFullError
+from ledgermq.raft.reset_install import ResetPlan
 from ledgermq.raft.storage import Machine, RaftStorage, StorageConfig, create_data_folder, open_storage
-from ledgermq.raft.storage_opening import open_node_storage, storage_config
-from ledgermq.raft.types import NodeId
+from ledgermq.raft.storage_opening import check_state_fits, open_node_storage, storage_config
+from ledgermq.raft.types import LogIndex, NodeId
 from tests.power_cut import Keep
 
+from . import retention
 from .atlas import POWER_LOST
+from .calls import Port
 from .clock import SimClock
 from .disk_image import DiskImage
 from .life import Life
+from .loop import SimLoop
 from .parts import Parts
+from .resets import SimTransfer
+from .retention import Saved
 
 if TYPE_CHECKING:
     from .world import World
@@ -73,7 +79,10 @@ class SimNode:
         self.starting = False
         self.last_core: RaftCore | None = None
         self.incarnation = 0  # of the folder as last opened
-        self.checkpoint = 0  # applied state that survives
+        self.loop: SimLoop | None = None  # of the process that runs or starts
+        self.port: Port | None = None
+        self.saved = Saved()  # the checkpoint as last read from the disk
+        self.installed: ResetPlan | None = None  # the reset that this start finished
         self.promised = (0, 0)  # (index, checksum) that recovery must find again; index 0: nothing
         self.wants_rejoin = False
         self.wants_new_disk = False
@@ -145,21 +154,32 @@ class SimNode:
         """Open the data folder; the node is there when the disk is done with it."""
         self.life_number += 1
         self.starting = True
+        self.loop, self.port, self.installed = SimLoop(self), Port(), None
         self.config = self._config(rejoin=self.wants_rejoin and len(self.world.names) > 1)
         held = self.image.known() if self.wants_rejoin else {}
         try:
-            storage = open_node_storage(self.config, self.files, settings=self.settings())
+            storage = self._open()
         except (DataFolderError, DamagedLogError) as error:
             self.world.on_start_refused(self, error)
             return
-        except OSError as error:
+        except (OSError, DiskFullError) as error:
             self.world.on_start_failed(self, error)
             return
+        finally:
+            if self.installed is not None:  # what was durable before is gone, by a durable decision
+                self.promised = (0, 0)
         self.is_refetched = self.is_refetched or storage.log.last_index < storage.log.first_index
         if storage.incarnation != self.incarnation:
             self._begin_again(held, storage.incarnation)
         delay = max(0, self.files.busy_until - self.world.now)
         self.world.later(delay, self.name, "started", storage)
+
+    def _open(self) -> RaftStorage:
+        install = SimTransfer(self).install
+        storage = open_node_storage(self.config, self.files, install, settings=self.settings())
+        self.saved = retention.load(self.files, self.config.data_dir)
+        check_state_fits(self.config, LogIndex(self.saved.applied), storage.log)
+        return storage
 
     def _begin_again(self, held: dict[int, int], incarnation: int) -> None:
         """The folder is a new one: what the old one held was acknowledged, and is gone."""
@@ -171,15 +191,17 @@ class SimNode:
             self.world.promises.on_lost_disk(self)
         self.incarnation = incarnation
         self.promised = (0, 0)
-        self.checkpoint = 0
 
     def on_started(self, storage: RaftStorage) -> None:
         """Recovery is done."""
         self.starting = False
         self.wants_rejoin = False
         self.life = Life(self, storage)
+        self.world.horizon.on_life(self)
         self.world.invariants.on_restart(self)
         self.world.promises.on_restart(self)
+        if self.installed is not None:
+            self.world.horizon.on_installed(self)
         self.life.begin()
         self.life.pump()
 
@@ -192,6 +214,11 @@ class SimNode:
         if self.life is not None:
             self._remember(self.life, power=keep is not None)
             self.life = None
+        if self.loop is not None:
+            self.loop.kill()
+        self.port = None
+        self.world.calls.process_ended(self)
+        self.world.horizon.on_life(self)
         self.files.crash(keep)
         if keep is not None:
             self.machine.power_on()
@@ -207,8 +234,6 @@ class SimNode:
             self.ghosts.append({i: chain for i in indexes if (chain := chain_of(core, i)) is not None})
         known = chain_of(core, stable)
         self.promised = (stable, known) if known is not None else (0, 0)
-        newest = max(self.checkpoint, min(life.applied, stable))
-        self.checkpoint = self.rng.randint(max(self.checkpoint, int(core.first_index) - 1), newest)
 
     def lose_disk(self) -> None:
         """What is on the disk counts as acknowledged, and is about to be gone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,24 +10,31 @@ from typing import Any
 from ledgermq.raft.core import RaftCore
 
 from .file_system import SimFileSystem
+from .state import DigestState, SimState
+
+Patch = tuple[Any, str, Any]
+"""Owner, name of an attribute, replacement."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """`patches` are (owner, name of an attribute, replacement): `(LogWriter, "sync", lies)`."""
+    """`patches`: `(LogWriter, "sync", lies)`."""
 
     core_class: type[RaftCore] = RaftCore
     file_system_class: type[SimFileSystem] = SimFileSystem
-    patches: tuple[tuple[Any, str, Any], ...] = ()
+    patches: tuple[Patch, ...] = ()
+    state_class: Callable[[], SimState] = DigestState
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Patch, and put back what was there."""
-        before = [(owner, name, owner.__dict__[name]) for owner, name, _ in self.patches]
-        for owner, name, replacement in self.patches:
+
+@contextmanager
+def patched(*patches: Sequence[Patch]) -> Iterator[None]:
+    """Patch for the length of a run, and put back what was there."""
+    before: list[Patch] = []
+    try:
+        for owner, name, replacement in (patch for several in patches for patch in several):
+            before.append((owner, name, owner.__dict__[name]))
             setattr(owner, name, replacement)
-        try:
-            yield
-        finally:
-            for owner, name, original in reversed(before):
-                setattr(owner, name, original)
+        yield
+    finally:
+        for owner, name, original in reversed(before):
+            setattr(owner, name, original)

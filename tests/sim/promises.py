@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ledgermq.raft.hello import Standing
 from ledgermq.raft.messages import AppendEntriesReply, HeartbeatReply, Message, RequestVote, RequestVoteReply
 from ledgermq.raft.outputs import Role
 
@@ -88,7 +89,10 @@ class Promises:
     def on_restart(self, node: SimNode) -> None:
         """A node read its disk: is the vote that it told of there?"""
         core = node.core
-        if not core.is_voter:
+        assert node.life is not None
+        if (
+            node.life.membership.standing is Standing.LEARNER
+        ):  # a new node has nothing that it could have lost
             self._must_hold[node.name] = self._invariants.max_committed
         if node.name in self._atlas.hurt:
             return

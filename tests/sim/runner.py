@@ -37,6 +37,8 @@ class Outcome:
     committed: int
     crashes: int
     rejoins: int
+    resets: int
+    segments_deleted: int
     trace: int
     flush: str
     happened: dict[str, int]
@@ -70,6 +72,8 @@ def run_seed(
         world.invariants.max_committed,
         world.faults.crashes,
         world.rejoins,
+        world.horizon.resets,
+        world.segments_deleted,
         world.trace & 0xFFFFFFFFFFFFFFFF,
         world.flush,
         dict(world.faults.happened),
@@ -165,6 +169,8 @@ class Total:
     committed: int = 0
     crashes: int = 0
     rejoins: int = 0
+    resets: int = 0
+    segments_deleted: int = 0
     violations: list[int] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
@@ -175,13 +181,16 @@ class Total:
         self.committed += outcome.committed
         self.crashes += outcome.crashes
         self.rejoins += outcome.rejoins
+        self.resets += outcome.resets
+        self.segments_deleted += outcome.segments_deleted
         if outcome.error:
             self.violations.append(outcome.seed)
 
     def __str__(self) -> str:
         return (
             f"{self.seeds:,} seeds, {self.events:,} events, {self.disk_calls:,} disk calls, {self.committed:,} entries,"
-            f" {self.crashes:,} crashes, {self.rejoins:,} rejoins, {len(self.violations)} violations"
+            f" {self.crashes:,} crashes, {self.rejoins:,} rejoins, {self.resets:,} resets, {self.segments_deleted:,} segments"
+            f" deleted, {len(self.violations)} violations"
         )
 
 
@@ -236,7 +245,17 @@ def sum_of(book: Path) -> dict[str, Total]:
     totals: dict[str, Total] = {}
     for line in read_book(book):
         total = totals.setdefault(line["commit"], Total())
-        for name in ("seeds", "events", "disk_calls", "committed", "crashes", "rejoins"):
-            setattr(total, name, getattr(total, name) + line[name])
+        counts = (
+            "seeds",
+            "events",
+            "disk_calls",
+            "committed",
+            "crashes",
+            "rejoins",
+            "resets",
+            "segments_deleted",
+        )
+        for name in counts:  # older lines have fewer
+            setattr(total, name, getattr(total, name) + line.get(name, 0))
         total.violations += line["violations"]
     return totals

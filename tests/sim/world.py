@@ -18,13 +18,16 @@ from ledgermq.raft.errors import NewerFolderError
 from ledgermq.raft.types import NodeId
 
 from .atlas import Atlas
+from .calls import Calls
 from .faults import MS, Faults
+from .horizon import Horizon
 from .invariants import InvariantError, Invariants
 from .liveness import Liveness
 from .network import Network
 from .node import SimNode
-from .parts import Parts
+from .parts import Parts, patched
 from .promises import Promises
+from .resets import simulated_modules
 
 SECOND = 1_000_000
 SAFETY_US = 15 * SECOND
@@ -32,6 +35,8 @@ MAX_EVENTS = 3_000_000  # of one run; more means that it runs in circles
 CROWDED = 200  # messages on their way to a node from which on none is repeated
 #: Events of a node that is not running yet, or of the villain about it.
 _OUTSIDE = ("started", "crash", "isolate", "cut_off")
+#: Steps of coroutines, of a node that runs or starts; they are not counted as events.
+_OF_LOOPS = ("loop", "call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class Result:
     crashes: int
     reads: int
     rejoins: int
+    resets: int
+    segments_deleted: int
     equal_bytes: int  # compared between the disks at the end (I11)
     trace: int
 
@@ -77,6 +84,9 @@ class World:
         self.refusals = 0
         self.rejoins = 0
         self.bad_entries = 0
+        self.segments_deleted = 0
+        self.steps = 0  # of the loops of all nodes
+        self.defect: BaseException | None = None  # the first one that code under test might have swallowed
         count = rng.choice((3, 3, 3, 5, 5, 1) if seed % 10 == 0 else (3, 5))
         self.names = [f"n{i + 1}" for i in range(count)]
         self.flush = rng.choice(("sync", "sync", "sync", "async_timed", "async_notify"))
@@ -102,9 +112,15 @@ class World:
         self.atlas = Atlas(self.names)
         self.invariants = Invariants(self.nodes, self.atlas)
         self.promises = Promises(self.invariants)
+        self.horizon = Horizon(self.invariants)
+        self.calls = Calls(self, random.Random(rng.getrandbits(64)))
+        self.checkpoint_ms = rng.choice((200, 1000, 4000))
+        self.delete_per_second = rng.choice((2.0, 20.0, 1000.0))
+        self.piece_bytes = rng.choice((50, 300, 1 << 18))
+        self._modules = simulated_modules(self)
         self.faults = Faults(self, without, quiet)
         self.is_new_group = rng.random() < 0.15
-        with self.parts.applied():
+        with patched(self._modules, self.parts.patches):
             self._make_nodes()
 
     @property
@@ -133,11 +149,16 @@ class World:
     # --- running -----------------------------------------------------------------------------------------------
     def run(self) -> Result:
         """Run both phases. Raises: InvariantError, SimulationError (an AssertionError both)."""
-        with self.parts.applied():
-            self.faults.start()
-            self.run_until(SAFETY_US)
-            Liveness(self).run()
-            equal = self.invariants.compare_disks()
+        with patched(self._modules, self.parts.patches):
+            try:
+                self.faults.start()
+                self.run_until(SAFETY_US)
+                Liveness(self).run()
+                equal = self.invariants.compare_disks()
+            finally:
+                for node in self.nodes.values():
+                    if node.loop is not None:
+                        node.loop.kill()
         return Result(
             self.seed,
             len(self.names),
@@ -149,6 +170,8 @@ class World:
             self.faults.crashes,
             self.reads_served,
             self.rejoins,
+            self.horizon.resets,
+            self.segments_deleted,
             equal,
             self.trace & 0xFFFFFFFFFFFFFFFF,
         )
@@ -187,6 +210,14 @@ class World:
         self.reads_asked += 1
         return self.reads_asked
 
+    def node_of(self, data: Path) -> SimNode:
+        """The node whose data folder that is."""
+        return next(node for node in self.nodes.values() if node.config.data_dir == data)
+
+    def note_defect(self, error: BaseException) -> None:
+        """Something broke where the code under test may go on: the run ends at the next step."""
+        self.defect = self.defect or error
+
     def leader(self) -> SimNode | None:
         """The node that leads the highest term, if it is up."""
         leaders = [n for n in self.nodes.values() if n.life is not None and n.life.leads]
@@ -201,6 +232,8 @@ class World:
         node.start()
         if node.starting:
             self.faults.on_recovery(node, node.files.busy_until)
+            if node.installed is not None:
+                self.faults.on_reset(node, max(1, node.files.busy_until - self.now))
 
     # --- what nodes tell -----------------------------------------------------------------------------------------
     def on_fault(self, node: SimNode, reason: str, *, full: bool) -> None:
@@ -256,7 +289,9 @@ class World:
             node = nodes[name]
             if life not in (-1, node.life_number):
                 continue
-            if kind in _OUTSIDE:
+            if kind in _OF_LOOPS:
+                self._step(node, kind, payload)
+            elif kind in _OUTSIDE:
                 self._happen_outside(node, kind, payload)
             elif node.life is not None:
                 self._happen(node, kind, payload)
@@ -276,9 +311,24 @@ class World:
         else:
             self.faults.cut_off(node, payload)
 
+    def _step(self, node: SimNode, kind: str, payload: Any) -> None:
+        if self.now < node.paused_until:
+            self.later(node.paused_until - self.now, node.name, kind, payload)
+            return
+        self.steps += 1
+        if kind == "call":
+            self.calls.on_packet(node, payload)
+        else:
+            assert node.loop is not None
+            node.loop.run(payload)
+        self.invariants.after(node)
+        if self.defect is not None:
+            raise self.defect
+        self.trace = hash((self.trace, self.now, self._place[node.name], self.steps, node.files.calls))
+
     def _happen(self, node: SimNode, kind: str, payload: Any) -> None:
         self.events += 1
-        if self.events > MAX_EVENTS:
+        if self.events > MAX_EVENTS or self.steps > MAX_EVENTS:
             raise InvariantError(f"I10 liveness: {MAX_EVENTS:,} events and no end: {self.describe()}")
         life = node.life
         assert life is not None

@@ -1,0 +1,260 @@
+"""gRPC calls between simulated nodes: streams in order, over links that lose, delay and cut.
+
+Owns: what a connection makes of the network: it repeats what is lost, never reorders, and breaks when it cannot get
+through, or when a process at an end of it dies; each side hears of that some time later. The code under test finds its
+usual names (`insecure_channel`, method handlers, AioRpcError).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import grpc
+import grpc.aio
+
+from ledgermq.raft.out_stream import END_OF_STREAM
+
+from .loop import SimLoop
+
+if TYPE_CHECKING:
+    from .node import SimNode
+    from .world import World
+
+MS = 1000
+_BREAKS = 0.3  # share of lost frames after which a connection is given up
+_CUT_OFF = object()  # to the server: the caller is gone
+
+
+class _Details(NamedTuple):
+    method: str
+
+
+class Port:
+    """What one life of a node serves."""
+
+    def __init__(self) -> None:
+        self._handlers: list[Any] = []
+
+    def serve_also(self, handler: grpc.GenericRpcHandler[Any, Any]) -> None:
+        """Serve more."""
+        self._handlers.append(handler)
+
+    def find(self, method: str) -> Any:
+        """Return the handler of a method, None when it is not served."""
+        found = (handler.service(_Details(method)) for handler in self._handlers)
+        return next((handler for handler in found if handler is not None), None)
+
+
+class Packet(NamedTuple):
+    """Something for one end of a call."""
+
+    call: Call
+    to_server: bool
+    item: Any
+
+
+class Calls:
+    """All calls of a run."""
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self.world = world
+        self.rng = rng
+        self.broken = 0
+        self._open: list[Call] = []
+
+    def grpc_module(self) -> SimpleNamespace:
+        """Return what stands for the module grpc in the code under test."""
+        return SimpleNamespace(
+            aio=SimpleNamespace(insecure_channel=self._channel, AioRpcError=grpc.aio.AioRpcError),
+            unary_unary_rpc_method_handler=grpc.unary_unary_rpc_method_handler,
+            unary_stream_rpc_method_handler=grpc.unary_stream_rpc_method_handler,
+            method_handlers_generic_handler=grpc.method_handlers_generic_handler,
+        )
+
+    def _channel(self, address: str, options: Any = None) -> Channel:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        return Channel(self, loop, self.world.nodes[address.partition(":")[0]])
+
+    def open(self, call: Call, raw: bytes) -> None:
+        """Send the request of a new call."""
+        self._open.append(call)
+        if call.server.port is None:
+            self.cut(call)  # refused
+        else:
+            self.put(call, raw, to_server=True)
+
+    def put(self, call: Call, item: Any, *, to_server: bool) -> int:
+        """Send a frame; return when it arrives (microseconds)."""
+        world, rng = self.world, self.rng
+        ends = (call.client.node.name, call.server.name)
+        source, target = ends if to_server else ends[::-1]
+        delays = world.network.deliveries(source, target, world.now)
+        if delays:
+            delay = delays[0]
+        elif rng.random() < _BREAKS:
+            self.cut(call)
+            return world.now
+        else:
+            delay = rng.randint(200, 1500) * MS  # the transport sends it again
+        at = max(call.last[to_server] + 1, world.now + delay)
+        call.last[to_server] = at
+        world.later(at - world.now, target, "call", Packet(call, to_server, item))
+        return at
+
+    def cut(self, call: Call) -> None:
+        """The connection is gone; both ends notice."""
+        if self.end(call):
+            self.broken += 1
+            gone = grpc.aio.AioRpcError(
+                grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "connection lost"
+            )
+            self._tell(call, gone, to_server=False)
+            self._tell(call, _CUT_OFF, to_server=True)
+
+    def hang_up(self, call: Call) -> None:
+        """The caller wants no more."""
+        if self.end(call):
+            self._tell(call, _CUT_OFF, to_server=True)
+
+    def end(self, call: Call) -> bool:
+        """Forget a call; return whether it was open."""
+        if call not in self._open:
+            return False
+        self._open.remove(call)
+        return True
+
+    def _tell(self, call: Call, item: Any, *, to_server: bool) -> None:
+        name = call.server.name if to_server else call.client.node.name
+        self.world.later(self.rng.randint(1, 2000) * MS, name, "call", Packet(call, to_server, item))
+
+    def process_ended(self, node: SimNode) -> None:
+        """The connections of a node break."""
+        for call in [call for call in self._open if node in (call.server, call.client.node)]:
+            self.cut(call)
+
+    def on_packet(self, node: SimNode, packet: Packet) -> None:
+        """A frame arrived."""
+        call = packet.call
+        if packet.to_server:
+            call.at_server(node, packet.item)
+        else:
+            if packet.item is END_OF_STREAM:
+                self.end(call)
+            call.at_client(packet.item)
+
+
+class Channel:
+    """Stands for grpc.aio.Channel."""
+
+    def __init__(self, calls: Calls, loop: SimLoop, server: SimNode) -> None:
+        self._calls = calls
+        self._loop = loop
+        self._server = server
+        self._mine: list[Call] = []
+
+    def unary_stream(self, method: str) -> Callable[[bytes], Call]:
+        """Return what opens a stream of frames."""
+        return lambda raw: self._open(method, raw)
+
+    def unary_unary(
+        self,
+        method: str,
+        request_serializer: Callable[[Any], bytes],
+        response_deserializer: Callable[[bytes], Any],
+    ) -> Callable[..., Awaitable[Any]]:
+        """Return what asks and waits for one answer."""
+
+        async def ask(request: Any, timeout: float) -> Any:
+            call = self._open(method, request_serializer(request))
+            try:
+                async with asyncio.timeout(timeout):
+                    return response_deserializer(await call.read())
+            except TimeoutError:
+                late = grpc.StatusCode.DEADLINE_EXCEEDED
+                raise grpc.aio.AioRpcError(late, grpc.aio.Metadata(), grpc.aio.Metadata(), "late") from None
+            finally:
+                self._calls.hang_up(call)
+
+        return ask
+
+    async def close(self, grace: float | None) -> None:
+        """End the calls."""
+        for call in self._mine:
+            self._calls.hang_up(call)
+
+    def _open(self, method: str, raw: bytes) -> Call:
+        call = Call(self._calls, self._loop, self._server, method)
+        self._mine.append(call)
+        self._calls.open(call, raw)
+        return call
+
+
+@dataclass(eq=False)
+class Call:
+    """One call: the caller's `read`, and the task that answers."""
+
+    calls: Calls
+    client: SimLoop
+    server: SimNode
+    method: str
+    last: list[int] = field(
+        default_factory=lambda: [0, 0]
+    )  # arrival of the last frame, to the client, to the server
+    _inbox: deque[Any] = field(default_factory=deque)
+    _waiter: asyncio.Future[None] | None = None
+    _task: asyncio.Task[None] | None = None
+
+    async def read(self) -> Any:
+        """Return the next frame, END_OF_STREAM behind the last. Raises: AioRpcError."""
+        while not self._inbox:
+            self._waiter = self.client.create_future()
+            await self._waiter
+        item = self._inbox.popleft()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def at_client(self, item: Any) -> None:
+        """A frame, the end, or an error arrived."""
+        self._inbox.append(item)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def at_server(self, node: SimNode, item: Any) -> None:
+        """The request arrived, or the end of the connection was noticed."""
+        if item is _CUT_OFF:
+            if self._task is not None:
+                self._task.cancel()
+            return
+        handler = node.port.find(self.method) if node.port is not None else None
+        if handler is None:
+            self.calls.cut(self)
+        else:
+            assert node.loop is not None
+            self._task = node.loop.create_task(self._serve(handler, item))
+
+    async def _serve(self, handler: Any, raw: bytes) -> None:
+        if handler.response_streaming:
+            frames = handler.unary_stream(raw, None)
+            try:
+                async for frame in frames:
+                    await self._send(frame)
+            finally:
+                await frames.aclose()
+        else:
+            answer = await handler.unary_unary(handler.request_deserializer(raw), None)
+            await self._send(handler.response_serializer(answer))
+        self.calls.put(self, END_OF_STREAM, to_server=False)
+
+    async def _send(self, frame: bytes) -> None:
+        """Send a frame; now and then the window is full, and it is waited until it arrived."""
+        at = self.calls.put(self, frame, to_server=False)
+        if self.calls.rng.random() < 0.7:
+            await asyncio.sleep(max(0, at - self.calls.world.now) / 1e6)

@@ -1,0 +1,106 @@
+"""What must hold where logs begin above 1: states, beginnings, resets.
+
+I12 the state of a node at an index equals that of every other node there, whatever it was restarted from or reset to
+I13 a segment goes only when the group decided so, and below this node's durable checkpoint; a leader shows no earlier
+    beginning than the leaders before it
+I14 a reset takes away nothing that was committed: what is deleted with the log is part of the state that came, the
+    silent node says nothing, and a majority of durable disks still holds every committed entry
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from .invariants import demand
+
+if TYPE_CHECKING:
+    from ledgermq.raft.reset_install import ResetPlan
+
+    from .invariants import Invariants
+    from .node import SimNode
+    from .state import SimState
+
+GRID = 16  # states are compared at every such index, and wherever a checkpoint is
+
+
+class Horizon:
+    """The memory of one run about states and beginnings."""
+
+    def __init__(self, invariants: Invariants) -> None:
+        self._invariants = invariants
+        self._states: dict[int, int] = {}  # index -> checksum of the state
+        self._agreed = 1  # highest beginning that any node has applied
+        self._shown: dict[
+            int, int
+        ] = {}  # term -> where its leader, when it was ready, said that the log begins
+        self.decided: dict[str, ResetPlan] = {}  # silent since then
+        self.resets = 0
+
+    # --- I12 -----------------------------------------------------------------------------------------------------
+    def on_applied(self, node: SimNode, state: SimState) -> None:
+        """A node applied an entry to a state that is whole."""
+        if state.last_applied % GRID == 0:
+            self.on_capture(node, state.last_applied, state.capture())
+        self._agreed = max(self._agreed, state.log_start)
+
+    def on_capture(self, node: SimNode, index: int, state: bytes) -> None:
+        """This is the state of a node at an index."""
+        mine = crc32c(state)
+        known = self._states.setdefault(index, mine)
+        demand(known == mine, f"I12: the state of {node.name} at entry {index} is not that of the others")
+
+    # --- I13 -----------------------------------------------------------------------------------------------------
+    def on_deleted(self, node: SimNode) -> None:
+        """A node forgot its first segments."""
+        first = int(node.core.first_index)
+        demand(first <= self._agreed, f"I13: {node.name} begins at {first}, agreed was {self._agreed}")
+        if node.name not in node.world.atlas.hurt:
+            saved = node.image.record("checkpoint")
+            covered = saved["applied"] if saved is not None else 0
+            demand(first - 1 <= covered, f"I13: {node.name} deletes up to {first - 1}, checkpoint {covered}")
+
+    def on_ready(self, node: SimNode, log_start: int) -> None:
+        """A leader has applied its first entry: clients see where its log begins."""
+        term = int(node.core.term)
+        earlier = max((start for other, start in self._shown.items() if other < term), default=1)
+        demand(log_start >= earlier, f"I13: {node.name} shows the beginning {log_start} after {earlier}")
+        self._shown[term] = max(log_start, self._shown.get(term, 1))
+
+    # --- I14 -----------------------------------------------------------------------------------------------------
+    def on_decided(self, node: SimNode, plan: ResetPlan) -> None:
+        """A node has the leader's state, and is about to give up its own log for it."""
+        committed = self._invariants.committed
+        base = plan.base_index
+        demand(base in committed, f"I14: {node.name} is reset to {base}, which was never committed")
+        held = max((i for i, crc in node.image.known().items() if committed.get(i) == crc), default=0)
+        demand(held <= base, f"I14: {node.name} gives up the committed entry {held} to be reset to {base}")
+        self.decided[node.name] = plan
+
+    def on_install(self, node: SimNode, plan: ResetPlan, state: bytes) -> None:
+        """The new process found the decision."""
+        demand(
+            len(state) == plan.state_size and self._states.get(plan.state_index) == crc32c(state),
+            f"I14: {node.name} installs what is not the state at entry {plan.state_index}",
+        )
+
+    def on_installed(self, node: SimNode) -> None:
+        """A node runs on what it was reset to: is everything still there?"""
+        self.resets += 1
+        self.check_committed(f"after the reset of {node.name}")
+
+    def check_committed(self, when: str) -> None:
+        """Demand that a majority of durable disks holds all that was ever committed."""
+        invariants = self._invariants
+        index = invariants.max_committed
+        nodes = invariants.nodes.values()
+        holders = [node.name for node in nodes if node.has_durable(index, invariants.committed[index])]
+        demand(
+            2 * len(holders) > len(nodes),
+            f"I14: {when}, entry {index} is durable only on {', '.join(holders) or 'nobody'}",
+        )
+
+    def on_life(self, node: SimNode) -> None:
+        """A process began or ended: it may speak again when it does."""
+        self.decided.pop(node.name, None)

@@ -1,0 +1,187 @@
+"""Resets in the simulation: the real sender, receiver and installer, on simulated loops, calls and disks (D8).
+
+Owns: the state machine's side of a reset, what stops and starts the node when a reset is decided, and what the modules
+find in the place of clocks, gRPC and secrets during a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from ledgermq.raft import log_repair, refetch, reset_install, reset_receiver, reset_sender, segment_pins
+from ledgermq.raft.errors import RaftError, StateTransferError
+from ledgermq.raft.files import FileSystem
+from ledgermq.raft.outputs import ResetOffered
+from ledgermq.raft.reset_install import ResetPlan
+from ledgermq.raft.resets import Resets
+from ledgermq.raft.segment_keeper import LogFolders
+from ledgermq.raft.types import LogIndex, NodeId, Term
+
+from . import retention
+from .file_system import ROOMY
+from .parts import Patch
+from .retention import Saved
+
+if TYPE_CHECKING:
+    from .life import Life
+    from .node import SimNode
+    from .world import World
+
+MS = 1000
+
+
+def simulated_modules(world: World) -> tuple[Patch, ...]:
+    """Return what the modules of a reset and of a repair must find during a run of this world."""
+    rng = world.rng
+    idle, total = rng.choice(((60.0, 1800.0), (0.3, 1800.0), (1.0, 3.0)))
+    head, chunk = rng.choice(((120.0, 30.0), (1.0, 0.5)))
+    clock = SimpleNamespace(monotonic=lambda: world.now / 1e6)
+    grpc_module = world.calls.grpc_module()
+    secrets = SimpleNamespace(randbits=rng.getrandbits)
+
+    def decide(files: FileSystem, folders: LogFolders, plan: ResetPlan) -> None:
+        node = world.node_of(folders.data)
+        world.horizon.on_decided(node, plan)
+        reset_install.decide(files, folders, plan)
+        world.faults.on_reset(node, max(1, node.files.busy_until - world.now))
+
+    def defect(text: str, *_: object, exc_info: Any = None) -> None:
+        world.note_defect(AssertionError(text))
+
+    logger = SimpleNamespace(info=_silent, warning=_silent, error=_silent, exception=defect)
+    return (
+        (reset_sender, "time", clock),
+        (reset_receiver, "time", clock),
+        (reset_receiver, "grpc", grpc_module),
+        (reset_receiver, "decide", decide),
+        (reset_receiver, "logger", logger),
+        (reset_receiver, "HEAD_TIMEOUT_S", head),
+        (reset_receiver, "CHUNK_TIMEOUT_S", chunk),
+        (refetch, "time", clock),
+        (refetch, "grpc", grpc_module),
+        (log_repair, "secrets", secrets),
+        (segment_pins, "IDLE_SECONDS", idle),
+        (segment_pins, "TOTAL_SECONDS", total),
+    )
+
+
+def _silent(*_: object) -> None:
+    pass
+
+
+@dataclass
+class Outgoing:
+    """A checkpoint on its way."""
+
+    index: LogIndex
+    data: bytes
+    piece: int
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        for position in range(0, len(self.data), self.piece):
+            yield self.data[position : position + self.piece]
+
+    def close(self) -> None:
+        pass
+
+
+class SimTransfer:
+    """Implements `ledgermq.raft.state_transfer.StateTransfer` with the node's checkpoint."""
+
+    def __init__(self, node: SimNode) -> None:
+        self._node = node
+
+    @property
+    def needs_entries_to(self) -> LogIndex:
+        saved = self._node.saved
+        return LogIndex(saved.whole_from if saved.whole_from > saved.applied else 0)
+
+    async def open(self, first_index: LogIndex) -> Outgoing:
+        life = self._node.life
+        if life is None:
+            raise StateTransferError("this node is still starting")
+        applied = life.state.last_applied
+        if await life.checkpoints.write_now() < applied:
+            raise StateTransferError("the checkpoint to send could not be written")
+        saved = life.checkpoints.saved
+        known = life.node.parts.state_class()
+        known.install(saved.state)
+        if known.log_start < first_index:
+            raise StateTransferError("the state still counts on entries that are deleted")
+        return Outgoing(LogIndex(saved.applied), saved.state, life.world.piece_bytes)
+
+    def install(self, staged: Path, plan: ResetPlan) -> None:
+        """Replace the checkpoint by what came."""
+        node = self._node
+        file = node.files.open(staged, writable=False)
+        state = file.pread(file.size(), 0)
+        file.close()
+        node.world.horizon.on_install(node, plan, state)
+        node.installed = plan
+        retention.store(node.files, node.config.data_dir, Saved(plan.base_index, plan.state_index, state))
+
+
+class _Driver:
+    """A life carries out what the core says after every input: nothing is ever left to settle."""
+
+    def settle(self) -> None:
+        pass
+
+
+class SimResets:
+    """Both sides of a reset in one life."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        node = life.node
+        assert node.port is not None
+        parts: Any = (_Driver(), node.port, life.membership)
+        self.real = Resets(
+            node.config, node.files, life.core, life.log, *parts, SimTransfer(node),
+            hello=lambda _to: life.membership.hello(), on_decided=self._on_decided, fail=self._fail,
+        )  # fmt: skip
+
+    def offered(self, offer: ResetOffered) -> None:
+        """The leader offers its state."""
+        life = self._life
+        fetches = self.real.is_resetting(life.node.config.node_id)
+        with life.loop.running():
+            self.real.offered(offer)
+        if not fetches and self.real.is_resetting(life.node.config.node_id):
+            life.world.faults.on_reset(life.node, 100 * MS)
+
+    def leader_changed(self, leader: NodeId | None, term: Term) -> None:
+        """Another leader is known, or none."""
+        with self._life.loop.running():
+            self.real.leader_changed(leader, term)
+
+    def _fail(self, reason: str) -> None:
+        self._life.fail(reason, full=self._life.node.files.capacity != ROOMY)
+
+    # --- the node starts again -----------------------------------------------------------------------------------
+    def _on_decided(self) -> None:
+        self._life.later(self._life.node.rng.randint(0, 50) * MS, "reset_stop")
+
+    def on_stop(self, _payload: None) -> None:
+        """The node is closed in order, or just ends."""
+        life = self._life
+        if life.core.fault is None and not life.disk.broken and life.node.rng.random() < 0.5:
+            with suppress(OSError, RaftError):  # the process ends all the same
+                life.storage.close(clean=True)
+        life.disk.broken = True
+        life.when_disk_is_done("reset_start")
+
+    def on_start(self, _payload: None) -> None:
+        """A new process opens the folder."""
+        node = self._life.node
+        node.crash(None)
+        node.world.start_node(node)
