@@ -24,7 +24,10 @@ class Atlas:
     def note(self, name: str, what: str) -> None:
         """A node was hurt."""
         assert name in self.hurt or self.may_hurt(name)
-        self.hurt.setdefault(name, what)
+        if (
+            self.hurt.get(name, POWER_LOST) == POWER_LOST
+        ):  # what damaged the log outlives what only cut its end
+            self.hurt[name] = what
 
     def recovered(self, name: str) -> None:
         """A node votes again, and its log is not the one that was hurt."""

@@ -50,6 +50,7 @@ class DiskImage:
     @property
     def base(self) -> int:
         """Index of the entry before the first one here: what is not above it is part of the state."""
+        self._files.advance()
         if self._is_given_up and (decided := self.record("reset/marker")) is not None:
             return int(decided["first_index"]) - 1  # whatever still lies here, the next start replaces it
         if not self.crcs:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ..raft import storage_trials
-from . import mutants_log, mutants_votes
+from . import mutants_log, mutants_resets, mutants_votes
 from .invariants import InvariantError
 from .mutant_list import MUTANTS, Mutant
 from .mutants_storage import STORAGE_MUTANTS, StorageMutant
@@ -33,7 +33,7 @@ from .world import World
 
 __all__ = ["MUTANTS", "Death", "find", "known_deaths"]
 
-FAMILIES = (mutants_votes, mutants_log)  # importing them registers their mutants
+FAMILIES = (mutants_votes, mutants_log, mutants_resets)  # importing them registers their mutants
 MAX_SEEDS = 1000
 STORAGE_SEEDS = 60
 TARGET_MEDIAN = 50
@@ -178,10 +178,10 @@ def _table(mutants: Sequence[Mutant | StorageMutant], known: dict[str, dict[str,
 
 
 def _row(mutant: Mutant | StorageMutant) -> tuple[int, int, str]:
-    """Sort E, C, K, B, then the rest; C2 before C10."""
+    """Sort E, C, K, B, R, then the rest; C2 before C10."""
     first = mutant.rows.split(",")[0]
     number = first[1:].split(".")[0]
-    return "ECKBP§".index(first[0]), int(number) if number.isdecimal() else 0, mutant.name
+    return "ECKBRP§".index(first[0]), int(number) if number.isdecimal() else 0, mutant.name
 
 
 def _write(section: str, lines: list[str]) -> None:

@@ -1,0 +1,210 @@
+"""Bugs of retention and resets: what could be wrong in the core, in the transfer, in the installation.
+
+Test-only. R1: what a reset decides; R2: what it transfers; R3: how it is installed; R4: what may be deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from ledgermq.raft import reset_install, reset_sender
+from ledgermq.raft.core import RaftCore
+from ledgermq.raft.files import File, FileSystem
+from ledgermq.raft.hard_state import DurableState, HardStateFile
+from ledgermq.raft.messages import AppendEntriesReply, Message
+from ledgermq.raft.outputs import Role
+from ledgermq.raft.progress import ProgressState
+from ledgermq.raft.reset_install import InstallState, ResetPlan
+from ledgermq.raft.reset_receiver import ResetReceiver
+from ledgermq.raft.segment_keeper import LogFolders
+from ledgermq.raft.types import LogIndex, NodeId, Term
+
+from .mutant_list import core_mutant, patch_mutant
+from .retention import Checkpoints
+
+_install, _after, _store = reset_install._install, reset_install._after, ResetReceiver._receive
+_begin_reset = RaftCore.begin_reset
+
+
+@core_mutant("R1, I14")
+class SpeaksInTheMiddleOfAReset(RaftCore):
+    """A follower that decided to give up its log goes on to vote and to acknowledge until it is started again."""
+
+    def fall_silent(self, role: Role) -> None:
+        if role is not Role.RESETTING:
+            super().fall_silent(role)
+
+
+@core_mutant("R1, I14")
+class IsResetToWhatItHolds(RaftCore):
+    """A state that comes late is installed although this log has reached its base meanwhile."""
+
+    def begin_reset(self, leader_id: NodeId, term: Term, base_index: LogIndex, base_term: Term) -> bool:
+        if self.role is not Role.FOLLOWER or base_index < self.log.base_index:
+            return False
+        self.fall_silent(Role.RESETTING)
+        return True
+
+
+@core_mutant("R1, C11")
+class CountsAFollowerThatIsBeingReset(RaftCore):
+    """The base that a follower refuses counts as acknowledged: it is going to have it in a moment."""
+
+    def step(self, message: Message) -> None:
+        super().step(message)
+        leading = self.leading
+        if leading is None or not isinstance(message, AppendEntriesReply) or message.term != self.term:
+            return
+        follower = leading.followers.get(message.from_)
+        if follower is not None and follower.state is ProgressState.RESET and not message.success:
+            follower.match_index = max(follower.match_index, message.reject_index)
+
+
+async def _whatever_came(self: ResetReceiver, call: Any, plan: ResetPlan, file: File) -> None:
+    """A frame that is no chunk ends the state, whatever it says."""
+    done = 0
+    while (frame := await _next_frame(call)).WhichOneof("body") == "chunk" and done < plan.state_size // 2:
+        await self._on_disk(lambda data=frame.chunk.data, at=done: file.pwritev([data], at))  # type: ignore[misc]
+        done += len(frame.chunk.data)
+    await self._on_disk(file.fdatasync)
+
+
+async def _next_frame(call: Any) -> Any:
+    from ledgermq.raft import reset_receiver
+
+    return await reset_receiver._next(call, reset_receiver.CHUNK_TIMEOUT_S)
+
+
+patch_mutant(
+    "TakesAPartForTheState",
+    "R2, I14",
+    "A transfer that ended early counts as whole.",
+    (ResetReceiver, "_receive", _whatever_came),
+)
+
+
+class _Unsynced:
+    """A file whose flush does nothing."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda: None) if name == "fdatasync" else getattr(self._file, name)
+
+
+async def _receive_without_flush(self: ResetReceiver, call: Any, plan: ResetPlan, file: File) -> None:
+    unsynced: Any = _Unsynced(file)
+    await _store(self, call, plan, unsynced)
+
+
+patch_mutant(
+    "DecidesBeforeTheStateIsDurable",
+    "R2, I14",
+    "The decision is durable and the state that it speaks of is in the page cache.",
+    (ResetReceiver, "_receive", _receive_without_flush),
+)
+
+
+def _forget_the_note_first(
+    files: FileSystem,
+    folders: LogFolders,
+    node: str,
+    segment_size: int,
+    plan: ResetPlan,
+    hard: HardStateFile,
+    install_state: InstallState,
+) -> None:
+    files.unlink(folders.data / "reset" / "marker")
+    files.sync_directory(folders.data / "reset")
+    with _skipping(files, folders.data / "reset" / "marker"):
+        _install(files, folders, node, segment_size, plan, hard, install_state)
+
+
+@contextmanager
+def _skipping(files: Any, path: Any) -> Iterator[None]:
+    """Unlink everything but one path, which is gone already."""
+    real = files.unlink
+
+    def unlink(other: Any) -> None:
+        if other != path:
+            real(other)
+
+    files.unlink = unlink
+    try:
+        yield
+    finally:
+        del files.unlink
+
+
+patch_mutant(
+    "ForgetsTheNoteBeforeTheLogIsCut",
+    "R3, I14",
+    "The note of a reset is removed before the log is replaced: a crash leaves a mixture.",
+    (reset_install, "_install", _forget_the_note_first),
+)
+
+
+def _keep_the_floor(state: DurableState, plan: ResetPlan) -> DurableState:
+    after = _after(state, plan)
+    return replace(after, floor_index=state.floor_index, floor_term=state.floor_term)
+
+
+def _forget_the_vote(state: DurableState, plan: ResetPlan) -> DurableState:
+    after = _after(state, plan)
+    return replace(after, hard=replace(after.hard, voted_for=None))
+
+
+def _forget_the_term(state: DurableState, plan: ResetPlan) -> DurableState:
+    after = _after(state, plan)
+    return replace(after, hard=replace(after.hard, term=plan.base.prev_term, voted_for=None))
+
+
+patch_mutant(
+    "KeepsItsFloorOverAReset",
+    "R3, P18",
+    "After a reset the node still demands of its log what the old one held.",
+    (reset_install, "_after", _keep_the_floor),
+)
+patch_mutant(
+    "ForgetsItsVoteInAReset",
+    "R3, P1",
+    "With the log the vote of the present term is given up.",
+    (reset_install, "_after", _forget_the_vote),
+)
+patch_mutant(
+    "TakesTheTermOfTheBase",
+    "R3, P1",
+    "After a reset the node is in the term of the entry before its log, not in its own.",
+    (reset_install, "_after", _forget_the_term),
+)
+
+
+def _floor_of_the_group(self: Checkpoints) -> int:
+    return 1 << 60
+
+
+patch_mutant(
+    "DeletesAboveItsCheckpoint",
+    "R4, I13",
+    "Segments go as soon as the group agreed, whether or not this node's checkpoint covers them.",
+    (Checkpoints, "floor", property(_floor_of_the_group)),
+)
+
+
+def _offer_what_was_there(self: Any, state: Any) -> Any:
+    head = _head(self, state)
+    head.base_index -= 1
+    return head
+
+
+_head = reset_sender.ResetSender._head
+patch_mutant(
+    "OffersAnotherBaseThanItsLogHas",
+    "R2, D8",
+    "The base that is sent is one entry off from where the leader's log begins.",
+    (reset_sender.ResetSender, "_head", _offer_what_was_there),
+)
