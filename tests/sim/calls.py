@@ -31,6 +31,11 @@ _BREAKS = 0.3  # share of lost frames after which a connection is given up
 _CUT_OFF = object()  # to the server: the caller is gone
 
 
+def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(code, nothing, nothing, details, "")
+
+
 class _Details(NamedTuple):
     method: str
 
@@ -112,9 +117,7 @@ class Calls:
         """The connection is gone; both ends notice."""
         if self.end(call):
             self.broken += 1
-            gone = grpc.aio.AioRpcError(
-                grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "connection lost"
-            )
+            gone = _error(grpc.StatusCode.UNAVAILABLE, "connection lost")
             self._tell(call, gone, to_server=False)
             self._tell(call, _CUT_OFF, to_server=True)
 
@@ -177,8 +180,7 @@ class Channel:
                 async with asyncio.timeout(timeout):
                     return response_deserializer(await call.read())
             except TimeoutError:
-                late = grpc.StatusCode.DEADLINE_EXCEEDED
-                raise grpc.aio.AioRpcError(late, grpc.aio.Metadata(), grpc.aio.Metadata(), "late") from None
+                raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time") from None
             finally:
                 self._calls.hang_up(call)
 

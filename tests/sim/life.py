@@ -74,6 +74,7 @@ class Life:
         self.storage = storage
         self.log = log = storage.log
         self.peers = [peer.node_id for peer in node.config.peers]
+        assert node.loop is not None
         self.loop = node.loop
         self.state = node.parts.state_class()
         if node.saved.state:
@@ -85,7 +86,7 @@ class Life:
         self.log_time = LogTime()
         self.log_time.restore(log.last_timestamp)
         self.flusher = storage.start_stepped(on_durable=self._on_durable)
-        self.membership = Membership(self)
+        self.membership: Membership = Membership(self)
         self.seen_commit = int(self.core.commit_index)
         self.seen_stable = -1
         self.applied = node.saved.applied

@@ -23,7 +23,10 @@ class _ProcessEnded(BaseException):
     """Goes through a task whose process died."""
 
 
-class SimLoop(asyncio.AbstractEventLoop):
+_Loop: Any = asyncio.AbstractEventLoop  # to a type checker it has dozens of methods that must be there
+
+
+class SimLoop(_Loop):  # type: ignore[misc]
     """As much of an event loop as tasks, futures, timeouts, locks and threads need."""
 
     def __init__(self, node: SimNode) -> None:
@@ -36,11 +39,12 @@ class SimLoop(asyncio.AbstractEventLoop):
     @contextmanager
     def running(self) -> Iterator[None]:
         """Be the loop that code asks for."""
+        before = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
             yield
         finally:
-            asyncio._set_running_loop(None)
+            asyncio._set_running_loop(before)
 
     def run(self, handle: asyncio.Handle) -> None:
         """Do what was scheduled."""
@@ -51,6 +55,10 @@ class SimLoop(asyncio.AbstractEventLoop):
     def kill(self) -> None:
         """The process ends: throw every task out of where it waits."""
         self._dead = True
+        with self.running():
+            self._end_tasks()
+
+    def _end_tasks(self) -> None:
         for task in list(self._tasks.values()):
             vars_of: Any = task
             vars_of._log_destroy_pending = False
@@ -102,7 +110,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
 
-    def create_task(self, coro: Coroutine[Any, Any, Any], **_: Any) -> asyncio.Task[Any]:  # type: ignore[override]
+    def create_task(self, coro: Coroutine[Any, Any, Any], **_: Any) -> asyncio.Task[Any]:
         task = asyncio.Task(coro, loop=self)
         self._number += 1
         number = self._number
@@ -116,11 +124,12 @@ class SimLoop(asyncio.AbstractEventLoop):
         task.add_done_callback(done)
         return task
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         future = self.create_future()
         if self._dead:
             return future
-        result, failure = None, None
+        result: Any = None
+        failure: Exception | None = None
         try:
             result = func(*args)
         except AssertionError as error:

@@ -166,13 +166,16 @@ class SimNode:
             self.world.on_start_failed(self, error)
             return
         finally:
-            if self.installed is not None:  # what was durable before is gone, by a durable decision
-                self.promised = (0, 0)
+            self._forget_what_was_replaced()
         self.is_refetched = self.is_refetched or storage.log.last_index < storage.log.first_index
         if storage.incarnation != self.incarnation:
             self._begin_again(held, storage.incarnation)
         delay = max(0, self.files.busy_until - self.world.now)
         self.world.later(delay, self.name, "started", storage)
+
+    def _forget_what_was_replaced(self) -> None:
+        if self.installed is not None:  # what was durable before is gone, by a durable decision
+            self.promised = (0, 0)
 
     def _open(self) -> RaftStorage:
         install = SimTransfer(self).install

@@ -6,6 +6,7 @@ find in the place of clocks, gRPC and secrets during a run.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,8 +51,8 @@ def simulated_modules(world: World) -> tuple[Patch, ...]:
         reset_install.decide(files, folders, plan)
         world.faults.on_reset(node, max(1, node.files.busy_until - world.now))
 
-    def defect(text: str, *_: object, exc_info: Any = None) -> None:
-        world.note_defect(AssertionError(text))
+    def defect(text: str, *_: object) -> None:
+        world.note_defect(sys.exception() or AssertionError(text))
 
     logger = SimpleNamespace(info=_silent, warning=_silent, error=_silent, exception=defect)
     return (
@@ -144,9 +145,11 @@ class SimResets:
         self._life = life
         node = life.node
         assert node.port is not None
-        parts: Any = (_Driver(), node.port, life.membership)
+        driver: Any = _Driver()
+        port: Any = node.port
+        rights: Any = life.membership
         self.real = Resets(
-            node.config, node.files, life.core, life.log, *parts, SimTransfer(node),
+            node.config, node.files, life.core, life.log, driver, port, rights, SimTransfer(node),
             hello=lambda _to: life.membership.hello(), on_decided=self._on_decided, fail=self._fail,
         )  # fmt: skip
 

@@ -57,7 +57,7 @@ class DigestState:
         assert header.index == self.last_applied + 1, f"entry {header.index} after {self.last_applied}"
         self._digest = crc32c(payload, self._digest ^ header.crc)
         self._rows[header.index % _ROWS] = self._digest
-        if payload[: len(_LOG_START)] == _LOG_START:
+        if bytes(payload[: len(_LOG_START)]) == _LOG_START:
             self.log_start = max(self.log_start, _INDEX.unpack_from(payload, len(_LOG_START))[0])
         self.last_applied = header.index
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ledgermq.raft.core import RaftCore
-from ledgermq.raft.errors import NewerFolderError
+from ledgermq.raft.errors import DiskFullError, NewerFolderError
 from ledgermq.raft.types import NodeId
 
 from .atlas import Atlas
@@ -260,7 +260,7 @@ class World:
             self.faults.disks.replace(node)  # --rejoin refuses what a newer build may have written
         self.later(self.faults.rng.randint(50, 3000) * MS, "", "restart", node.name)
 
-    def on_start_failed(self, node: SimNode, error: OSError) -> None:
+    def on_start_failed(self, node: SimNode, error: OSError | DiskFullError) -> None:
         """A node's disk reported an error at its start."""
         node.starting = False
         self.faults.tell(f"{node.name} does not start: {error}")
