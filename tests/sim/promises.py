@@ -61,6 +61,8 @@ class Promises:
 
     def _on_acknowledgement(self, node: SimNode, message: AppendEntriesReply) -> None:
         index = message.match_index
+        if index < node.core.first_index:
+            return  # applied, and deleted since
         chain = self._invariants.chain_of(node.core, index)
         demand(
             index <= node.image.base or (chain is not None and node.image.crc(index) == chain),
@@ -105,8 +107,9 @@ class Promises:
     def promote(self, node: SimNode) -> None:
         """A learner votes again: it holds all that it must, and has no vote left in the present term (P19)."""
         index = self._must_hold.get(node.name, 0)
+        lied = node.name in node.world.faults.disks.lie_index  # the drive said that it was there
         demand(
-            index <= node.image.base or node.image.crc(index) == self._invariants.committed[index],
+            lied or index <= node.image.base or node.image.crc(index) == self._invariants.committed[index],
             f"P19: {node.name} is to vote again, and has {node.image.last} of {index} on its disk",
         )
         node.core.promote_to_voter()
