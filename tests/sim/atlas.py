@@ -8,6 +8,8 @@ not per range, so the account is per node, too.
 from __future__ import annotations
 
 POWER_LOST = "power lost"
+EMPTY_DISK = "an empty disk"
+OLD_DISK = "its old disk is back"
 
 
 class Atlas:
@@ -28,6 +30,10 @@ class Atlas:
             self.hurt.get(name, POWER_LOST) == POWER_LOST
         ):  # what damaged the log outlives what only cut its end
             self.hurt[name] = what
+
+    def is_damaged(self, name: str) -> bool:
+        """Tell whether bytes may be wrong that this node believes to hold."""
+        return self.hurt.get(name, POWER_LOST) not in (POWER_LOST, EMPTY_DISK, OLD_DISK)
 
     def recovered(self, name: str) -> None:
         """A node votes again, and its log is not the one that was hurt."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ledgermq.proto.errors import CorruptError
 from ledgermq.raft.hard_state import DurableState, decode_state
 
+from .atlas import EMPTY_DISK, OLD_DISK
 from .file_system import NO_SEGMENT, ROOMY, FailedSync, Inode, SimFileSystem
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class DiskFaults:
             return
         self.faults.kill(node, power=True)
         self.replace(node)
-        self._hurt(node, "an empty disk")
+        self._hurt(node, EMPTY_DISK)
 
     def old_disk(self) -> None:
         """The disk that was replaced comes back."""
@@ -128,7 +129,7 @@ class DiskFaults:
         backup = self.backups[node.name]
         self._lose(node)
         node.files.restore(backup)
-        self._hurt(node, "its old disk is back")
+        self._hurt(node, OLD_DISK)
 
     # --- repairs -------------------------------------------------------------------------------------------------
     def scrub(self, name: str) -> None:
