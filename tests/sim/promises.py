@@ -107,9 +107,12 @@ class Promises:
     def promote(self, node: SimNode) -> None:
         """A learner votes again: it holds all that it must, and has no vote left in the present term (P19)."""
         index = self._must_hold.get(node.name, 0)
-        lied = node.name in node.world.faults.disks.lie_index  # the drive said that it was there
+        believes = (
+            self._atlas.is_damaged(node.name) and not node.is_refetched
+        )  # it kept a log that is damaged
+        holds = index <= node.image.base or node.image.crc(index) == self._invariants.committed[index]
         demand(
-            lied or index <= node.image.base or node.image.crc(index) == self._invariants.committed[index],
+            holds or believes,
             f"P19: {node.name} is to vote again, and has {node.image.last} of {index} on its disk",
         )
         node.core.promote_to_voter()
