@@ -33,7 +33,7 @@ class Atlas:
 
     def is_damaged(self, name: str) -> bool:
         """Tell whether bytes may be wrong that this node believes to hold."""
-        return self.hurt.get(name, POWER_LOST) not in (POWER_LOST, EMPTY_DISK, OLD_DISK)
+        return self.hurt.get(name, POWER_LOST) not in (POWER_LOST, EMPTY_DISK)
 
     def recovered(self, name: str) -> None:
         """A node votes again, and its log is not the one that was hurt."""
