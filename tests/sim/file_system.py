@@ -173,6 +173,8 @@ class SimFileSystem:
             self.misdirect = 0
             self._misdirected(inode, data, offset)
             return
+        if inode.bad:  # the drive gives a sector that is written another place
+            inode.bad = [(a, b) for a, b in inode.bad if b <= offset or offset + len(data) <= a]
         put(inode.current, offset, data)
         self._calls.append(_Call(self.busy_until, "write", inode, offset, data))
 

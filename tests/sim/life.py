@@ -46,6 +46,7 @@ from ledgermq.raft.wire_batch import WireBatch
 
 from .disk_work import DiskWork
 from .membership import AIM, Membership
+from .repairs import serve_refetch
 from .resets import SimResets, SimTransfer
 from .retention import Checkpoints, Retention
 
@@ -100,6 +101,7 @@ class Life:
         self.faulted = False
         self.disk = DiskWork(self)
         self.resets = SimResets(self)
+        serve_refetch(self)
         self.checkpoints = Checkpoints(self)
         self.retention = Retention(self)
         self.handlers: dict[str, Callable[[Any], None]] = {

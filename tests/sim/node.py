@@ -27,6 +27,7 @@ from .disk_image import DiskImage
 from .life import Life
 from .loop import SimLoop
 from .parts import Parts
+from .repairs import can_repair, note_repaired, repair
 from .resets import SimTransfer
 from .retention import Saved
 
@@ -83,6 +84,7 @@ class SimNode:
         self.port: Port | None = None
         self.saved = Saved()  # the checkpoint as last read from the disk
         self.installed: ResetPlan | None = None  # the reset that this start finished
+        self.is_repaired = False  # by this start
         self.promised = (0, 0)  # (index, checksum) that recovery must find again; index 0: nothing
         self.wants_rejoin = False
         self.wants_new_disk = False
@@ -154,28 +156,28 @@ class SimNode:
         """Open the data folder; the node is there when the disk is done with it."""
         self.life_number += 1
         self.starting = True
-        self.loop, self.port, self.installed = SimLoop(self), Port(), None
+        self.loop, self.port, self.installed, self.is_repaired = SimLoop(self), Port(), None, False
         self.config = self._config(rejoin=self.wants_rejoin and len(self.world.names) > 1)
         held = self.image.known() if self.wants_rejoin else {}
         try:
             storage = self._open()
         except (DataFolderError, DamagedLogError) as error:
-            self.world.on_start_refused(self, error)
+            if can_repair(self, error):
+                repair(self, self._open, self._opened)
+            else:
+                self.world.on_start_refused(self, error)
             return
         except (OSError, DiskFullError) as error:
             self.world.on_start_failed(self, error)
             return
-        finally:
-            self._forget_what_was_replaced()
+        self._opened(storage, held)
+
+    def _opened(self, storage: RaftStorage, held: dict[int, int]) -> None:
         self.is_refetched = self.is_refetched or storage.log.last_index < storage.log.first_index
         if storage.incarnation != self.incarnation:
             self._begin_again(held, storage.incarnation)
         delay = max(0, self.files.busy_until - self.world.now)
         self.world.later(delay, self.name, "started", storage)
-
-    def _forget_what_was_replaced(self) -> None:
-        if self.installed is not None:  # what was durable before is gone, by a durable decision
-            self.promised = (0, 0)
 
     def _open(self) -> RaftStorage:
         install = SimTransfer(self).install
@@ -201,6 +203,8 @@ class SimNode:
         self.wants_rejoin = False
         self.life = Life(self, storage)
         self.world.horizon.on_life(self)
+        if self.is_repaired:
+            note_repaired(self)
         self.world.invariants.on_restart(self)
         self.world.promises.on_restart(self)
         if self.installed is not None:

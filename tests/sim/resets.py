@@ -128,6 +128,7 @@ class SimTransfer:
         file.close()
         node.world.horizon.on_install(node, plan, state)
         node.installed = plan
+        node.promised = (0, 0)  # what was durable before is gone, by a durable decision
         retention.store(node.files, node.config.data_dir, Saved(plan.base_index, plan.state_index, state))
 
 

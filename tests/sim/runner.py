@@ -39,6 +39,7 @@ class Outcome:
     rejoins: int
     resets: int
     segments_deleted: int
+    repairs: int
     trace: int
     flush: str
     happened: dict[str, int]
@@ -74,6 +75,7 @@ def run_seed(
         world.rejoins,
         world.horizon.resets,
         world.segments_deleted,
+        world.repairs,
         world.trace & 0xFFFFFFFFFFFFFFFF,
         world.flush,
         dict(world.faults.happened),
@@ -171,6 +173,7 @@ class Total:
     rejoins: int = 0
     resets: int = 0
     segments_deleted: int = 0
+    repairs: int = 0
     violations: list[int] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
@@ -183,6 +186,7 @@ class Total:
         self.rejoins += outcome.rejoins
         self.resets += outcome.resets
         self.segments_deleted += outcome.segments_deleted
+        self.repairs += outcome.repairs
         if outcome.error:
             self.violations.append(outcome.seed)
 
@@ -190,7 +194,7 @@ class Total:
         return (
             f"{self.seeds:,} seeds, {self.events:,} events, {self.disk_calls:,} disk calls, {self.committed:,} entries,"
             f" {self.crashes:,} crashes, {self.rejoins:,} rejoins, {self.resets:,} resets, {self.segments_deleted:,} segments"
-            f" deleted, {len(self.violations)} violations"
+            f" deleted, {self.repairs:,} repairs, {len(self.violations)} violations"
         )
 
 
@@ -249,7 +253,8 @@ def sum_of(book: Path) -> dict[str, Total]:
             "seeds",
             "events",
             "disk_calls",
-            "committed",
+            "segments_deleted",
+            "repairs",
             "crashes",
             "rejoins",
             "resets",

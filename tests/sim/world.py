@@ -55,6 +55,7 @@ class Result:
     rejoins: int
     resets: int
     segments_deleted: int
+    repairs: int
     equal_bytes: int  # compared between the disks at the end (I11)
     trace: int
 
@@ -85,6 +86,7 @@ class World:
         self.rejoins = 0
         self.bad_entries = 0
         self.segments_deleted = 0
+        self.repairs = 0
         self.steps = 0  # of the loops of all nodes
         self.defect: BaseException | None = None  # the first one that code under test might have swallowed
         count = rng.choice((3, 3, 3, 5, 5, 1) if seed % 10 == 0 else (3, 5))
@@ -117,6 +119,7 @@ class World:
         self.checkpoint_ms = rng.choice((200, 1000, 4000))
         self.delete_per_second = rng.choice((2.0, 20.0, 1000.0))
         self.piece_bytes = rng.choice((50, 300, 1 << 18))
+        self.repairs_logs = rng.random() < 0.6
         self._modules = simulated_modules(self)
         self.faults = Faults(self, without, quiet)
         self.is_new_group = rng.random() < 0.15
@@ -172,6 +175,7 @@ class World:
             self.rejoins,
             self.horizon.resets,
             self.segments_deleted,
+            self.repairs,
             equal,
             self.trace & 0xFFFFFFFFFFFFFFFF,
         )

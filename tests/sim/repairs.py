@@ -1,0 +1,92 @@
+"""Repair of a damaged log at the start of a node, in the simulation: the real code, asking peers over simulated calls.
+
+Owns: what the repair finds in the place of metrics, and the question to the platter whether it is whole again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ledgermq.raft.errors import DamagedLogError, DataFolderError, DiskFullError
+from ledgermq.raft.refetch import RefetchService, RefetchSource
+from ledgermq.raft.start_repair import StartRepair
+from ledgermq.raft.types import LogIndex
+
+from . import retention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ledgermq.raft.storage import RaftStorage
+
+    from .life import Life
+    from .node import SimNode
+
+
+class _NoMetrics:
+    """Takes every number and keeps none."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self
+
+
+def serve_refetch(life: Life) -> None:
+    """Answer peers that repair their logs."""
+    node = life.node
+    assert node.port is not None
+    service = RefetchService(node.config)
+    service.source = RefetchSource(
+        life.log,
+        lambda: life.core.commit_index,
+        lambda: life.core.leader_id,
+        lambda: life.membership.group_id,
+        lambda error: life.fail(str(error)),
+    )
+    node.port.serve_also(service.handler())
+
+
+def can_repair(node: SimNode, error: Exception) -> bool:
+    """Tell whether a node would repair this rather than refuse to start."""
+    damaged = isinstance(error, DamagedLogError) and error.damage is not None
+    return damaged and node.world.repairs_logs and bool(node.config.peers) and not node.config.rejoin
+
+
+def repair(
+    node: SimNode,
+    open_folder: Callable[[], RaftStorage],
+    opened: Callable[[RaftStorage, dict[int, int]], None],
+) -> None:
+    """Repair, as long as it takes, then go on with the start."""
+    assert node.loop is not None
+    held = node.image.known()  # what it gives up when nobody has it counts as acknowledged
+    node.world.faults.tell(f"{node.name} repairs its log")
+
+    def applied() -> LogIndex:
+        return LogIndex(retention.load(node.files, node.config.data_dir).applied)
+
+    metrics: Any = _NoMetrics()
+    start = StartRepair(node.config, node.files, open_folder, applied, metrics)
+
+    async def run() -> None:
+        try:
+            storage = await start.open()
+        except (DataFolderError, DamagedLogError) as error:
+            node.world.on_start_refused(node, error)
+        except (OSError, DiskFullError) as error:
+            node.world.on_start_failed(node, error)
+        else:
+            node.world.repairs += 1
+            node.is_repaired = True
+            opened(storage, held)
+
+    node.loop.create_task(run())
+
+
+def note_repaired(node: SimNode) -> None:
+    """A repaired voter counts as sound again when the platter says so: from here on nothing excuses it."""
+    core = node.core
+    index = core.stable_index
+    chain = node.world.invariants.chain_of(core, index)
+    sound = index <= node.image.base or node.image.crc(index) == chain
+    if core.is_voter and sound and index >= node.promised[0] and node.world.atlas.is_damaged(node.name):
+        node.world.atlas.recovered(node.name)
