@@ -1,7 +1,8 @@
 """Retention: deletes whole segments of the log, and refuses writing when the disk is nearly full (D8).
 
 The leader decides and proposes where the log begins; every node hides what is below when it applies that, and unlinks it at a
-limited rate. Never past this node's checkpoint: `floor` says how far. What is decided, and when, is `retention_policy`.
+limited rate. Never past this node's checkpoint: `floor` says how far. And never before the checkpoints know that
+beginning: a node that starts again with an older one could reset no follower to its state. What is decided, and when, is `retention_policy`.
 Owns: the timers, the refusals, the Clean call. Must not: stop reads or what frees space; wait for a disk (the log unlinks in
 a thread of its own, after its new beginning is durable, and finishes at start what a crash interrupted).
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Final
@@ -89,6 +90,10 @@ class Retention:
         self._pace = DeletionPace(config.delete_segments_per_second)
         self._tasks: list[asyncio.Task[None]] = []
         self._wanted_start = 0
+        self._known_start = 0  # of what is wanted, what every kept checkpoint says, too
+        self._starts: deque[tuple[int, int]] = (
+            deque()
+        )  # (entry that said so, start) that they do not know yet
         self._again: asyncio.Task[None] | None = None
         self._fullest = (
             DiskStep.NORMAL
@@ -104,7 +109,8 @@ class Retention:
     def start(self) -> None:
         """Begin to watch."""
         self._context.replica.observe(self._on_effects)
-        self._wanted_start = self._context.replica.state.log_start_index
+        state = self._context.replica.state
+        self._note_start(state.applied_index, state.log_start_index)
         self._tasks = [asyncio.create_task(self._watch_disk()), asyncio.create_task(self._decide_often())]
 
     async def stop(self) -> None:
@@ -274,7 +280,8 @@ class Retention:
     async def _push_on(self) -> None:
         """Segments below the start wait for checkpoints, and without entries there are none: repeat the start now and then."""
         state, now = self._context.replica.state, time.monotonic()
-        waits = self._context.raft.log.deleting == 0 and self._floor() < state.log_start_index
+        deletable = min(self._in_checkpoints(), self._floor())
+        waits = self._context.raft.log.deleting == 0 and deletable < state.log_start_index
         if waits and now - self._proposed_at >= PUSH_INTERVAL:
             self._proposed_at = now
             await self._context.pipeline.run(
@@ -325,9 +332,21 @@ class Retention:
     # --- unlinking ------------------------------------------------------------------------------------------
     def _on_effects(self, effects: Effects) -> None:
         if effects.log_start is not None:
-            self._wanted_start = max(self._wanted_start, effects.log_start.index)
+            self._note_start(effects.index, effects.log_start.index)
         if effects.losses:
             self._tell_losses(effects.losses)
+
+    def _note_start(self, said_at: int, start: int) -> None:
+        if start > self._wanted_start:
+            self._wanted_start = start
+            self._starts.append((said_at, start))
+
+    def _in_checkpoints(self) -> int:
+        """Return where the log begins by every kept checkpoint."""
+        floor = self._floor()
+        while self._starts and self._starts[0][0] < floor:
+            self._known_start = self._starts.popleft()[1]
+        return self._known_start
 
     def _tell_losses(self, losses: list[Loss]) -> None:
         """One line per group and topic: `ledgermq group describe` shows the queues."""
@@ -345,7 +364,7 @@ class Retention:
     def _unlink(self) -> None:
         """Unlink segments below the replicated start, as far as this node's checkpoint and the rate allow."""
         raft = self._context.raft
-        below = min(self._wanted_start, self._floor())
+        below = min(self._in_checkpoints(), self._floor())
         if below <= raft.first_index or raft.log.deleting:
             return
         ready = [segment for segment in raft.log.segments()[:-1] if segment.last_index < below]

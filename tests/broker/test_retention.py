@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.broker.commands import Command, LogStart
+from ledgermq.broker.commands import Command, LogStart, position_rows
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.effects import Effects
 from ledgermq.broker.metrics import Metrics
@@ -60,6 +60,7 @@ class FakeNode:
         self.ready, self.voters, self.disk_full = True, 3, False
         self.applied_index = self.all[-1].last_index if self.all else 0
         self.changes = 0
+        self.observe: Callable[[Any], None]
         context: Any = self
         self.work = Retention(
             context,
@@ -270,6 +271,44 @@ def test_segments_are_unlinked_below_the_start_and_the_checkpoints_at_the_config
         node.work._pace._last -= 1
         node.work._unlink()
         assert node.first == 9
+
+    run(test)
+
+
+def test_nothing_is_unlinked_before_the_checkpoints_know_that_the_log_begins_later() -> None:
+    """A node that starts from an older one says that its log begins where nothing is any more, and can reset nobody;
+
+    when the others need a reset to commit anything, the group stands still for ever.
+    """
+
+    async def test() -> None:
+        node = FakeNode(*[100] * 9, 0, delete_segments_per_second=100)
+        start = LogStart(51, 500, position_rows([]))
+        node.floor = 95  # the checkpoints cover the segments, but not the entry that says that they go
+        node.work._on_effects(Effects(95, 1, node.now, log_start=start))
+        node.work._unlink()
+        assert node.first == 0
+        node.floor = 96
+        node.work._unlink()
+        assert node.first == 5
+
+    run(test)
+
+
+def test_after_a_start_nothing_is_unlinked_before_newer_checkpoints_are_there() -> None:
+    """The state may be that of the newer checkpoint: the older one need not know where the log begins."""
+
+    async def test() -> None:
+        node = FakeNode(*[100] * 9, 0, delete_segments_per_second=100)
+        node.state.log_start_index, node.state.applied_index, node.floor = 51, 95, 95
+        node.observe = lambda observer: None
+        node.work.start()
+        node.work._unlink()
+        assert node.first == 0
+        node.floor = 96
+        node.work._unlink()
+        assert node.first == 5
+        await node.work.stop()
 
     run(test)
 
