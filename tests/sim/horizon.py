@@ -1,8 +1,8 @@
 """What must hold where logs begin above 1: states, beginnings, resets.
 
 I12 the state of a node at an index equals that of every other node there, whatever it was restarted from or reset to
-I13 a segment goes only when the group decided so, and below this node's durable checkpoint; a leader shows no earlier
-    beginning than the leaders before it
+I13 a segment goes only when the group decided so, and below this node's durable checkpoint, which knows that decision;
+    a leader shows no earlier beginning than the leaders before it
 I14 a reset takes away nothing that was committed: what is deleted with the log is part of the state that came, the
     silent node says nothing, and a majority of durable disks still holds every committed entry
 """
@@ -60,6 +60,12 @@ class Horizon:
             saved = node.image.record("checkpoint")
             covered = saved["applied"] if saved is not None else 0
             demand(first - 1 <= covered, f"I13: {node.name} deletes up to {first - 1}, checkpoint {covered}")
+            known = node.parts.state_class()
+            known.install(bytes.fromhex(saved["state"]) if saved is not None else b"")
+            demand(
+                first <= known.log_start,
+                f"I13: {node.name} begins at {first}, its checkpoint at {known.log_start}",
+            )
 
     def on_ready(self, node: SimNode, log_start: int) -> None:
         """A leader has applied its first entry: clients see where its log begins."""

@@ -23,7 +23,7 @@ from ledgermq.raft.segment_keeper import LogFolders
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
 from .mutant_list import core_mutant, patch_mutant
-from .retention import Checkpoints
+from .retention import Retention
 
 _install, _after, _store = reset_install._install, reset_install._after, ResetReceiver._receive
 _begin_reset = RaftCore.begin_reset
@@ -183,15 +183,25 @@ patch_mutant(
 )
 
 
-def _floor_of_the_group(self: Checkpoints) -> int:
-    return 1 << 60
+def _below_what_was_agreed(self: Retention) -> int:
+    return self._life.state.log_start
+
+
+def _below_what_is_covered(self: Retention) -> int:
+    return min(self._life.state.log_start, self._life.checkpoints.floor)
 
 
 patch_mutant(
     "DeletesAboveItsCheckpoint",
     "R4, I13",
     "Segments go as soon as the group agreed, whether or not this node's checkpoint covers them.",
-    (Checkpoints, "floor", property(_floor_of_the_group)),
+    (Retention, "deletable_below", _below_what_was_agreed),
+)
+patch_mutant(
+    "DeletesBeforeItsCheckpointKnows",
+    "R4, I13",
+    "Segments go when the checkpoint covers them, though it does not know yet that the log begins later (our own bug).",
+    (Retention, "deletable_below", _below_what_is_covered),
 )
 
 

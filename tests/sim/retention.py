@@ -2,7 +2,7 @@
 
 What `broker/checkpointing.py` and `broker/retention.py` do with clocks and threads, done with events: a checkpoint
 never runs ahead of this node's durable log; the leader proposes where the log begins once its own checkpoint covers
-that; every node unlinks what is below both that beginning and its own checkpoint, at a limited rate. Which segments
+that; every node unlinks what is below its own checkpoint and the beginning that this knows, at a limited rate. Which segments
 may go is decided by the broker's own policy.
 """
 
@@ -60,6 +60,7 @@ class Checkpoints:
     def __init__(self, life: Life) -> None:
         self._life = life
         self.saved = life.node.saved
+        self.log_start = life.state.log_start if self.saved.applied else 1  # as the checkpoint says
         self._writing = asyncio.Lock()
 
     @property
@@ -88,7 +89,7 @@ class Checkpoints:
         state = life.state
         if life.applied < life.whole_from or state.last_applied == self.saved.applied:
             return
-        saved = Saved(state.last_applied, state.last_applied, state.capture())
+        saved, log_start = Saved(state.last_applied, state.last_applied, state.capture()), state.log_start
         life.world.horizon.on_capture(life.node, saved.applied, saved.state)
         while int(life.storage.statistics().flushed_index) < saved.applied:  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(_DURABLE_POLL_S)
@@ -99,7 +100,7 @@ class Checkpoints:
             await asyncio.get_running_loop().run_in_executor(None, store, files, data, saved)
         except OSError:
             return  # a full disk: the log is kept
-        self.saved = saved
+        self.saved, self.log_start = saved, log_start
 
 
 class Retention:
@@ -133,12 +134,16 @@ class Retention:
             command = life.state.log_start_command(first_kept.first_index, first_kept.start_offset)
             life.propose_payloads([command], urgent=True)
 
+    def deletable_below(self) -> int:
+        """Return the first entry that must stay on this node: by the checkpoint, and by what it says itself."""
+        return min(self._life.checkpoints.log_start, self._life.checkpoints.floor)
+
     # --- every node ----------------------------------------------------------------------------------------------
     def on_unlink(self, _payload: None) -> None:
         """Delete segments below the replicated beginning and this node's checkpoint."""
         life = self._life
         self.begin()
-        below = min(life.state.log_start, life.checkpoints.floor)
+        below = self.deletable_below()
         if life.core.is_silent or life.disk.broken or below <= life.log.first_index or life.log.deleting:
             return
         ready = [segment for segment in life.log.segments()[:-1] if segment.last_index < below]
