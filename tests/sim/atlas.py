@@ -7,6 +7,8 @@ not per range, so the account is per node, too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 POWER_LOST = "power lost"
 EMPTY_DISK = "an empty disk"
 OLD_DISK = "its old disk is back"
@@ -19,9 +21,9 @@ class Atlas:
         self._limit = (len(names) - 1) // 2
         self.hurt: dict[str, str] = {}  # node -> what happened to it
 
-    def may_hurt(self, name: str) -> bool:
+    def may_hurt(self, name: str, without_vote: Sequence[str] = ()) -> bool:
         """Tell whether this node may be hurt now."""
-        return name not in self.hurt and len(self.hurt) < self._limit
+        return name not in self.hurt and len({*self.hurt, *without_vote}) < self._limit
 
     def note(self, name: str, what: str) -> None:
         """A node was hurt."""

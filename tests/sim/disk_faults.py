@@ -167,7 +167,14 @@ class DiskFaults:
         return node if node is not None and self._is_fair(node) else None
 
     def _is_fair(self, node: SimNode) -> bool:
-        return self.world.atlas.may_hurt(node.name) and node.core.is_voter
+        return self.world.atlas.may_hurt(node.name, self._without_vote()) and node.core.is_voter
+
+    def _without_vote(self) -> list[str]:
+        """Of a new group: nodes that never became voters count as those that lost their vote."""
+        cores = {
+            n.name: n.life.core if n.life is not None else n.last_core for n in self.world.nodes.values()
+        }
+        return [name for name, core in cores.items() if core is None or not core.is_voter]
 
     def _hurt(self, node: SimNode, what: str) -> None:
         self.faults.tell(f"{node.name}: {what}")
