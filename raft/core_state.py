@@ -95,8 +95,11 @@ class CoreState:
 
     @property
     def may_campaign(self) -> bool:
-        """A learner may not, nor a node that is still being rebuilt after a reset (it could not win either)."""
-        return self.is_voter and self.applied_index >= self.state_index
+        """A learner may not, nor a node that lacks entries of the state that it was reset to (it could not win either).
+
+        One that holds them and has not heard that they are committed must: perhaps nobody else can win.
+        """
+        return self.is_voter and self.last_index >= self.state_index
 
     @property
     def is_silent(self) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from ledgermq.raft import candidate
 from ledgermq.raft.core import RaftCore
+from ledgermq.raft.core_config import CoreConfig
 from ledgermq.raft.log_view import LogView
 from ledgermq.raft.messages import (
     AppendEntries,
@@ -252,6 +253,22 @@ def test_a_node_whose_state_is_not_whole_does_not_campaign() -> None:
     cluster.tick(20)
     assert core.applied_index >= 7
     cluster.elect("n3")
+
+
+@pytest.mark.parametrize(("last_index", "campaigns"), [(6, False), (7, True)])
+def test_a_node_that_holds_its_state_campaigns_before_it_knows_that_this_is_committed(
+    last_index: int, campaigns: bool
+) -> None:
+    """It started again amid a rebuild and its leader is lost: if the others hold less, nobody else can win."""
+    view = LogView(
+        first_index=LogIndex(5), base_term=Term(1), term_runs=((LogIndex(5), Term(2)),),
+        last_index=LogIndex(last_index), stable_index=LogIndex(last_index), applied_index=LogIndex(4),
+        state_index=LogIndex(7),
+    )  # fmt: skip
+    config = CoreConfig(node_id=N3, voters=(N1, N2, N3))
+    core = RaftCore(config, HardState(Term(2), None, LogIndex(4)), view, random.Random(1))
+    core.campaign()
+    assert (core.role is Role.PRE_CANDIDATE) is campaigns
 
 
 def test_the_leader_of_a_longer_log_brings_a_reset_follower_on() -> None:
