@@ -5,6 +5,7 @@ Owns: what the repair finds in the place of metrics, and the question to the pla
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ledgermq.raft.errors import DamagedLogError, DataFolderError, DiskFullError
@@ -69,7 +70,10 @@ def repair(
 
     async def run() -> None:
         try:
-            storage = await start.open()
+            async with asyncio.timeout(node.rng.uniform(1.0, 8.0)):
+                storage = await start.open()
+        except TimeoutError as error:
+            node.world.on_start_refused(node, error)  # somebody does what its log says: --rejoin
         except (DataFolderError, DamagedLogError) as error:
             node.world.on_start_refused(node, error)
         except (OSError, DiskFullError) as error:
