@@ -25,8 +25,7 @@ from ledgermq.raft.types import LogIndex, NodeId, Term
 from .mutant_list import core_mutant, patch_mutant
 from .retention import Retention
 
-_install, _after, _store = reset_install._install, reset_install._after, ResetReceiver._receive
-_begin_reset = RaftCore.begin_reset
+_install, _after = reset_install._install, reset_install._after
 
 
 @core_mutant("R1, I14")
@@ -86,29 +85,6 @@ patch_mutant(
 )
 
 
-class _Unsynced:
-    """A file whose flush does nothing."""
-
-    def __init__(self, file: File) -> None:
-        self._file = file
-
-    def __getattr__(self, name: str) -> Any:
-        return (lambda: None) if name == "fdatasync" else getattr(self._file, name)
-
-
-async def _receive_without_flush(self: ResetReceiver, call: Any, plan: ResetPlan, file: File) -> None:
-    unsynced: Any = _Unsynced(file)
-    await _store(self, call, plan, unsynced)
-
-
-patch_mutant(
-    "DecidesBeforeTheStateIsDurable",
-    "R2, I14",
-    "The decision is durable and the state that it speaks of is in the page cache.",
-    (ResetReceiver, "_receive", _receive_without_flush),
-)
-
-
 def _forget_the_note_first(
     files: FileSystem,
     folders: LogFolders,
@@ -148,33 +124,11 @@ patch_mutant(
 )
 
 
-def _keep_the_floor(state: DurableState, plan: ResetPlan) -> DurableState:
-    after = _after(state, plan)
-    return replace(after, floor_index=state.floor_index, floor_term=state.floor_term)
-
-
-def _forget_the_vote(state: DurableState, plan: ResetPlan) -> DurableState:
-    after = _after(state, plan)
-    return replace(after, hard=replace(after.hard, voted_for=None))
-
-
 def _forget_the_term(state: DurableState, plan: ResetPlan) -> DurableState:
     after = _after(state, plan)
     return replace(after, hard=replace(after.hard, term=plan.base.prev_term, voted_for=None))
 
 
-patch_mutant(
-    "KeepsItsFloorOverAReset",
-    "R3, P18",
-    "After a reset the node still demands of its log what the old one held.",
-    (reset_install, "_after", _keep_the_floor),
-)
-patch_mutant(
-    "ForgetsItsVoteInAReset",
-    "R3, P1",
-    "With the log the vote of the present term is given up.",
-    (reset_install, "_after", _forget_the_vote),
-)
 patch_mutant(
     "TakesTheTermOfTheBase",
     "R3, P1",
