@@ -49,6 +49,7 @@ from .membership import AIM, Membership
 from .repairs import serve_refetch
 from .resets import SimResets, SimTransfer
 from .retention import Checkpoints, Retention
+from .state import SimState
 
 if TYPE_CHECKING:
     from .node import SimNode
@@ -77,7 +78,7 @@ class Life:
         self.peers = [peer.node_id for peer in node.config.peers]
         assert node.loop is not None
         self.loop = node.loop
-        self.state = node.parts.state_class()
+        self.state: SimState = node.parts.state_class()
         if node.saved.state:
             self.state.install(node.saved.state)
         self.whole_from = int(SimTransfer(node).needs_entries_to)  # below it the state is being rebuilt
