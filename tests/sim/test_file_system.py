@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from ledgermq.proto.entry import EntryKind, decode_header, encode_entry
+from ledgermq.raft.checked_file import write_record
+from ledgermq.raft.identity import Manifest, write_manifest
+from ledgermq.raft.types import LogIndex, Term
 from tests.power_cut import Keep
 
 from .disk_image import DiskImage
@@ -125,6 +128,8 @@ def test_file_whose_folder_was_not_synced_may_be_gone() -> None:
 
 def test_image_holds_whole_entries_and_forgets_what_is_overwritten() -> None:
     files, clock = disk()
+    write_manifest(files, FOLDER.parent / "manifest", Manifest())
+    clock.now = files.busy_until
     image = DiskImage(files, FOLDER.parent, SIZE)
     file = files.open(PATH)
 
@@ -147,3 +152,30 @@ def test_image_holds_whole_entries_and_forgets_what_is_overwritten() -> None:
     assert image.last == 2
     write(2, end, 77, b"does not chain")
     assert image.last == 1 and image.crc(2) is None
+
+
+def test_image_begins_behind_the_base_of_the_manifest_and_gives_up_a_log_that_is_being_reset() -> None:
+    files, clock = disk()
+    image = DiskImage(files, FOLDER.parent, SIZE)
+    assert (image.base, image.last) == (0, 0), "nothing is known without a manifest"
+    base = Manifest(first_index=LogIndex(8), first_offset=0, prev_term=Term(1), prev_crc=77, prev_timestamp=1)
+    write_manifest(files, FOLDER.parent / "manifest", base)
+    entry = encode_entry(
+        EntryKind.RECORDS,
+        [b"x"],
+        section_count=1,
+        index=8,
+        term=1,
+        physical_offset=0,
+        timestamp=1,
+        prev_crc=77,
+    )
+    file = files.open(PATH)
+    file.pwritev([entry], 0)
+    file.fdatasync()
+    clock.now = files.busy_until
+    assert (image.base, image.last, image.crc(8)) == (7, 8, decode_header(entry).crc)
+    write_record(files, FOLDER.parent / "reset" / "marker", "reset", 1, {"first_index": 30})
+    assert image.last == 8, "the decision is not durable yet"
+    clock.now = files.busy_until
+    assert (image.base, image.last, image.crc(8), image.known()) == (29, 29, None, {})
