@@ -220,6 +220,19 @@ def test_nothing_is_taken_for_a_topic_that_is_being_deleted() -> None:
 
 
 # --- where a new group begins -------------------------------------------------------------------------------------
+def test_a_second_deletion_that_is_not_proposed_leaves_the_first_one_standing() -> None:
+    """Records behind the first deletion would be acknowledged, and be nowhere."""
+    node = Node()
+    topic = node.topic(queues=1)
+    first = node.view.open_turn()
+    first.add_command(DeleteTopic(topic))
+    node.propose(first)
+    second = node.view.open_turn()
+    second.add_command(DeleteTopic(topic))
+    second.abandon()
+    assert node.view.open_turn().add_records(section(topic, 0, records(1))).verdict is Verdict.TOPIC_GONE
+
+
 def test_a_new_group_begins_at_the_first_message_by_default() -> None:
     node = Node()
     topic, group = node.topic(queues=1), node.group()
