@@ -47,6 +47,7 @@ from .disk_work import DiskWork
 from .membership import AIM, Membership
 
 if TYPE_CHECKING:
+    from .broker_life import BrokerLife
     from .node import SimNode
 
 MS = 1000
@@ -64,7 +65,7 @@ class Packet(NamedTuple):
 class Life:
     """Events call the `on_…` methods; after each the core has been polled until it says nothing more."""
 
-    def __init__(self, node: SimNode, storage: RaftStorage) -> None:
+    def __init__(self, node: SimNode, storage: RaftStorage, broker: BrokerLife | None = None) -> None:
         world = node.world
         self.node = node
         self.world = world
@@ -104,6 +105,9 @@ class Life:
             "flushed": self.disk.on_flushed, "sync": self.disk.on_sync, "synced": self.disk.on_synced,
             "background": self.disk.on_background,
         }  # fmt: skip
+        self.broker = broker
+        if broker is not None:
+            broker.attach(self)
 
     def begin(self) -> None:
         """Start what runs for ever: ticks, greetings, background work."""
@@ -111,6 +115,8 @@ class Life:
         self.membership.greet_all()
         self.later(2000 * MS, "report")
         self.disk.begin()
+        if self.broker is not None:
+            self.broker.begin()
         self.membership.advance()
 
     def later(self, delay_us: int, kind: str, payload: Any = None) -> None:
@@ -177,6 +183,9 @@ class Life:
 
     def propose(self, sizes: list[int]) -> bool:
         """Propose entries with payloads of these sizes; return whether they were taken."""
+        broker = self.world.broker
+        if broker is not None:
+            sizes = [broker.filler_size(size) for size in sizes]
         sizes = [min(size, self.log.max_entry_size - 64) for size in sizes]
         log_sizes = [entry_size(size) for size in sizes]
         try:
@@ -189,6 +198,8 @@ class Life:
         for place, size in enumerate(sizes):
             value = self.world.next_value()
             payload = value.to_bytes(8, "little")[: min(8, size)].ljust(size, b"%d" % (value % 10))
+            if broker is not None:
+                payload = broker.filler(size)
             index = LogIndex(answer.first_index + place)
             try:
                 self._stage(EntryKind.RECORDS, [payload], index, answer.term)
@@ -242,6 +253,8 @@ class Life:
         world, core = self.world, self.core
         changed = False
         for event in output.events:
+            if self.broker is not None:
+                self.broker.on_event(event)
             if isinstance(event, BecameLeader):
                 world.invariants.on_leader(self.node, event)
                 world.promises.on_leader(self.node)
@@ -255,6 +268,8 @@ class Life:
             self._persist(output.persist)
         for message in output.send:
             self._send(message)
+        if self.broker is not None and output.commit_index is not None:
+            self.broker.on_commit(output.commit_index)
         if output.committed is not None:
             world.invariants.note_commits(self.node)
             self._apply_to = output.committed[1]
@@ -279,17 +294,20 @@ class Life:
         except DiskFullError as error:
             self.fail(f"the first entry of term {event.term} cannot be stored: {error}", full=True)
 
-    def _stage(self, kind: EntryKind, parts: list[Any], index: LogIndex, term: Term) -> None:
+    def _stage(
+        self, kind: EntryKind, parts: list[Any], index: LogIndex, term: Term, *, sections: int = 1
+    ) -> EntryHeader:
         clock = self.node.clock
         header = self.log.stage_entry(
             kind,
             parts,
-            section_count=0 if kind is EntryKind.NOOP else 1,
+            section_count=0 if kind is EntryKind.NOOP else sections,
             index=index,
             term=term,
             timestamp=self.log_time.lead(clock.wall_ms(), clock.monotonic_ms()),
         )
         self.world.invariants.on_entry(self.node, header)
+        return header
 
     def _persist(self, persist: Persist) -> None:
         log, invariants = self.log, self.world.invariants
@@ -415,6 +433,8 @@ class Life:
         header: EntryHeader
         for header, payload in entries:
             self.world.invariants.on_apply(self.node, header, payload)
+        if self.broker is not None:
+            self.broker.apply(entries)
         self.applied = entries[-1][0].index
 
     # --- the end -------------------------------------------------------------------------------------------------

@@ -176,8 +176,13 @@ class SimNode:
     def on_started(self, storage: RaftStorage) -> None:
         """Recovery is done."""
         self.starting = False
+        broker = None
+        if self.world.broker is not None:
+            broker = self.world.broker.open(self, storage)
+            if broker is None:
+                return
         self.wants_rejoin = False
-        self.life = Life(self, storage)
+        self.life = Life(self, storage, broker)
         self.world.invariants.on_restart(self)
         self.world.promises.on_restart(self)
         self.life.begin()
@@ -191,6 +196,8 @@ class SimNode:
         self.starting = False
         if self.life is not None:
             self._remember(self.life, power=keep is not None)
+            if self.life.broker is not None:
+                self.life.broker.end()
             self.life = None
         self.files.crash(keep)
         if keep is not None:
