@@ -24,7 +24,7 @@ class Client:
     """One thing at a time: `ask`, hear (or not), think, `step` again."""
 
     think_ms = (1, 60)
-    timeout_ms = (100, 1500)
+    timeout_ms = (30, 1000)
 
     def __init__(self, world: BrokerWorld) -> None:
         self.world = world

@@ -19,6 +19,7 @@ from ledgermq.broker.checkpoint_store import CheckpointStore
 from ledgermq.broker.checkpointing import Checkpointing
 from ledgermq.broker.commands import ReleaseLeases
 from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
+from ledgermq.broker.deliveries import release_of
 from ledgermq.broker.effects import Effects
 from ledgermq.broker.errors import BrokerError
 from ledgermq.broker.leader_view import Delivery, ReceiveRequest
@@ -28,7 +29,7 @@ from ledgermq.broker.messaging_wire import OutgoingRecord
 from ledgermq.broker.polls import Polls
 from ledgermq.broker.produce import AppendPipeline, TooManyRequestsError
 from ledgermq.broker.produce_works import ProduceWork, SendWork
-from ledgermq.broker.receive import ReceiveWork, release_of
+from ledgermq.broker.receive import ReceiveWork
 from ledgermq.broker.replica import Replica
 from ledgermq.proto.entry import Buffer, EntryHeader, EntryKind, entry_size
 from ledgermq.raft.driver import _refusal

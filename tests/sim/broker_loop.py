@@ -9,11 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
-from typing import Any
+from contextvars import Context
+from typing import Any, TypeVar, TypeVarTuple
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 
-class TinyLoop(asyncio.AbstractEventLoop):
+class TinyLoop:
     """`wake` asks for a turn, `later` for a timer (microseconds), `when_disk_is_done` for the end of a thread's work."""
 
     def __init__(
@@ -22,6 +27,7 @@ class TinyLoop(asyncio.AbstractEventLoop):
         later: Callable[[int, asyncio.Handle], None],
         when_disk_is_done: Callable[[Callable[[], None]], None],
     ) -> None:
+        self._self: Any = self  # asyncio asks for far more of a loop than its futures and tasks use
         self._wake = wake
         self._later = later
         self._when_disk_is_done = when_disk_is_done
@@ -37,7 +43,7 @@ class TinyLoop(asyncio.AbstractEventLoop):
         with self.running():
             for handle in ready:
                 if not handle.cancelled():
-                    handle._run()  # type: ignore[attr-defined]
+                    handle._run()
 
     def end(self) -> None:
         """The process is gone: nothing runs any more."""
@@ -52,7 +58,7 @@ class TinyLoop(asyncio.AbstractEventLoop):
     def running(self) -> Iterator[None]:
         """Be the running loop."""
         before = asyncio._get_running_loop()
-        asyncio._set_running_loop(self)
+        asyncio._set_running_loop(self._self)
         try:
             yield
         finally:
@@ -69,14 +75,18 @@ class TinyLoop(asyncio.AbstractEventLoop):
             self._is_due = True
             self._wake()
 
-    # --- asyncio.AbstractEventLoop -------------------------------------------------------------------------------
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+    # --- what asyncio asks of a loop -------------------------------------------------------------------------------
+    def call_soon(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self._self, context)
         self._add(handle)
         return handle
 
-    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(0.0, callback, args, self, context)
+    def call_later(
+        self, delay: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(0.0, callback, args, self._self, context)
         if not self.is_dead:
             self._later(int(delay * 1e6), handle)
         return handle
@@ -85,17 +95,19 @@ class TinyLoop(asyncio.AbstractEventLoop):
         """Nothing is kept of timers here."""
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        return asyncio.Future(loop=self._self)
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         coroutine: Coroutine[Any, Any, Any] = coro
-        task = asyncio.Task(coroutine, loop=self, name=options.get("name"))
+        task = asyncio.Task(coroutine, loop=self._self, name=options.get("name"))
         self._tasks = [each for each in self._tasks if not each[0].done()]
         self._tasks.append((task, coroutine))
         return task
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
-        future = self.create_future()
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts
+    ) -> asyncio.Future[_T]:
+        future: asyncio.Future[_T] = self.create_future()
         try:
             result = func(*args)
         except Exception as error:  # noqa: BLE001 (whatever it is belongs to who waits)

@@ -202,10 +202,12 @@ class BrokerModel:
     def _delete_topic(self, raw: bytes, _version: int) -> tuple[int, bool]:
         (number,) = struct.unpack("<I", raw)
         topic = self.topics.pop(number, None)
-        for table in (self.queues, self.streams, self.positions):
-            place = 0 if table is self.queues else 1
-            for key in [key for key in table if key[place] == number]:
-                del table[key]  # type: ignore[attr-defined]
+        for queue in [key for key in self.queues if key[0] == number]:
+            del self.queues[queue]
+        for key in [key for key in self.streams if key[1] == number]:
+            del self.streams[key]
+        for key in [key for key in self.positions if key[1] == number]:
+            del self.positions[key]
         return (number if topic else 0), topic is not None
 
     def _create_group(self, raw: bytes, _version: int) -> tuple[int, bool]:

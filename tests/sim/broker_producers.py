@@ -87,10 +87,14 @@ class StreamProducer(Producer):
         if self.batch is None and not self._make_batch():
             self.soon()
             return
-        batch = self.batch
+        batch, key = self.batch, self._key
         assert batch is not None
-        late = partial(self._check, batch, self._key, True)
-        self.ask("produce", batch.body, partial(self._on_answer, batch, self._key), late)
+        assert key is not None
+
+        def late(answer: Answer, newest: bool) -> None:
+            self._check(batch, key, True, answer, newest)
+
+        self.ask("produce", batch.body, partial(self._on_answer, batch, key), late)
 
     def _make_batch(self) -> bool:
         rng, world = self.rng, self.world

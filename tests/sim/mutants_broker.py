@@ -20,6 +20,7 @@ from ledgermq.broker.replica import Replica
 from ledgermq.broker.selection import Delivery, _Choice
 from ledgermq.broker.state import BrokerState
 from ledgermq.proto.record import SectionHeader
+from ledgermq.raft.errors import BusyError
 from ledgermq.raft.leadership import Leadership
 from ledgermq.raft.types import LogIndex, Term
 
@@ -32,7 +33,7 @@ def broker_mutant(name: str, rows: str, what: str, *patches: tuple[Any, str, Any
 
 
 # --- checkpoints -------------------------------------------------------------------------------------------------
-_take_snapshot = checkpoint_store.take_snapshot
+_take_snapshot = checkpoint.take_snapshot
 
 
 def _without_streams(state: BrokerState) -> checkpoint.Snapshot:
@@ -181,8 +182,6 @@ _fail = _ProducerWork.fail
 
 
 def _say_refused(self: _ProducerWork, error: Exception) -> None:
-    from ledgermq.raft.errors import BusyError
-
     _fail(self, BusyError(str(error)))
 
 
@@ -202,9 +201,9 @@ def _deliver_when_chosen(self: ReceiveWork, flight: Flight, now: int) -> None:
     if plan is not None and plan.slot is not None:
         lease_id = flight.turn._view._state.applied_index + 1
         found = [
-            Delivery(queue_id, offset, *unit, 1, lease_id)
+            Delivery(queue_id, offset, place, size, tag, 1, lease_id)
             for queue_id, (offsets, units) in plan.units.items()
-            for offset, unit in zip(offsets.tolist(), units.tolist(), strict=True)
+            for offset, (place, size, tag) in zip(offsets.tolist(), units.tolist(), strict=True)
         ]
         settle(self.future, (plan, found))
 
