@@ -46,16 +46,16 @@ broker_mutant(
 )  # fmt: skip
 
 
-def _in_any_order(snapshot: checkpoint.Snapshot) -> bytes:
-    """Encode positions in the order in which they came into being, which a restart changes."""
-    unsorted = [replace(snapshot, consumption={key: found}) for key, found in snapshot.consumption.items()]
-    return b"".join(checkpoint._encode_consumption(each) for each in unsorted)
+def _in_the_order_of_a_set(snapshot: checkpoint.Snapshot) -> bytes:
+    """Encode positions as a set of them has them: by where they lie in this process's memory."""
+    keys = {id(found): key for key, found in snapshot.consumption.items()}
+    ordered = [{keys[id(found)]: found} for found in set(snapshot.consumption.values())]
+    return b"".join(checkpoint._encode_consumption(replace(snapshot, consumption=each)) for each in ordered)
 
 
 broker_mutant(
-    "CheckpointsDependOnTheOrderOfADict", "B1.2",
-    "Positions stand in a checkpoint in the order in which this node came to know them.",
-    (checkpoint, "_ENCODERS", {**checkpoint._ENCODERS, checkpoint.Shard.CONSUMPTION: _in_any_order}),
+    "CheckpointsDependOnTheOrderOfASet", "B1.2", "Positions stand in a checkpoint in the order of a set.",
+    (checkpoint, "_ENCODERS", {**checkpoint._ENCODERS, checkpoint.Shard.CONSUMPTION: _in_the_order_of_a_set}),
 )  # fmt: skip
 
 broker_mutant(
