@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ledgermq.raft.messages import AppendEntriesReply, HeartbeatReply, Message, RequestVote, RequestVoteReply
 from ledgermq.raft.outputs import Role
 
+from .atlas import POWER_LOST
 from .disk_faults import durable_vote
 from .invariants import demand
 
@@ -100,9 +101,13 @@ class Promises:
 
     def promote(self, node: SimNode) -> None:
         """A learner votes again: it holds all that it must, and has no vote left in the present term (P19)."""
-        index = self._must_hold.get(node.name, 0)
+        index, core = self._must_hold.get(node.name, 0), node.core
+        wanted = self._invariants.committed[index]
+        # A log that was not fetched again may have a bad byte that nobody noticed yet; then it counts as hurt (atlas.py).
+        is_damaged = self._atlas.hurt.get(node.name, POWER_LOST) != POWER_LOST and not node.is_refetched
+        believed = core.stable_index >= index and self._invariants.chain_of(core, index) == wanted
         demand(
-            index <= node.image.base or node.image.crc(index) == self._invariants.committed[index],
+            index <= node.image.base or node.image.crc(index) == wanted or (is_damaged and believed),
             f"P19: {node.name} is to vote again, and has {node.image.last} of {index} on its disk",
         )
         node.core.promote_to_voter()
