@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from ledgermq.broker import checkpoint, checkpoint_store
-from ledgermq.broker.commands import Ack, CommitOffsets, GrantLeases
+from ledgermq.broker.commands import CommitOffsets, GrantLeases
 from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.consumption import ConsumptionTable
 from ledgermq.broker.effects import Effects, GrantResult, RowsResult
 from ledgermq.broker.leader_view import Admission, LeaderView, Turn, Verdict
 from ledgermq.broker.leases import Consumption
-from ledgermq.broker.produce import AppendPipeline, Applied, CommandWork, Flight, settle
+from ledgermq.broker.produce import AppendPipeline, Flight, settle
 from ledgermq.broker.produce_works import _ProducerWork
 from ledgermq.broker.receive import ReceiveWork
 from ledgermq.broker.replica import Replica
@@ -156,26 +156,6 @@ def _lost_is_stored(self: AppendPipeline, flight: Flight, future: asyncio.Future
 broker_mutant(
     "AcknowledgesWhatMayBeLost", "B3", "The outcome of an entry whose leader was deposed is taken for success.",
     (AppendPipeline, "_on_decided", _lost_is_stored),
-)  # fmt: skip
-
-broker_mutant(
-    "AnswersARetryBeforeItsFirstCopy", "B1.4", "A retry is answered while its first copy is still undecided.",
-    (_ProducerWork, "wait_for", lambda self, turn, own: None),
-)  # fmt: skip
-
-_place_command = CommandWork.place
-
-
-def _acknowledge_at_once(self: CommandWork, flight: Flight, now: int) -> None:
-    _place_command(self, flight, now)
-    if isinstance(self._command, Ack):
-        accepted: Any = self._command.rows["offset"] >= 0
-        settle(self.future, Applied(RowsResult(accepted), flight.turn._view._state.applied_index + 1))
-
-
-broker_mutant(
-    "AcksAreLostAtAFailover", "B5", "An acknowledgement is answered when the leader has it, not when it is applied.",
-    (CommandWork, "place", _acknowledge_at_once),
 )  # fmt: skip
 
 _fail = _ProducerWork.fail
