@@ -151,7 +151,7 @@ class ConsumeQueueFiles:
                         raise
                     raise StorageFailedError(path, error) from None
         self._unsynced.clear()
-        for folder in sorted(self._new_names, key=lambda name: -len(name.parts)):
+        for folder in sorted(self._new_names, key=lambda name: (-len(name.parts), name)):
             self._filesystem.sync_directory(folder)
         self._new_names.clear()
 

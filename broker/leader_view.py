@@ -158,7 +158,7 @@ class Turn:
 
     def add_command(self, command: Command, raw: bytes | None = None) -> int:
         """Add a command, `raw` when it is encoded already; return its place in `effects.results`."""
-        if isinstance(command, DeleteTopic):
+        if isinstance(command, DeleteTopic) and command.topic_id not in self._view._deleting:
             self._view._deleting.add(command.topic_id)
             self._deleting.append(command.topic_id)
         raw = encode(command) if raw is None else raw

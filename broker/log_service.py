@@ -124,6 +124,7 @@ class LogService:
                 continue
             try:
                 outcomes: list[SectionOutcome] = await work.future
+                await self._make_sure(work, outcomes)
             except REFUSABLE as error:
                 refused = refusal(self._context, error, listener)
                 await context.write(log_pb2.ProduceResponse(request_id=request_id, refusal=refused))
@@ -135,6 +136,16 @@ class LogService:
                 )
             )
             self._count(outcomes, work.size)
+
+    async def _make_sure(self, work: ProduceWork, outcomes: list[SectionOutcome]) -> None:
+        """Tell nobody that a section is not stored before it is sure that this node leads. Raises: NotLeaderError.
+
+        A leader that was deposed and does not know it misses what its successor took: to it, the next section of a producer
+        has a gap. The producer would number it anew, and store twice what the successor has. An entry of this turn that was
+        committed is proof enough (`timestamp`).
+        """
+        if not work.timestamp and any(each.verdict in _VERDICTS for each in outcomes):
+            await self._context.raft.read_index()
 
     def _count(self, outcomes: list[SectionOutcome], size: int) -> None:
         self._messages_in.inc(sum(each.count for each in outcomes if each.verdict is Verdict.ACCEPTED))

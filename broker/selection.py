@@ -460,7 +460,7 @@ class _Choice:
         rows = found.leases
         if bool(((rows["flags"] & ACKED == 0) & (rows["deadline"] > self._now)).any()):
             if self._selector.repeats(key, self.request.attempt_id):
-                self._repeat(queue, rows[rows["flags"] & ACKED == 0])
+                self._repeat(queue, _standing(rows[rows["flags"] & ACKED == 0], self._now))
             return
         self._renew(queue, rows[: self._count])
 
@@ -493,3 +493,12 @@ class _Choice:
             offsets = np.concatenate((known[0], offsets))
             units = np.concatenate((known[1], units))
         self._plan.units[queue.key[1]] = (offsets, units)
+
+
+def _standing(rows: np.ndarray, now: int) -> np.ndarray:
+    """Return the rows before the first whose lease has ended (given back, or moved): nobody could acknowledge that one.
+
+    What is behind it must not be delivered before it: it comes with it, when the whole batch has ended.
+    """
+    ended = rows["deadline"] <= now
+    return rows[: int(ended.argmax())] if ended.any() else rows

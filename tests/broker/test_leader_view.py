@@ -220,6 +220,19 @@ def test_nothing_is_taken_for_a_topic_that_is_being_deleted() -> None:
 
 
 # --- where a new group begins -------------------------------------------------------------------------------------
+def test_a_second_deletion_that_is_not_proposed_leaves_the_first_one_standing() -> None:
+    """Records behind the first deletion would be acknowledged, and be nowhere."""
+    node = Node()
+    topic = node.topic(queues=1)
+    first = node.view.open_turn()
+    first.add_command(DeleteTopic(topic))
+    node.propose(first)
+    second = node.view.open_turn()
+    second.add_command(DeleteTopic(topic))
+    second.abandon()
+    assert node.view.open_turn().add_records(section(topic, 0, records(1))).verdict is Verdict.TOPIC_GONE
+
+
 def test_a_new_group_begins_at_the_first_message_by_default() -> None:
     node = Node()
     topic, group = node.topic(queues=1), node.group()
@@ -506,6 +519,21 @@ def test_a_fifo_queue_is_locked_while_a_batch_is_in_flight() -> None:
     assert receive(node, other) == []
     node.command(Ack(group, topic, lease_rows([(0, 1, first[1].lease_id)])))
     assert offsets(receive(node, other)) == [(0, 2), (0, 3)]
+
+
+def test_a_repeated_fifo_batch_ends_before_a_message_whose_lease_has_ended() -> None:
+    """Its handle is void; and what is behind it must not come before it."""
+    node = Node()
+    topic, group = node.topic(queues=1), node.group(fifo=True)
+    node.fill(topic, 0, 5)
+    asked = request(group, topic, 3, attempt_id="a")
+    first = receive(node, asked)
+    node.command(ReleaseLeases(group, topic, lease_rows([(0, 1, first[1].lease_id)])))
+    assert offsets(receive(node, asked)) == [(0, 0)]
+    ack(node, asked, first[:1])
+    assert receive(node, asked) == []
+    node.log.now += 1_000
+    assert offsets(receive(node, asked)) == [(0, 1), (0, 2)]
 
 
 def test_two_undecided_turns_do_not_share_a_fifo_queue() -> None:

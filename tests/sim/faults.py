@@ -293,7 +293,7 @@ class Faults:
     def compact(self) -> None:
         """A leader finds that old segments must go, whoever still needs them."""
         for node in self.running():
-            if node.life is not None and node.life.leads:
+            if node.life is not None and node.life.leads and node.life.broker is None:
                 node.life.retention.decide(self.need_bytes, self.keep_ms)
 
     # --- the villain ---------------------------------------------------------------------------------------------

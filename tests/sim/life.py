@@ -52,6 +52,7 @@ from .retention import Checkpoints, Retention
 from .state import SimState
 
 if TYPE_CHECKING:
+    from .broker_life import BrokerLife
     from .node import SimNode
 
 MS = 1000
@@ -69,7 +70,7 @@ class Packet(NamedTuple):
 class Life:
     """Events call the `on_…` methods; after each the core has been polled until it says nothing more."""
 
-    def __init__(self, node: SimNode, storage: RaftStorage) -> None:
+    def __init__(self, node: SimNode, storage: RaftStorage, broker: BrokerLife | None = None) -> None:
         world = node.world
         self.node = node
         self.world = world
@@ -114,6 +115,9 @@ class Life:
             "background": self.disk.on_background, "unlink": self.retention.on_unlink,
             "reset_stop": self.resets.on_stop, "reset_start": self.resets.on_start,
         }  # fmt: skip
+        self.broker = broker
+        if broker is not None:
+            broker.attach(self)
 
     def begin(self) -> None:
         """Start what runs for ever: ticks, greetings, background work."""
@@ -121,8 +125,11 @@ class Life:
         self.membership.greet_all()
         self.later(2000 * MS, "report")
         self.disk.begin()
-        self.checkpoints.begin()
-        self.retention.begin()
+        if self.broker is None:
+            self.checkpoints.begin()
+            self.retention.begin()
+        else:  # it has checkpoints of its own, and its log keeps everything
+            self.broker.begin()
         self.membership.advance()
 
     def later(self, delay_us: int, kind: str, payload: Any = None) -> None:
@@ -189,10 +196,13 @@ class Life:
 
     def propose(self, sizes: list[int]) -> bool:
         """Propose entries with payloads of these sizes; return whether they were taken."""
-        payloads = []
+        broker, payloads = self.world.broker, []
         for size in sizes:
+            if broker is not None:
+                size = broker.filler_size(size)
             value, size = self.world.next_value(), min(size, self.log.max_entry_size - 64)
-            payloads.append(value.to_bytes(8, "little")[: min(8, size)].ljust(size, b"%d" % (value % 10)))
+            payload = value.to_bytes(8, "little")[: min(8, size)].ljust(size, b"%d" % (value % 10))
+            payloads.append(payload if broker is None else broker.filler(size))
         return self.propose_payloads(payloads)
 
     def propose_payloads(self, payloads: list[bytes], *, urgent: bool = False) -> bool:
@@ -259,6 +269,8 @@ class Life:
         world, core = self.world, self.core
         changed = False
         for event in output.events:
+            if self.broker is not None:
+                self.broker.on_event(event)
             if isinstance(event, BecameLeader):
                 self._noop_index = event.noop_index
                 world.invariants.on_leader(self.node, event)
@@ -277,6 +289,8 @@ class Life:
             self._persist(output.persist)
         for message in output.send:
             self._send(message)
+        if self.broker is not None and output.commit_index is not None:
+            self.broker.on_commit(output.commit_index)
         if output.committed is not None:
             world.invariants.note_commits(self.node)
             self._apply_to = output.committed[1]
@@ -301,17 +315,20 @@ class Life:
         except DiskFullError as error:
             self.fail(f"the first entry of term {event.term} cannot be stored: {error}", full=True)
 
-    def _stage(self, kind: EntryKind, parts: list[Any], index: LogIndex, term: Term) -> None:
+    def _stage(
+        self, kind: EntryKind, parts: list[Any], index: LogIndex, term: Term, *, sections: int = 1
+    ) -> EntryHeader:
         clock = self.node.clock
         header = self.log.stage_entry(
             kind,
             parts,
-            section_count=0 if kind is EntryKind.NOOP else 1,
+            section_count=0 if kind is EntryKind.NOOP else sections,
             index=index,
             term=term,
             timestamp=self.log_time.lead(clock.wall_ms(), clock.monotonic_ms()),
         )
         self.world.invariants.on_entry(self.node, header)
+        return header
 
     def _persist(self, persist: Persist) -> None:
         log, invariants = self.log, self.world.invariants
@@ -437,11 +454,14 @@ class Life:
         header: EntryHeader
         for header, payload in entries:
             self.world.invariants.on_apply(self.node, header, payload)
-            if header.index > self.state.last_applied:  # else it is part of the state that came with a reset
+            # Up to there it is part of the state that came with a reset.
+            if self.broker is None and header.index > self.state.last_applied:
                 self.state.apply((header, payload))
                 self.world.horizon.on_applied(self.node, self.state)
+        if self.broker is not None:
+            self.broker.apply(entries)
         self.applied = entries[-1][0].index
-        if self.is_ready:
+        if self.is_ready and self.broker is None:
             self.world.horizon.on_ready(self.node, self.state.log_start)
 
     # --- the end -------------------------------------------------------------------------------------------------

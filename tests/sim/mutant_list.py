@@ -22,10 +22,15 @@ class Mutant:
     rows: str
     what: str
     parts: Parts
+    broker: bool = False  # it is one of the broker: every node has one
 
     def world(self, seed: int) -> World:
         """Return a run in which every node has the bug."""
-        return World(seed, parts=self.parts)
+        return World(seed, parts=self.parts, broker=self.broker)
+
+    def sound_world(self, seed: int) -> World:
+        """Return the same run without the bug."""
+        return World(seed, broker=self.broker)
 
 
 MUTANTS: list[Mutant] = []
@@ -44,6 +49,8 @@ def core_mutant(rows: str) -> Callable[[Core], Core]:
     return register
 
 
-def patch_mutant(name: str, rows: str, what: str, *patches: tuple[Any, str, Any]) -> None:
+def patch_mutant(
+    name: str, rows: str, what: str, *patches: tuple[Any, str, Any], broker: bool = False
+) -> None:
     """Register code outside of the core with a bug."""
-    MUTANTS.append(Mutant(name, rows, what, Parts(patches=patches)))
+    MUTANTS.append(Mutant(name, rows, what, Parts(patches=patches), broker))

@@ -25,15 +25,19 @@ from pathlib import Path
 from typing import Any
 
 from ..raft import storage_trials
-from . import mutants_log, mutants_resets, mutants_votes
+from . import mutants_broker, mutants_log, mutants_resets, mutants_votes
 from .invariants import InvariantError
 from .mutant_list import MUTANTS, Mutant
 from .mutants_storage import STORAGE_MUTANTS, StorageMutant
-from .world import World
 
 __all__ = ["MUTANTS", "Death", "find", "known_deaths"]
 
-FAMILIES = (mutants_votes, mutants_log, mutants_resets)  # importing them registers their mutants
+FAMILIES = (
+    mutants_votes,
+    mutants_log,
+    mutants_resets,
+    mutants_broker,
+)  # importing them registers their mutants
 MAX_SEEDS = 1000
 STORAGE_SEEDS = 60
 TARGET_MEDIAN = 50
@@ -59,16 +63,16 @@ def find(mutant: Mutant, start: int = 1, count: int = MAX_SEEDS, *, proves: bool
         try:
             mutant.world(seed).run()
         except AssertionError as error:
-            if proves and not _real_code_survives(seed):
+            if proves and not _real_code_survives(mutant, seed):
                 continue
             seconds = time.monotonic() - began
             return Death(mutant.name, seed, seed - start + 1, _caught_by(error), seconds)
     return Death(mutant.name, None, count, "", time.monotonic() - began)
 
 
-def _real_code_survives(seed: int) -> bool:
+def _real_code_survives(mutant: Mutant, seed: int) -> bool:
     try:
-        World(seed).run()
+        mutant.sound_world(seed).run()
     except AssertionError:
         return False
     return True

@@ -182,7 +182,9 @@ class SimNode:
     def _open(self) -> RaftStorage:
         install = SimTransfer(self).install
         storage = open_node_storage(self.config, self.files, install, settings=self.settings())
-        self.saved = retention.load(self.files, self.config.data_dir)
+        self.saved = Saved()  # a broker reads its own, when it starts
+        if self.world.broker is None:
+            self.saved = retention.load(self.files, self.config.data_dir)
         check_state_fits(self.config, LogIndex(self.saved.applied), storage.log)
         return storage
 
@@ -200,8 +202,13 @@ class SimNode:
     def on_started(self, storage: RaftStorage) -> None:
         """Recovery is done."""
         self.starting = False
+        broker = None
+        if self.world.broker is not None:
+            broker = self.world.broker.open(self, storage)
+            if broker is None:
+                return
         self.wants_rejoin = False
-        self.life = Life(self, storage)
+        self.life = Life(self, storage, broker)
         self.world.horizon.on_life(self)
         if self.is_repaired:
             note_repaired(self)
@@ -220,6 +227,8 @@ class SimNode:
         self.starting = False
         if self.life is not None:
             self._remember(self.life, power=keep is not None)
+            if self.life.broker is not None:
+                self.life.broker.end()
             self.life = None
         if self.loop is not None:
             self.loop.kill()

@@ -20,6 +20,7 @@ from ledgermq.raft.hello import Standing
 from ledgermq.raft.messages import AppendEntriesReply, HeartbeatReply, Message, RequestVote, RequestVoteReply
 from ledgermq.raft.outputs import Role
 
+from .atlas import POWER_LOST
 from .disk_faults import durable_vote
 from .invariants import demand
 
@@ -106,13 +107,13 @@ class Promises:
 
     def promote(self, node: SimNode) -> None:
         """A learner votes again: it holds all that it must, and has no vote left in the present term (P19)."""
-        index = self._must_hold.get(node.name, 0)
-        believes = (
-            self._atlas.is_damaged(node.name) and not node.is_refetched
-        )  # it kept a log that is damaged
-        holds = index <= node.image.base or node.image.crc(index) == self._invariants.committed[index]
+        index, core = self._must_hold.get(node.name, 0), node.core
+        wanted = self._invariants.committed[index]
+        # A log that was not fetched again may have a bad byte that nobody noticed yet; then it counts as hurt (atlas.py).
+        is_damaged = self._atlas.hurt.get(node.name, POWER_LOST) != POWER_LOST and not node.is_refetched
+        believed = core.stable_index >= index and self._invariants.chain_of(core, index) == wanted
         demand(
-            holds or believes,
+            index <= node.image.base or node.image.crc(index) == wanted or (is_damaged and believed),
             f"P19: {node.name} is to vote again, and has {node.image.last} of {index} on its disk",
         )
         node.core.promote_to_voter()

@@ -18,6 +18,7 @@ from ledgermq.raft.errors import DiskFullError, NewerFolderError
 from ledgermq.raft.types import NodeId
 
 from .atlas import Atlas
+from .broker_world import BrokerWorld
 from .calls import Calls
 from .faults import MS, Faults
 from .horizon import Horizon
@@ -31,6 +32,7 @@ from .resets import simulated_modules
 
 SECOND = 1_000_000
 SAFETY_US = 15 * SECOND
+BROKER_EVERY = 8  # one seed in so many has brokers on its nodes
 MAX_EVENTS = 3_000_000  # of one run; more means that it runs in circles
 CROWDED = 200  # messages on their way to a node from which on none is repeated
 #: Events of a node that is not running yet, or of the villain about it.
@@ -71,7 +73,9 @@ class World:
         parts: Parts | None = None,
         without: frozenset[str] = frozenset(),
         quiet: tuple[tuple[int, int], ...] = (),
+        broker: bool | None = None,
     ) -> None:
+        """`broker`: the nodes have brokers; None: as is due for the seed."""
         self.seed = seed
         self.parts = parts or Parts(core_class)
         self.rng = rng = random.Random(seed)
@@ -104,6 +108,8 @@ class World:
             self.limits["max_append_bytes"] == 1
         ):  # 256 messages that overtake each other are refused one by one
             self.limits["max_inflight_messages"] = min(8, self.limits["max_inflight_messages"])
+        has_broker = seed % BROKER_EVERY == BROKER_EVERY - 1 if broker is None else broker
+        self.broker = BrokerWorld(self) if has_broker else None
         self.network = Network(random.Random(rng.getrandbits(64)))
         self._heap: list[tuple[int, int, str, int, str, Any]] = []
         self._number = 0
@@ -122,6 +128,8 @@ class World:
         self.repairs_logs = rng.random() < 0.6
         self._modules = simulated_modules(self)
         self.faults = Faults(self, without, quiet)
+        if self.broker is not None:
+            self.broker.tame(self.faults)
         self.is_new_group = rng.random() < 0.15
         with patched(self._modules, self.parts.patches):
             self._make_nodes()
@@ -155,8 +163,13 @@ class World:
         with patched(self._modules, self.parts.patches):
             try:
                 self.faults.start()
+                if self.broker is not None:
+                    self.broker.start()
                 self.run_until(SAFETY_US)
                 Liveness(self).run()
+                if self.broker is not None:
+                    self.broker.finish()
+                    self.trace = hash((self.trace, self.broker.trace))
                 equal = self.invariants.compare_disks()
             finally:
                 for node in self.nodes.values():
@@ -286,6 +299,10 @@ class World:
             self.now, _, name, life, kind, payload = heapq.heappop(heap)
             if kind in ("frame", "greeting"):
                 self._on_wire[name] -= 1
+            if kind == "client":
+                payload()
+                heap = self._heap
+                continue
             if not name:
                 self.faults.happen(kind, payload)
                 heap = self._heap

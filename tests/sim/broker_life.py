@@ -1,0 +1,370 @@
+"""The broker of one life of a simulated node: the real state, leader's view, append pipeline, checkpoints and queue files.
+
+Stands where `server.py`, the services and the event loop stand in a process: Raft's seam is driven by events of the life,
+coroutines and futures run on a `TinyLoop` whose turns are events, the worker of the checkpoints reports when the
+simulated disk is done. Requests of the simulated clients come in through `on_request`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from ledgermq.broker.checkpoint_store import CheckpointStore
+from ledgermq.broker.checkpointing import Checkpointing
+from ledgermq.broker.commands import ReleaseLeases
+from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
+from ledgermq.broker.deliveries import release_of
+from ledgermq.broker.effects import Effects
+from ledgermq.broker.errors import BrokerError
+from ledgermq.broker.leader_view import Delivery, ReceiveRequest
+from ledgermq.broker.leadership import Leadership as BrokerLeadership
+from ledgermq.broker.log_wire import checked_sections
+from ledgermq.broker.messaging_wire import OutgoingRecord
+from ledgermq.broker.polls import Polls
+from ledgermq.broker.produce import AppendPipeline, TooManyRequestsError
+from ledgermq.broker.produce_works import ProduceWork, SendWork
+from ledgermq.broker.receive import ReceiveWork
+from ledgermq.broker.replica import Replica
+from ledgermq.proto.entry import Buffer, EntryHeader, EntryKind, entry_size
+from ledgermq.raft.driver import _refusal
+from ledgermq.raft.errors import (
+    DiskFullError,
+    EntryTooLargeError,
+    NodeStoppedError,
+    NotLeaderError,
+    ProposalLostError,
+    RaftError,
+)
+from ledgermq.raft.leadership import Leadership
+from ledgermq.raft.outputs import Accepted, BecameLeader, Event, LeaderChanged, SteppedDown
+from ledgermq.raft.proposals import PendingProposals
+from ledgermq.raft.state_machine import Proposal
+from ledgermq.raft.types import LogIndex
+
+from .broker_loop import TinyLoop
+from .invariants import InvariantError
+
+if TYPE_CHECKING:
+    from .broker_world import BrokerWorld
+    from .life import Life
+    from .node import SimNode
+
+MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a client hears. `status`: ok, refused (nothing was stored) or unknown."""
+
+    status: str
+    value: Any = None
+    index: int = 0  # of the entry, of what was applied
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call of a client. `reply` is called when it is answered, perhaps never."""
+
+    kind: str
+    body: Any
+    reply: Callable[[Answer], None]
+
+
+class SimCheckpointStore(CheckpointStore):
+    """Without the reserve of 1 MiB for full disks: there is one disk for all here, and nothing waits for it."""
+
+    def _keep_reserve(self) -> None:
+        """Nothing."""
+
+
+class SimCheckpointing(Checkpointing):
+    """Without its own timer, which reads a clock: checkpoints are written when the simulator says so."""
+
+    async def _run(self) -> None:
+        """Nothing."""
+
+
+class _Metric:
+    def inc(self) -> None:
+        """Nobody looks."""
+
+
+class _Metrics:
+    """Raft's metrics of one node."""
+
+    def counter(self, _name: str, *_labels: str) -> _Metric:
+        return _Metric()
+
+
+class BrokerLife:
+    """Made when the data folder is open, before the core: `applied` says where the log must go on."""
+
+    def __init__(self, world: BrokerWorld, node: SimNode) -> None:
+        """Raises: CheckpointError, ConsumeQueueError, OSError."""
+        self.world = world
+        self.node = node
+        files, folder = node.files, node.config.data_dir
+        self.loop = TinyLoop(self._wake, self._timer, self._when_disk_is_done)
+        self.leadership = BrokerLeadership(node.name)
+        self.store = SimCheckpointStore(
+            files, folder / "checkpoint", ConsumeQueueFiles(files, folder / "consumequeue")
+        )
+        self.replica = Replica(self.store, self.leadership, Polls())
+        self.proposals = PendingProposals()
+        self.applied = int(self.replica.last_applied_index)
+        self._pump_due = False
+        self.life: Life
+
+    def attach(self, life: Life) -> None:
+        """The core stands: join them."""
+        self.life = life
+        life.handlers |= {
+            "loop": self.on_turn, "timer": self.on_timer, "request": self.on_request, "call": self.on_call,
+            "checkpoint": self.on_checkpoint,
+        }  # fmt: skip
+        self.pipeline = AppendPipeline(self, life.log.max_entry_size)
+        self.replica.attach(self.pipeline, self.next_timestamp, life.log.header_nowait)
+        self.replica.observe(lambda effects: self.world.on_effects(self, effects))
+        driver: Any = SimpleNamespace(next_timestamp=self.next_timestamp, settle=life.pump, pump=life.pump)
+        metrics: Any = _Metrics()
+        self.raft_leadership = Leadership(
+            life.node.config, life.core, driver, self.replica, metrics, life.fail
+        )
+        with self.loop.running():
+            self.checkpointing = SimCheckpointing(
+                self.replica,
+                self.store,
+                durable_index=lambda: int(life.storage.statistics().flushed_index),
+                log_end=lambda: life.log.end_offset,
+                on_failed=life.fail,
+                fault=lambda: life.core.fault,
+            )
+
+    def begin(self) -> None:
+        """Start what runs for ever."""
+        with self.loop.running():
+            self.checkpointing.start()
+        self.life.later(self.world.checkpoint_us, "checkpoint")
+
+    def end(self) -> None:
+        """The process is gone."""
+        self.loop.end()
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+    def _wake(self) -> None:
+        self.life.later(self.world.draw_lateness(), "loop")
+
+    def _timer(self, delay_us: int, handle: asyncio.Handle) -> None:
+        self.life.later(delay_us, "timer", handle)
+
+    def _when_disk_is_done(self, call: Callable[[], None]) -> None:
+        self.life.when_disk_is_done("call", call)
+
+    def on_turn(self, _payload: None) -> None:
+        """One turn of the event loop; what it proposes shares a flush."""
+        if self.life.core.fault is None:
+            with defects(f"B defect of {self.node.name}"):
+                self.loop.turn()
+            if self._pump_due:
+                self._pump_due = False
+                self.life.pump()
+
+    def on_timer(self, handle: asyncio.Handle) -> None:
+        if self.world.is_quiet:
+            self._timer(100 * MS, handle)
+        else:
+            self.loop.run_handle(handle)
+
+    def on_call(self, call: Callable[[], None]) -> None:
+        """The disk is done with something that a worker asked of it."""
+        with self.loop.running():
+            call()
+
+    def on_checkpoint(self, _payload: None) -> None:
+        """Write a checkpoint, unless the disk is in trouble."""
+        self.life.later(self.world.checkpoint_us, "checkpoint")
+        if not self.life.disk.broken and self.life.core.fault is None:
+            with self.loop.running():
+                self.loop.create_task(self.checkpointing.write_now())
+
+    # --- raft's side ---------------------------------------------------------------------------------------------
+    def next_timestamp(self) -> int:
+        """Log time, ms."""
+        clock, life = self.node.clock, self.life
+        now = (clock.wall_ms(), clock.monotonic_ms())
+        return life.log_time.lead(*now) if life.leads else life.log_time.estimate(*now)
+
+    def propose(self, parts: list[Buffer], section_count: int, *, urgent: bool = False) -> Proposal:
+        """As `RaftNode.propose`. Raises: RaftError."""
+        life = self.life
+        if life.core.fault is not None:
+            raise NodeStoppedError("this node stops")
+        size = entry_size(sum(map(len, parts)))
+        if size > life.log.max_entry_size:
+            raise EntryTooLargeError(size, life.log.max_entry_size)
+        life.log.check_proposal(size, urgent=urgent)
+        answer = life.core.propose([size])
+        if not isinstance(answer, Accepted):
+            raise _refusal(answer)
+        try:
+            header = life._stage(
+                EntryKind.RECORDS, parts, answer.first_index, answer.term, sections=section_count
+            )
+        except DiskFullError as error:
+            life.fail(f"a proposal that was taken cannot be stored: {error}", full=True)
+            raise NodeStoppedError("this node stops") from error
+        proposal = Proposal(header, self.loop.create_future())
+        self.proposals.append(proposal)
+        self._pump_due = True
+        return proposal
+
+    def on_event(self, event: Event) -> None:
+        """The core's role changed."""
+        with self.loop.running():
+            if isinstance(event, SteppedDown):
+                self.proposals.lost("this node no longer leads")
+                self.raft_leadership.lost(event.term)
+            elif isinstance(event, BecameLeader):
+                self.raft_leadership.gained(event.term, event.noop_index, LogIndex(self.life.applied))
+            elif isinstance(event, LeaderChanged):
+                self.raft_leadership.changed(event.leader_id, event.term)
+
+    def on_commit(self, index: LogIndex) -> None:
+        """The commit index moved: wake who proposed."""
+        with self.loop.running():
+            self.proposals.committed(index)
+
+    def apply(self, entries: Iterable[tuple[EntryHeader, Any]]) -> None:
+        """Apply committed entries, one by one, each first to the model."""
+        with self.loop.running():
+            for header, payload in entries:
+                self.world.on_entry(header, payload)
+                with defects(f"B apply: {self.node.name} at entry {header.index}"):
+                    self.replica.apply([(header, payload)])
+                self.applied = int(header.index)
+                self.world.after_apply(self, header)
+            self.raft_leadership.applied(LogIndex(self.applied))
+
+    # --- the services --------------------------------------------------------------------------------------------
+    def on_request(self, request: Request) -> None:
+        """A client's call arrives."""
+        if self.life.core.fault is not None:
+            return
+        with self.loop.running():
+            try:
+                getattr(self, f"_{request.kind}")(request)
+            except (RaftError, TooManyRequestsError, BrokerError) as error:
+                request.reply(Answer("refused", error))
+
+    def _answer(
+        self,
+        request: Request,
+        future: asyncio.Future[Any],
+        value: Callable[[Any], Any] = lambda result: result,
+    ) -> None:
+        """Answer when the future is done."""
+
+        def done(done: asyncio.Future[Any]) -> None:
+            error = done.exception()
+            if error is None:
+                result = done.result()
+                request.reply(Answer("ok", value(result), getattr(result, "index", 0)))
+            else:
+                request.reply(Answer("unknown" if isinstance(error, ProposalLostError) else "refused", error))
+
+        future.add_done_callback(done)
+
+    def _command(self, request: Request) -> None:
+        self._answer(request, self.pipeline.run(request.body), lambda applied: applied.result)
+
+    def _produce(self, request: Request) -> None:
+        raw, count = request.body
+        work = ProduceWork(checked_sections(1, memoryview(raw), count))
+        self.pipeline.submit(work)
+        self._answer(request, work.future)
+
+    def _send(self, request: Request) -> None:
+        topic_id, messages = request.body
+        topic = self.replica.state.topics.get(topic_id)
+        if topic is None or self.replica.view is None:
+            raise NotLeaderError(None)
+        records: list[tuple[OutgoingRecord, str]] = messages
+        work = SendWork(topic, records)
+        self.pipeline.submit(work)
+        self._answer(request, work.future)
+
+    def _seen(self, request: Request) -> None:
+        if self.replica.view is not None:
+            self.replica.view.session_seen(request.body, self.next_timestamp())
+
+    def _receive(self, request: Request) -> None:
+        """As `receive._select`: select once, after what it needs was loaded."""
+        self._answer(request, self.loop.create_task(self._select(request.body)))
+
+    async def _select(self, request: ReceiveRequest) -> list[Delivery]:
+        for _ in range(4):
+            view = self.replica.view
+            if view is None:
+                raise NotLeaderError(None)
+            if not view.has_deliverable(request, self.next_timestamp()):
+                return []
+            work = ReceiveWork(request, partial(self._release, request))
+            self.pipeline.submit(work)
+            plan, deliveries = await work.future
+            if deliveries or not plan.cold:
+                found: list[Delivery] = deliveries
+                return found
+            await self.replica.warm(plan.cold)
+        return []
+
+    def _release(self, request: ReceiveRequest, deliveries: list[Delivery]) -> None:
+        command: ReleaseLeases = release_of(request, deliveries)
+        self.pipeline.run(command)
+
+    def _fetch(self, request: Request) -> None:
+        """Any node answers from what it has applied."""
+        topic_id, queue_id, offset, count = request.body
+        self._answer(request, self.loop.create_task(self._read(topic_id, queue_id, offset, count)))
+
+    async def _read(self, topic_id: int, queue_id: int, offset: int, count: int) -> Any:
+        state = self.replica.state
+        begin = max(offset, state.queue_begin(topic_id, queue_id))
+        units = await self.replica.units(topic_id, queue_id, begin, count)
+        return begin, units.tolist(), state.queue_end(topic_id, queue_id)
+
+
+@contextmanager
+def defects(where: str) -> Iterator[None]:
+    """Whatever the code under test raises here ends the run."""
+    try:
+        yield
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise InvariantError(f"{where}: {error!r}") from error
+
+
+def effects_of(effects: Effects) -> list[Any]:
+    """Return what the commands of an entry answered, as the model says it."""
+    return [_plain(result) for result in effects.results]
+
+
+def _plain(result: Any) -> Any:
+    if result is None:
+        return None
+    if hasattr(result, "accepted"):
+        return result.accepted.tolist()
+    if hasattr(result, "queues"):
+        return {
+            each.queue_id: list(zip(each.offsets.tolist(), each.attempts.tolist(), strict=True))
+            for each in result.queues
+        }
+    named = getattr(result, "topic", None) or getattr(result, "group", None)
+    number = 0 if named is None else getattr(named, "topic_id", None) or named.group_id
+    return number, result.changed

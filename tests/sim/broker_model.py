@@ -1,0 +1,440 @@
+"""A dumb second version of the broker's state machine: dicts, lists and loops, and a parser of its own.
+
+It reads committed entries, each once, straight from the layouts in the docs of `proto/record.py` and `broker/commands.py`,
+and says what must be there: messages, positions, leases, what every command answers. It shares no code with
+`broker/`. It judges the log itself, too: offsets without a gap, each message once, sequences of producers in order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from .invariants import demand
+
+_SECTION = struct.Struct("<BBHIqIIIIQIIQQ")
+_COMMAND = struct.Struct("<HHI")
+_POSITION = struct.Struct("<IIq")
+_LEASE = struct.Struct("<IqQ")
+_CHANGE = struct.Struct("<IqQq")
+_RECORDS = 1  # kind of an entry
+NEVER = (1 << 63) - 1
+
+
+@dataclass(slots=True)
+class Message:
+    """One stored message."""
+
+    value: bytes  # its id
+    place: int  # physical offset
+    size: int
+    tag: int
+    stamp: int  # log time, ms
+
+
+@dataclass(slots=True)
+class Queue:
+    begin: int = 0
+    messages: list[Message] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return len(self.messages)
+
+
+@dataclass(slots=True)
+class Lease:
+    lease_id: int
+    deadline: int
+    session: int
+    attempt: int
+    acked: bool = False
+
+
+@dataclass(slots=True)
+class Position:
+    """Of one group in one queue."""
+
+    position: int
+    leases: dict[int, Lease] = field(default_factory=dict)
+    lost: int = 0
+
+    @property
+    def committed(self) -> int:
+        return min(self.leases, default=self.position)
+
+
+@dataclass(slots=True)
+class Topic:
+    topic_id: int
+    name: str
+    queues: int
+    retention: int
+
+
+@dataclass(slots=True)
+class Group:
+    group_id: int
+    name: str
+    start: int
+    fifo: bool
+
+
+@dataclass(slots=True)
+class Stream:
+    epoch: int
+    next_sequence: int
+    stamp: int
+
+
+class BrokerModel:
+    """The state after entry `index`. `results`: what the commands of the last entry answer, in order."""
+
+    def __init__(self) -> None:
+        self.index = 0
+        self.stamp = 0
+        self.topics: dict[int, Topic] = {}
+        self.groups: dict[int, Group] = {}
+        self.queues: dict[tuple[int, int], Queue] = {}
+        self.positions: dict[tuple[int, int, int], Position] = {}
+        self.streams: dict[tuple[int, int, int], Stream] = {}
+        self.next_topic = self.next_group = 1
+        self.places: dict[bytes, list[tuple[int, int, int]]] = {}  # message id -> where it is stored
+        self.stored_at: dict[bytes, int] = {}  # log time
+        self.ids_before = self.streams_before = -1  # what deduplication may have forgotten (log time)
+        self.granted: dict[
+            tuple[int, int, int, int, int], int
+        ] = {}  # lease, group, topic, queue, offset -> attempt
+        self.reset_at: dict[tuple[int, int, int], int] = {}  # entry that last set a position back, or forth
+        self.results: list[Any] = []
+        self.counts = {"messages": 0, "grants": 0, "acks": 0, "commands": 0}
+
+    def apply(self, index: int, stamp: int, place: int, kind: int, sections: int, payload: bytes) -> None:
+        """Take the next committed entry; `place`: physical offset of its header. Raises: InvariantError."""
+        demand(index == self.index + 1, f"model: entry {index} behind {self.index}")
+        demand(stamp >= self.stamp, f"D21: log time of entry {index} goes back")
+        self.index, self.stamp, self.results = index, stamp, []
+        if kind != _RECORDS:
+            return
+        at = 0
+        for _ in range(sections):
+            what, _, queue, topic, base, count, size, _, _, producer, epoch, _, sequence, _ = (
+                _SECTION.unpack_from(payload, at)
+            )
+            at += _SECTION.size
+            body = payload[at : at + size]
+            if what == 1:
+                self._records((topic, queue), base, count, body, place + 64 + at, producer, epoch, sequence)
+            else:
+                for number, version, raw in _commands(body, count):
+                    self.counts["commands"] += 1
+                    self.results.append(_COMMANDS[number](self, raw, version))
+            at += size
+        demand(at == len(payload), f"entry {index}: bytes behind the last section")
+
+    # --- messages ------------------------------------------------------------------------------------------------
+    def _records(
+        self, key: tuple[int, int], base: int, count: int, body: bytes, place: int,
+        producer: int, epoch: int, sequence: int,
+    ) -> None:  # fmt: skip
+        queue = self.queues.get(key)
+        if queue is None:
+            demand(0 < key[0] < self.next_topic, f"B: entry {self.index} has records of topic id {key[0]}")
+            return  # deleted meanwhile
+        demand(base == queue.end, f"B offsets: queue {key} ends at {queue.end}, entry {self.index} at {base}")
+        if producer:
+            self._sequence((producer, *key), epoch, sequence, count)
+        at = 0
+        for _ in range(count):
+            size, tag, value = (
+                int.from_bytes(body[at : at + 4], "little"),
+                int.from_bytes(body[at + 32 : at + 40], "little", signed=True),
+                body[at + 48 : at + 64],
+            )
+            self._store_once(value, (*key, queue.end), by_id=not producer)
+            queue.messages.append(Message(value, place + at, size, tag, self.stamp))
+            at += size
+        demand(at == len(body), f"entry {self.index}: records do not fill their section")
+        self.counts["messages"] += count
+
+    def _sequence(self, key: tuple[int, int, int], epoch: int, sequence: int, count: int) -> None:
+        """A producer's batches come in order, none twice, none missing; what is too long ago is forgotten."""
+        known = self.streams.get(key)
+        if known is not None and epoch == known.epoch:
+            wanted = known.next_sequence
+        else:
+            demand(known is None or epoch > known.epoch, f"B1: an old epoch at entry {self.index}")
+            wanted = 0
+        if (
+            known is not None or self.streams_before < 0
+        ):  # else it may have been forgotten, while this was on its way
+            demand(
+                sequence == wanted, f"B1 sequence: entry {self.index}: {sequence} of {key}, due is {wanted}"
+            )
+        self.streams[key] = Stream(epoch, sequence + count, self.stamp)
+
+    def _store_once(self, value: bytes, place: tuple[int, int, int], *, by_id: bool) -> None:
+        before = self.places.setdefault(value, [])
+        limit = self.ids_before if by_id else self.streams_before
+        forgotten = value in self.stored_at and self.stored_at[value] < limit
+        demand(not before or forgotten, f"B1 stored twice: {value.hex()} at {before} and at {place}")
+        before.append(place)
+        self.stored_at[value] = self.stamp
+
+    # --- topics and groups ---------------------------------------------------------------------------------------
+    def _create_topic(self, raw: bytes, version: int) -> tuple[int, bool]:
+        count, _, retention = (
+            (*struct.unpack_from("<IB", raw), 0) if version == 1 else struct.unpack_from("<IBq", raw)
+        )
+        name = _text(raw, 5 if version == 1 else 13)
+        for topic in self.topics.values():
+            if topic.name == name:
+                return topic.topic_id, False
+        topic = Topic(self.next_topic, name, count, retention)
+        self.next_topic += 1
+        self.topics[topic.topic_id] = topic
+        for queue in range(count):
+            self.queues[topic.topic_id, queue] = Queue()
+        return topic.topic_id, True
+
+    def _delete_topic(self, raw: bytes, _version: int) -> tuple[int, bool]:
+        (number,) = struct.unpack("<I", raw)
+        topic = self.topics.pop(number, None)
+        for queue in [key for key in self.queues if key[0] == number]:
+            del self.queues[queue]
+        for key in [key for key in self.streams if key[1] == number]:
+            del self.streams[key]
+        for key in [key for key in self.positions if key[1] == number]:
+            del self.positions[key]
+        return (number if topic else 0), topic is not None
+
+    def _create_group(self, raw: bytes, _version: int) -> tuple[int, bool]:
+        start, _, fifo = struct.unpack_from("<qIB", raw)
+        name = _text(raw, 13)
+        for group in self.groups.values():
+            if group.name == name:
+                return group.group_id, False
+        group = Group(self.next_group, name, start, bool(fifo))
+        self.next_group += 1
+        self.groups[group.group_id] = group
+        return group.group_id, True
+
+    def _delete_group(self, raw: bytes, _version: int) -> tuple[int, bool]:
+        (number,) = struct.unpack("<I", raw)
+        group = self.groups.pop(number, None)
+        for key in [key for key in self.positions if key[0] == number]:
+            del self.positions[key]
+        return (number if group else 0), group is not None
+
+    def _set_retention(self, raw: bytes, _version: int) -> tuple[int, bool]:
+        number, keep = struct.unpack("<Iq", raw)
+        topic = self.topics.get(number)
+        changed = topic is not None and topic.retention != keep
+        if topic is not None:
+            topic.retention = keep
+        return (number if topic else 0), changed
+
+    # --- consumption ---------------------------------------------------------------------------------------------
+    def _commit(self, raw: bytes, _version: int) -> list[bool]:
+        group, _, reset = struct.unpack_from("<IIB", raw)
+        accepted = []
+        for topic, queue, offset in _POSITION.iter_unpack(raw[9:]):
+            stored, found = self.queues.get((topic, queue)), self.positions.get((group, topic, queue))
+            accepted.append(stored is not None and group in self.groups)
+            if stored is None or group not in self.groups:
+                continue
+            offset = min(max(offset, stored.begin), stored.end)
+            if found is None or reset:
+                self.positions[group, topic, queue] = Position(offset)
+                self.reset_at[group, topic, queue] = self.index
+            elif offset > found.committed:
+                found.leases = {at: lease for at, lease in found.leases.items() if at >= offset}
+                found.position, found.lost = max(found.position, offset), 0
+                _finish_first(found)
+        return accepted
+
+    def _set_positions(self, raw: bytes, _version: int) -> list[bool]:
+        (group,) = struct.unpack_from("<I", raw)
+        accepted = []
+        for topic, queue, offset in _POSITION.iter_unpack(raw[9:]):
+            stored = self.queues.get((topic, queue))
+            accepted.append(stored is not None and group in self.groups)
+            if stored is not None and group in self.groups:
+                bounded = min(max(offset, stored.begin), stored.end)
+                self.positions.setdefault((group, topic, queue), Position(bounded))
+        return accepted
+
+    def _grant(self, raw: bytes, _version: int) -> dict[int, list[tuple[int, int]]]:
+        """Answer, per queue, the granted offsets with their attempts."""
+        group, topic, invisible, session, count = struct.unpack_from("<IIqQI", raw)
+        deadline = NEVER if session else self.stamp + invisible
+        at, granted = 28, {}
+        for _ in range(count):
+            queue, start, end, number = struct.unpack_from("<IqqI", raw, at)
+            offsets = struct.unpack_from(f"<{number}q", raw, at + 24)
+            at += 24 + 8 * number
+            found = self.positions.get((group, topic, queue))
+            if found is None:
+                continue
+            given = self._grant_in(found, start, end, offsets, deadline, session)
+            for offset, attempt in given:
+                self.granted[self.index, group, topic, queue, offset] = attempt
+            if given:
+                granted[queue] = given
+                found.lost = 0
+        self.counts["grants"] += 1
+        return granted
+
+    def _grant_in(
+        self, found: Position, start: int, end: int, offsets: tuple[int, ...], deadline: int, session: int
+    ) -> list[tuple[int, int]]:
+        given, fits = [], start == found.position
+        for offset in offsets:
+            lease = found.leases.get(offset)
+            if offset < start:
+                if lease is None or not (lease.acked or lease.deadline <= self.stamp):
+                    continue
+                attempt = lease.attempt + 1
+            elif fits:
+                attempt = 1
+            else:
+                continue
+            found.leases[offset] = Lease(self.index, deadline, session, attempt)
+            given.append((offset, attempt))
+        if fits:
+            found.position = max(found.position, end)
+        return given
+
+    def _rows(
+        self, raw: bytes, layout: struct.Struct
+    ) -> Iterator[tuple[Position | None, Any, bool, tuple[int, ...]]]:
+        group, topic, flag = struct.unpack_from("<IIB", raw)
+        for row in layout.iter_unpack(raw[9:]):
+            found = self.positions.get((group, topic, row[0]))
+            yield found, (group, topic), bool(flag), row
+
+    def _ack(self, raw: bytes, _version: int) -> list[bool]:
+        """Each row is judged as the state was before the command."""
+        verdicts, touched = [], []
+        for found, (group, _), force, (_, offset, lease_id) in self._rows(raw, _LEASE):
+            if found is None or group not in self.groups:
+                verdicts.append(False)
+                continue
+            lease = found.leases.get(offset)
+            if lease is None:
+                verdicts.append(0 <= offset < found.position)
+                continue
+            good = lease.lease_id == lease_id and (force or lease.deadline > self.stamp or lease.acked)
+            verdicts.append(good)
+            if good:
+                touched.append((found, lease, self.groups[group].fifo))
+        for _, lease, _ in touched:
+            lease.acked = True
+        for found, _, fifo in touched:
+            for offset in sorted(found.leases):
+                if found.leases[offset].acked:
+                    del found.leases[offset]
+                elif fifo:
+                    break
+        self.counts["acks"] += len(touched)
+        return verdicts
+
+    def _change(self, raw: bytes, _version: int) -> list[bool]:
+        verdicts, touched = [], []
+        for found, (group, topic), _, (queue, offset, lease_id, invisible) in self._rows(raw, _CHANGE):
+            lease = None if found is None else found.leases.get(offset)
+            good = (
+                lease is not None
+                and lease.lease_id == lease_id
+                and lease.deadline > self.stamp
+                and not lease.acked
+            )
+            verdicts.append(good)
+            if good and lease is not None:
+                touched.append((lease, self.stamp + invisible))
+                self.granted[self.index, group, topic, queue, offset] = lease.attempt
+        for lease, deadline in touched:
+            lease.deadline, lease.lease_id, lease.session = deadline, self.index, 0
+        return verdicts
+
+    def _release(self, raw: bytes, _version: int) -> list[bool]:
+        verdicts, touched = [], {}
+        for found, _, _, (_, offset, lease_id) in self._rows(raw, _LEASE):
+            lease = None if found is None else found.leases.get(offset)
+            good = lease is not None and lease.lease_id == lease_id and not lease.acked
+            verdicts.append(good)
+            if good and lease is not None:
+                touched[id(lease)] = lease
+        for lease in touched.values():
+            lease.deadline = min(lease.deadline, self.stamp)
+            lease.session = lease.lease_id = 0
+            lease.attempt = max(lease.attempt - 1, 0)
+        return verdicts
+
+    def _session_lost(self, raw: bytes, _version: int) -> None:
+        session, grace = struct.unpack("<Qq", raw)
+        for found in self.positions.values():
+            for lease in found.leases.values():
+                if lease.session == session:
+                    lease.deadline, lease.session = self.stamp + grace, 0
+
+    # --- the rest ------------------------------------------------------------------------------------------------
+    def _evict(self, raw: bytes, _version: int) -> None:
+        ids, streams = struct.unpack("<qq", raw)
+        self.ids_before, self.streams_before = max(ids, self.ids_before), max(streams, self.streams_before)
+        for key in [key for key, stream in self.streams.items() if stream.stamp < streams]:
+            del self.streams[key]
+
+    def _log_start(self, raw: bytes, _version: int) -> None:
+        self._trim(raw[16:], 1)
+
+    def _trim(self, raw: bytes, _version: int) -> None:
+        for topic, number, begin in _POSITION.iter_unpack(raw):
+            queue = self.queues.get((topic, number))
+            if queue is None or begin <= queue.begin:
+                continue
+            queue.begin = min(begin, queue.end)
+            for key, found in self.positions.items():
+                if key[1:] == (topic, number) and found.committed < queue.begin:
+                    gone = [at for at in found.leases if at < queue.begin]
+                    found.lost += sum(not found.leases[at].acked for at in gone)
+                    found.lost += max(queue.begin - found.position, 0)
+                    found.position = max(found.position, queue.begin)
+                    for at in gone:
+                        del found.leases[at]
+                    _finish_first(found)
+
+    def _feature_level(self, _raw: bytes, _version: int) -> None:
+        return None
+
+
+def _finish_first(found: Position) -> None:
+    """Acknowledged messages that no open one precedes are done."""
+    for at in sorted(found.leases):
+        if not found.leases[at].acked:
+            return
+        del found.leases[at]
+
+
+def _commands(body: bytes, count: int) -> Iterator[tuple[int, int, bytes]]:
+    at = 0
+    for _ in range(count):
+        number, version, size = _COMMAND.unpack_from(body, at)
+        yield number, version, body[at + 8 : at + 8 + size]
+        at += (8 + size + 7) // 8 * 8
+
+
+def _text(raw: bytes, at: int) -> str:
+    (size,) = struct.unpack_from("<H", raw, at)
+    return raw[at + 2 : at + 2 + size].decode()
+
+
+_COMMANDS: dict[int, Callable[[BrokerModel, bytes, int], Any]] = {
+    1: BrokerModel._create_topic, 2: BrokerModel._delete_topic, 3: BrokerModel._create_group,
+    4: BrokerModel._delete_group, 5: BrokerModel._commit, 6: BrokerModel._set_positions, 7: BrokerModel._grant,
+    8: BrokerModel._ack, 9: BrokerModel._change, 10: BrokerModel._release, 11: BrokerModel._session_lost,
+    12: BrokerModel._evict, 13: BrokerModel._log_start, 14: BrokerModel._feature_level,
+    15: BrokerModel._set_retention, 16: BrokerModel._trim,
+}  # fmt: skip

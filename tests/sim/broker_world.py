@@ -1,0 +1,367 @@
+"""The broker's part of a run: what all nodes and clients share, and what is checked about the broker.
+
+B apply      the real state takes every committed entry, and answers each command as the model does
+B offsets    queue offsets are contiguous; B1: each message is stored once, a producer's batches in order
+B equal      checkpoints are equal byte for byte on all nodes at equal indexes, whatever crashes lay before
+B rebuild    ... and equal to those of a state that is built again from the first entry
+B model      topics, queues, positions, leases and producers are those of the model
+B acked      an acknowledged send is stored exactly once, at the place that the answer named, also in every retry's answer
+B7           what was refused, and never had an unknown outcome, is not stored
+B visible    whoever reads, on whatever node, sees committed messages only, and what is there
+B leased     what leaves was granted to that group, by an applied entry
+B5           an acknowledged message is not delivered to that group again
+B drained    everything is delivered at last: what was never acknowledged comes again
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from crc32c import crc32c
+
+from ledgermq.broker.checkpoint import encode_snapshot, take_snapshot
+from ledgermq.broker.commands import EvictDedup, encode
+from ledgermq.broker.consume_queue import ColdRead
+from ledgermq.broker.effects import Effects
+from ledgermq.broker.errors import BrokerError
+from ledgermq.broker.leader_view import Delivery
+from ledgermq.broker.state import BrokerState
+from ledgermq.proto.entry import HEADER_SIZE, EntryHeader
+from ledgermq.proto.record import SectionKind, encode_section, seal_section
+from ledgermq.raft.errors import DataFolderError
+from ledgermq.raft.storage import RaftStorage
+from ledgermq.raft.storage_opening import check_state_fits
+from ledgermq.raft.types import LogIndex
+
+from .broker_clients import Clients
+from .broker_life import Answer, BrokerLife, Request, effects_of
+from .broker_model import BrokerModel
+from .invariants import demand
+from .retention import Saved
+
+if TYPE_CHECKING:
+    from .faults import Faults
+    from .node import SimNode
+    from .world import World
+
+MS = 1000
+SECOND = 1_000_000
+DIGEST_EVERY = 16
+COMPARE_EVERY = 64
+LIVELY_US = 2 * SECOND
+DRAIN_US = 40 * SECOND
+SETTLE_US = 10 * SECOND
+
+Place = tuple[int, int, int]  # topic id, queue id, queue offset
+
+
+class BrokerWorld:
+    """One per run that has brokers. Random numbers of its own, so that the rest of the run is drawn as ever."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.rng = rng = random.Random(f"broker {world.seed}")
+        self.model = BrokerModel()
+        self.entries: list[tuple[EntryHeader, bytes]] = []
+        self._digests: dict[int, int] = {}
+        self.acked: dict[bytes, Place] = {}  # message id -> what the first answer said
+        self.refused: dict[bytes, None] = {}  # definitely, every time
+        self.done: dict[
+            tuple[int, int, int, int], int
+        ] = {}  # group, topic, queue, offset -> index of the ack
+        self.delivered_count = 0
+        self.is_lively = False  # all is well, and clients do as ever
+        self.is_draining = False
+        self.loss = rng.choice((0.0, 0.05, 0.2))
+        self.delay_us = rng.choice(((100, 2000), (100, 2000), (1000, 60_000)))
+        self.late_share = rng.choice((0.0, 0.05))  # of requests that arrive when nobody waits for them
+        self.lateness_us = rng.choice((20, 2000))
+        self.checkpoint_us = rng.choice((150, 600, 3000)) * MS
+        self.evicts = rng.random() < 0.2
+        world.segment_size = rng.choice((32_768, 65_536))
+        world.limits["max_uncommitted_bytes"] = rng.choice((4_000, 20_000, 1 << 20))
+        self.clients = Clients(self)
+
+    def tame(self, faults: Faults) -> None:
+        """Leave out what these runs do not have, and let clients make most of the entries."""
+        faults.mean_ms.pop("compact", None)
+        pace = self.rng.choice((1, 4, 12))  # where nobody ever leads for long, nothing is sent
+        faults.mean_ms = {name: mean * pace for name, mean in faults.mean_ms.items()}
+        faults.mean_ms["propose"] = 500
+
+    @property
+    def is_quiet(self) -> bool:
+        """The group is judged by its peace: nobody asks for anything, nothing is kept up."""
+        return not (self.world.faults.active or self.is_lively or self.is_draining)
+
+    def open(self, node: SimNode, storage: RaftStorage) -> BrokerLife | None:
+        """Read the state of a node that starts; None: it is no good, which is dealt with."""
+        try:
+            broker = BrokerLife(self, node)
+            check_state_fits(node.config, LogIndex(broker.applied), storage.log)
+        except (BrokerError, DataFolderError, OSError) as error:
+            self.world.on_start_refused(node, error)
+            return None
+        node.saved = Saved(broker.applied)  # the log is needed from there
+        return broker
+
+    # --- wires ---------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Let the clients begin."""
+        self.clients.start()
+
+    def after(self, delay_us: int, call: Callable[[], None]) -> None:
+        """Let something happen to a client."""
+        self.world.later(delay_us, "", "client", call)
+
+    def deliver(self, node: SimNode, request: Request) -> None:
+        """Put a call on its way."""
+        rng = self.rng
+        if rng.random() >= self.loss:
+            delay = rng.randint(*self.delay_us)
+            if rng.random() < self.late_share:
+                delay += rng.randint(50, 1500) * MS
+            self.world.later(delay, node.name, "request", request)
+
+    def answer(self, call: Callable[[], None]) -> None:
+        """Put an answer on its way."""
+        if self.rng.random() >= self.loss:
+            self.after(self.rng.randint(*self.delay_us), call)
+
+    def reply_to(self, node: SimNode, hear: Callable[[Answer, bool], None]) -> Callable[[Answer], None]:
+        """Return what a node calls with an answer; the client hears it later, and whether nobody led a later term then."""
+
+        def reply(answer: Answer) -> None:
+            newest = self.is_newest_leader(node)
+            self.answer(lambda: hear(answer, newest))
+
+        return reply
+
+    def draw_lateness(self) -> int:
+        """How long an event loop takes until its next turn."""
+        return self.rng.randint(0, self.lateness_us)
+
+    def is_newest_leader(self, node: SimNode) -> bool:
+        """Nobody has led a later term: this node knows all that was ever acknowledged."""
+        return int(node.core.term) == max(self.world.invariants.leader_of, default=0)
+
+    @staticmethod
+    def filler_size(size: int) -> int:
+        """Bytes of a payload that changes nothing, about as many as asked for."""
+        return 64 + 24 * max(1, min(size, 2000) // 24)
+
+    @staticmethod
+    def filler(size: int) -> bytes:
+        """A payload of commands that change nothing."""
+        count = (size - 64) // 24
+        section = encode_section(SectionKind.COMMANDS, [encode(EvictDedup(-1, -1))] * count, count)
+        seal_section(section, base_queue_offset=-1, entry_distance=HEADER_SIZE)
+        assert len(section) == size
+        return bytes(section)
+
+    # --- what nodes apply ----------------------------------------------------------------------------------------
+    def on_entry(self, header: EntryHeader, payload: Any) -> None:
+        """A node is about to apply an entry: the first one shows it to the model."""
+        if header.index == self.model.index + 1:
+            raw = bytes(payload)
+            self.entries.append((header, raw))
+            self.model.apply(
+                header.index,
+                header.timestamp,
+                header.physical_offset,
+                int(header.kind),
+                header.section_count,
+                raw,
+            )
+
+    def on_effects(self, broker: BrokerLife, effects: Effects) -> None:
+        """Compare the answers to commands."""
+        if effects.index == self.model.index:
+            found = effects_of(effects)
+            demand(
+                found == self.model.results,
+                f"B apply: {broker.node.name} answers {found} to entry {effects.index}, the model {self.model.results}",
+            )
+
+    def after_apply(self, broker: BrokerLife, header: EntryHeader) -> None:
+        """Compare nodes with one another, and with the model."""
+        if header.index % DIGEST_EVERY == 0:
+            digest = crc32c(captured(broker.replica.state))
+            known = self._digests.setdefault(header.index, digest)
+            demand(
+                known == digest, f"B equal: the state of {broker.node.name} at {header.index} is another one"
+            )
+        if header.index % COMPARE_EVERY == 0 and header.index == self.model.index:
+            self._compare(broker.replica.state, broker.node.name)
+
+    def _compare(self, state: BrokerState, name: str) -> None:
+        model = self.model
+        pairs: list[tuple[str, Any, Any]] = [
+            ("topics", {t.topic_id: (t.name, t.queue_count, t.retention_ms) for t in state.topics},
+             {t.topic_id: (t.name, t.queues, t.retention) for t in model.topics.values()}),
+            ("groups", {g.group_id: (g.name, g.start.value, g.fifo) for g in state.groups},
+             {g.group_id: (g.name, g.start, g.fifo) for g in model.groups.values()}),
+            ("queues", {q.key: (q.begin, q.end) for q in state.queues},
+             {key: (q.begin, q.end) for key, q in model.queues.items()}),
+            ("streams", {key: (s.epoch, s.next_sequence, s.timestamp) for key, s in state.streams.copy().items()},
+             {key: (s.epoch, s.next_sequence, s.stamp) for key, s in model.streams.items()}),
+        ]  # fmt: skip
+        for what, found, wanted in pairs:
+            demand(
+                found == wanted,
+                f"B model: {what} of {name} at {model.index}: {found}, the model has {wanted}",
+            )
+        table = state.consumption.copy()
+        demand(table.keys() == model.positions.keys(), f"B model: positions of {name} at {model.index}")
+        for key, found in table.items():
+            wanted = model.positions[key]
+            leases = [tuple(row) for row in found.leases.tolist()]
+            mine = [
+                (at, each.lease_id, each.deadline, each.session, each.attempt, int(each.acked))
+                for at, each in sorted(wanted.leases.items())
+            ]
+            same = (found.position, found.lost, leases) == (wanted.position, wanted.lost, mine)
+            demand(
+                same, f"B model: {key} of {name} at {model.index}: {found} {leases}, the model has {wanted}"
+            )
+
+    # --- what clients hear ---------------------------------------------------------------------------------------
+    def on_acked(self, value: bytes, place: Place) -> None:
+        """A producer was told that a message is stored, perhaps again."""
+        known = self.acked.setdefault(value, place)
+        if value not in self.model.places or len(self.model.places[value]) == 1:
+            demand(known == place, f"B acked: a message is said to be at {known} and at {place}")
+        self._is_there(value, place)
+
+    def _is_there(self, value: bytes, place: Place, *, now: bool = False) -> None:
+        queue = self.model.queues.get(place[:2])
+        if queue is None:
+            return  # deleted, or not created here yet
+        if place[2] >= queue.end:
+            demand(not now, f"B acked: {place} was acknowledged, and queue {place[:2]} ends at {queue.end}")
+            return
+        found = queue.messages[place[2]].value
+        demand(found == value, f"B acked: another message than the acknowledged one is at {place}")
+
+    def on_delivered(self, group_id: int, topic_id: int, delivery: Delivery) -> None:
+        """A consumer got a message."""
+        self.delivered_count += 1
+        place = (group_id, topic_id, delivery.queue_id, delivery.queue_offset)
+        attempt = self.model.granted.get((delivery.lease_id, *place))
+        demand(
+            attempt is not None,
+            f"B leased: {place} was delivered under lease {delivery.lease_id}, which is none",
+        )
+        row = (delivery.physical_offset, delivery.size, delivery.tag_hash)
+        self.on_seen(topic_id, delivery.queue_id, delivery.queue_offset, row)
+        acked = self.done.get(place)
+        reset = self.model.reset_at.get(place[:3], 0)
+        demand(
+            acked is None or delivery.lease_id < acked or reset > acked,
+            f"B5: {place} was acknowledged at entry {acked} and is delivered again, lease {delivery.lease_id}",
+        )
+
+    def on_seen(self, topic_id: int, queue_id: int, offset: int, row: tuple[int, int, int]) -> None:
+        """Somebody saw a message: it must be committed, and be that one."""
+        queue = self.model.queues.get((topic_id, queue_id))
+        if queue is None:
+            return
+        demand(
+            offset < queue.end, f"B visible: {topic_id}/{queue_id} {offset} is seen, committed is {queue.end}"
+        )
+        message = queue.messages[offset]
+        demand(
+            row == (message.place, message.size, message.tag),
+            f"B visible: {topic_id}/{queue_id} {offset} is seen as {row}, stored is {message}",
+        )
+
+    # --- the end -------------------------------------------------------------------------------------------------
+    def finish(self) -> None:
+        """All is well: let everything be delivered, then look at everything. Raises: InvariantError."""
+        world = self.world
+        self.is_lively = True
+        self.clients.start()
+        world.run_until(world.now + LIVELY_US)
+        self.is_lively, self.is_draining = False, True
+        self.clients.drain()
+        end = world.now + DRAIN_US
+        while (left := self.clients.undrained()) and world.now < end:
+            world.run_until(world.now + SECOND // 4)
+        demand(not left, f"B drained: after {DRAIN_US // SECOND} s there is still {left}: {world.describe()}")
+        self.is_draining = False
+        end = world.now + SETTLE_US
+        while not self._is_settled() and world.now < end:
+            world.run_until(world.now + SECOND // 4)
+        demand(self._is_settled(), f"I10 liveness: not everything is applied: {world.describe()}")
+        self._judge_answers()
+        rebuilt = self._rebuild()
+        for node in world.nodes.values():
+            assert node.life is not None and node.life.broker is not None
+            state = node.life.broker.replica.state
+            demand(
+                captured(state) == rebuilt, f"B rebuild: the state of {node.name} is not that of its entries"
+            )
+            self._compare(state, node.name)
+            self._read_queues(node.life.broker)
+
+    def _is_settled(self) -> bool:
+        lives = [node.life for node in self.world.nodes.values()]
+        last = max(int(life.log.last_index) for life in lives if life is not None)
+        return all(life is not None and life.applied == last for life in lives) and self.model.index == last
+
+    def _judge_answers(self) -> None:
+        for value, place in self.acked.items():
+            if place[0] in self.model.topics:
+                self._is_there(value, place, now=True)
+        for value in self.refused:
+            demand(value not in self.model.places, f"B7: {value.hex()} was refused, and is stored")
+
+    def _rebuild(self) -> bytes:
+        """Apply all entries to an empty state; compare checkpoint files on the way."""
+        state, written = BrokerState(), self._checkpoint_files()
+        for header, payload in self.entries:
+            state.apply(header, memoryview(payload))
+            if header.index in written:
+                wanted = captured(state)
+                for name, raw in written[header.index]:
+                    demand(
+                        raw == wanted, f"B rebuild: the checkpoint of {name} at {header.index} is another one"
+                    )
+        return captured(state)
+
+    def _checkpoint_files(self) -> dict[int, list[tuple[str, bytes]]]:
+        found: dict[int, list[tuple[str, bytes]]] = {}
+        for node in self.world.nodes.values():
+            folder = node.config.data_dir / "checkpoint"
+            for path, inode in node.files.names.items():
+                if path.parent == folder and path.name.isdigit():
+                    found.setdefault(int(path.name), []).append((node.name, bytes(inode.current)))
+        return found
+
+    def _read_queues(self, broker: BrokerLife) -> None:
+        """Read every queue from its first unit to its last, from files and memory, as a consumer would."""
+        queues = broker.replica.state.queues
+        for queue in list(queues):
+            offset = queue.begin
+            while offset < queue.end:
+                found = queues.lookup(*queue.key, offset, 500)
+                if isinstance(found, ColdRead):
+                    queues.admit(found, broker.store.files.load(found))
+                    continue
+                for row in found.tolist():
+                    self.on_seen(*queue.key, offset, row)
+                    offset += 1
+
+    @property
+    def trace(self) -> int:
+        """Stands for all that the brokers did."""
+        return hash(
+            (self.model.index, len(self.acked), len(self.done), self.delivered_count, *self._digests.values())
+        )
+
+
+def captured(state: BrokerState) -> bytes:
+    """Return the checkpoint of a state."""
+    return b"".join(encode_snapshot(take_snapshot(state)))
