@@ -125,7 +125,7 @@ class BrokerLife:
         """The core stands: join them."""
         self.life = life
         life.handlers |= {
-            "loop": self.on_turn, "timer": self.on_timer, "request": self.on_request, "call": self.on_call,
+            "broker_turn": self.on_turn, "timer": self.on_timer, "request": self.on_request, "broker_call": self.on_call,
             "checkpoint": self.on_checkpoint,
         }  # fmt: skip
         self.pipeline = AppendPipeline(self, life.log.max_entry_size)
@@ -158,13 +158,13 @@ class BrokerLife:
 
     # --- the loop ------------------------------------------------------------------------------------------------
     def _wake(self) -> None:
-        self.life.later(self.world.draw_lateness(), "loop")
+        self.life.later(self.world.draw_lateness(), "broker_turn")
 
     def _timer(self, delay_us: int, handle: asyncio.Handle) -> None:
         self.life.later(delay_us, "timer", handle)
 
     def _when_disk_is_done(self, call: Callable[[], None]) -> None:
-        self.life.when_disk_is_done("call", call)
+        self.life.when_disk_is_done("broker_call", call)
 
     def on_turn(self, _payload: None) -> None:
         """One turn of the event loop; what it proposes shares a flush."""
