@@ -21,7 +21,7 @@ leader without acknowledged entries. So:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
@@ -59,10 +59,12 @@ class MemberRecord:
             "everything from the others: ledgermq broker --rejoin",
         )
 
-    def refusal_of(self, hello: Hello) -> Refusal | None:
-        """Return why the sender is not the node that this one knows, or None."""
+    def refusal_of(self, hello: Hello, *, vouched: bool = False) -> Refusal | None:
+        """Return why the sender is not the node that this one knows, or None. `vouched`: see `is_vouched_for`."""
         known = self.known.get(hello.node_id)
         if not known or known == hello.incarnation or hello.standing is Standing.LEARNER:
+            return None
+        if vouched and hello.standing is Standing.VOTER:
             return None
         if hello.standing is Standing.FRESH:
             return Refusal(
@@ -81,6 +83,20 @@ class MemberRecord:
     def would_change(self, hello: Hello) -> bool:
         """Tell whether the sender's incarnation is new and must be stored before answering."""
         return self.known.get(hello.node_id) != hello.incarnation
+
+
+def is_vouched_for(mine: Hello, theirs: Hello, hellos: Mapping[NodeId, Hello], member_count: int) -> bool:
+    """Tell whether this node is a learner, and a majority of voters knows the sender by the incarnation it tells.
+
+    A learner's disk may be one from before the sender was replaced, and then its own record is the old one. Whoever
+    votes had stored a replacement before the replaced node could vote. `hellos` as for `may_become_voter`.
+    """
+    if mine.standing is not Standing.LEARNER or theirs.standing is not Standing.VOTER:
+        return False
+    sender = theirs.node_id
+    voters = [h for node, h in hellos.items() if node != sender and h.standing is Standing.VOTER]
+    knowing = sum(h.known_incarnations.get(sender) == theirs.incarnation for h in voters)
+    return 2 * (knowing + 1) > member_count  # the sender is one of them
 
 
 def may_become_voter(

@@ -20,7 +20,7 @@ from ledgermq.proto import raft_pb2 as pb
 
 from .config import Member
 from .errors import AddressInUseError
-from .hello import Hello, Refusal, RefusalKind
+from .hello import Hello, Refusal, RefusalKind, Standing
 from .out_stream import END_OF_STREAM, GREETING_TIMEOUT_S, Frame, MakeFrame, OutStream, StreamKind
 from .types import NodeId
 
@@ -57,7 +57,7 @@ class Gate(Protocol):
         """Take one frame of an accepted stream. Runs on the loop and must not wait."""
 
     def on_refused(self, peer: NodeId, refusal: Refusal, group_id: int) -> None:
-        """A peer refused this node's greeting; `group_id` is the peer's (0: it does not know)."""
+        """A peer that is no learner refused this node's greeting; `group_id` is the peer's (0: it does not know)."""
 
     def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
         """An outgoing stream is ready."""
@@ -93,7 +93,8 @@ class PeerLink(Generic[ControlItem, AppendItem]):
         if reply.refusal_kind:
             refusal = Refusal(RefusalKind(reply.refusal_kind), reply.refusal)
             self._log_refusal(self.peer.node_id, refusal)
-            self._gate.on_refused(self.peer.node_id, refusal, reply.hello.group_id)
+            if reply.hello.standing != Standing.LEARNER.value:  # else its own record may be the old one
+                self._gate.on_refused(self.peer.node_id, refusal, reply.hello.group_id)
             return False
         theirs = Hello.from_proto(reply.hello)
         mine = await self._gate.admit(theirs)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from .bootstrap import MemberRecord, Rejoin, find_group_id, known_group_ids, may_become_voter
+from .bootstrap import MemberRecord, Rejoin, find_group_id, is_vouched_for, known_group_ids, may_become_voter
 from .config import RaftConfig
 from .core import RaftCore
 from .errors import NotLeaderError
@@ -96,13 +96,15 @@ class VotingRights:
 
     async def admit(self, hello: Hello) -> Refusal | None:
         """Judge a greeting; when it is accepted, its incarnation is durable here on return."""
-        refusal = refusal_of(self.hello(None, 0.0, 0.0), hello, self._members)
+        mine = self.hello(None, 0.0, 0.0)
+        refusal = refusal_of(mine, hello, self._members)
         if refusal is None or refusal.kind is RefusalKind.OTHER_GROUP:
             refusal = self._record.refusal_of_lost(hello) or refusal
         if refusal is not None:
             return refusal
         async with self._lock:
-            refusal = self._record.refusal_of(hello)
+            vouched = is_vouched_for(mine, hello, self.hellos, len(self._members))
+            refusal = self._record.refusal_of(hello, vouched=vouched)
             if refusal is not None:
                 return refusal
             if self._record.would_change(hello):

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from ledgermq.raft.bootstrap import MemberRecord, Rejoin, find_group_id, group_id_of, may_become_voter
+from ledgermq.raft.bootstrap import (
+    MemberRecord,
+    Rejoin,
+    find_group_id,
+    group_id_of,
+    is_vouched_for,
+    may_become_voter,
+)
 from ledgermq.raft.hello import Hello, RefusalKind, Standing, refusal_of
 from ledgermq.raft.identity import Recovery
 from ledgermq.raft.types import LogIndex, NodeId, Term
@@ -68,6 +75,23 @@ def test_an_old_disk_that_comes_back_is_refused() -> None:
     refusal = MemberRecord("g0", {N3: 4}).refusal_of(hello(N3, 3, Standing.VOTER))
     assert refusal is not None
     assert "old data folder" in refusal.text
+
+
+def test_a_learner_with_an_old_record_believes_a_majority_of_voters() -> None:
+    """Its disk was put back as it was before n3 was replaced: without this, it refuses n3 for ever."""
+    record, new = MemberRecord("g0", {N2: 2, N3: 3}), hello(N3, 4, Standing.VOTER)
+    learner, voter = hello(N1, 1, Standing.LEARNER), hello(N1, 1, Standing.VOTER)
+    knows = {N2: hello(N2, 2, Standing.VOTER, {N3: 4})}
+    assert is_vouched_for(learner, new, knows, 3)
+    assert record.refusal_of(new, vouched=True) is None
+    assert not is_vouched_for(voter, new, knows, 3), "a voter had to store it before n3 could vote"
+    assert not is_vouched_for(learner, new, {}, 3), "nobody else was heard yet"
+    assert not is_vouched_for(learner, new, {N2: hello(N2, 2, Standing.VOTER, {N3: 5})}, 3), (
+        "n3 is the old one"
+    )
+    assert not is_vouched_for(learner, new, {N2: hello(N2, 2, Standing.LEARNER, {N3: 4})}, 3)
+    assert not is_vouched_for(learner, hello(N3, 4), knows, 3), "an empty disk"
+    assert record.refusal_of(hello(N3, 4), vouched=True) is not None
 
 
 def test_a_learner_replaces_its_incarnation() -> None:

@@ -134,6 +134,27 @@ def test_a_frame_larger_than_the_usual_grpc_limit_passes() -> None:
     run(scenario)
 
 
+def test_only_the_refusal_of_a_voter_tells_a_node_that_it_is_no_member_any_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A learner's record may be the old one: one disk that was put back must not end a good voter."""
+
+    async def scenario(one: Peer, two: Peer) -> None:
+        two.standing = Standing.LEARNER
+        two.record.known[one.id] = one.incarnation + 1
+        await one.start()
+        await two.start()
+        async with asyncio.timeout(WAIT_S):
+            while "peer=n2 reason=incarnation" not in caplog.text:  # it has heard what the learner says
+                await asyncio.sleep(0.01)
+        assert not one.refusals
+        two.standing = Standing.VOTER
+        await one.until(lambda: bool(one.refusals))
+        assert one.refusals[0].kind is RefusalKind.INCARNATION
+
+    run(scenario)
+
+
 def test_a_node_of_another_group_is_refused_and_both_sides_say_why_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

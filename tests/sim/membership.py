@@ -10,7 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ledgermq.proto import raft_pb2 as pb
-from ledgermq.raft.bootstrap import MemberRecord, Rejoin, find_group_id, known_group_ids, may_become_voter
+from ledgermq.raft.bootstrap import (
+    MemberRecord,
+    Rejoin,
+    find_group_id,
+    is_vouched_for,
+    known_group_ids,
+    may_become_voter,
+)
 from ledgermq.raft.hello import Hello, Refusal, RefusalKind, Standing, refusal_of
 from ledgermq.raft.storage_opening import is_learner
 from ledgermq.raft.types import LogIndex, NodeId
@@ -113,7 +120,7 @@ class Membership:
         hello = self._read(greeting)
         if hello is None:
             return
-        refusal = refusal_of(self.hello(), hello, self._members) or self._record.refusal_of(hello)
+        refusal = self._refusal_of(hello)
         if refusal is not None:
             self._refuse(greeting, refusal)
         elif self._record.would_change(hello):
@@ -123,12 +130,17 @@ class Membership:
 
     async def admit(self, hello: Hello) -> Refusal | None:
         """Judge the greeting that comes with a call; an incarnation that is not stored yet has to greet first."""
-        refusal = refusal_of(self.hello(), hello, self._members) or self._record.refusal_of(hello)
+        refusal = self._refusal_of(hello)
         if refusal is None and self._record.would_change(hello):
             refusal = Refusal(RefusalKind.INCARNATION, f"{hello.node_id} is not known yet")
         if refusal is None and hello.standing is Standing.LEARNER:
             self._life.peer_replaced(hello.node_id)
         return refusal
+
+    def _refusal_of(self, hello: Hello) -> Refusal | None:
+        mine = self.hello()
+        vouched = is_vouched_for(mine, hello, self.hellos, len(self._members))
+        return refusal_of(mine, hello, self._members) or self._record.refusal_of(hello, vouched=vouched)
 
     def _read(self, greeting: Greeting) -> Hello | None:
         if not greeting.is_answer:
@@ -137,6 +149,8 @@ class Membership:
         if not reply.refusal_kind:
             return Hello.from_proto(reply.hello)
         kind = RefusalKind(reply.refusal_kind)
+        if reply.hello.standing == Standing.LEARNER.value:
+            return None  # its own record may be the old one
         if kind is RefusalKind.INCARNATION and self.group_id in (0, reply.hello.group_id):
             self._life.fail(reply.refusal)
         return None
