@@ -145,8 +145,8 @@ def test_only_the_refusal_of_a_voter_tells_a_node_that_it_is_no_member_any_more(
         await one.start()
         await two.start()
         async with asyncio.timeout(WAIT_S):
-            while "peer=n2 reason=incarnation" not in caplog.text:  # it has heard what the learner says
-                await asyncio.sleep(0.01)
+            while "peer=n2 reason=incarnation" not in caplog.text:  # noqa: ASYNC110 (a log has no event)
+                await asyncio.sleep(0.01)  # until it has heard what the learner says
         assert not one.refusals
         two.standing = Standing.VOTER
         await one.until(lambda: bool(one.refusals))
