@@ -31,6 +31,8 @@ from ledgermq.raft.config import MAX_ENTRY_DIVISOR
 from .produce import largest_message
 
 ENV_PREFIX: Final = "LEDGERMQ_"
+#: Of the command line, which starts brokers, too.
+_NOT_OURS: Final = ("LEDGERMQ_NAMESERVER", "LEDGERMQ_DEBUG")
 _SIZE: Final = re.compile(r"(\d+)\s*(B|KiB|MiB|GiB|TiB)?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -278,7 +280,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
     """Take the variables of known keys; refuse a near miss, which is a typing error. Others are not ours."""
     found: dict[str, object] = {}
     for name, value in environment.items():
-        if not name.startswith(ENV_PREFIX):
+        if not name.startswith(ENV_PREFIX) or name in _NOT_OURS:
             continue
         key = name.removeprefix(ENV_PREFIX).lower()
         if key in BrokerConfig.model_fields:

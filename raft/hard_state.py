@@ -16,6 +16,7 @@ Blocks: 0 slot A, 1 slot B, 2 copy of A, 3 copy of B. Record (little-endian, 512
 
 from __future__ import annotations
 
+import logging
 import struct
 import uuid
 from dataclasses import dataclass, field
@@ -26,8 +27,11 @@ from crc32c import crc32c
 
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 
+from .errors import DamagedFolderError
 from .files import File, FileSystem, write_zeros
 from .types import HardState, LogIndex, NodeId, Term
+
+_log = logging.getLogger(__name__)
 
 RECORD_SIZE: Final = 512
 BLOCK: Final = 4096
@@ -100,6 +104,20 @@ def decode_state(record: bytes) -> tuple[int, DurableState]:
     )  # fmt: skip
 
 
+def check_not_older(node_id: str, path: Path, hard: HardState, log_term: Term) -> None:
+    """Refuse a record that is older than the log. Raises: DamagedFolderError.
+
+    No entry is written before its term is durable (P4), so the copies of a newer record, and the vote in it, are lost.
+    """
+    if log_term > hard.term:
+        found = f"{path} knows term {hard.term} and the log ends in term {log_term}: it is damaged, or old"
+        raise DamagedFolderError(
+            f"{node_id} will not start: {found}, so what this node promised is not known. Fetch a clean copy from the "
+            "other nodes: ledgermq broker --rejoin",
+            found=found,
+        )
+
+
 class HardStateFile:
     """The open file. Used by one thread at a time."""
 
@@ -121,26 +139,38 @@ class HardStateFile:
 
     @classmethod
     def open(cls, files: FileSystem, path: Path, *, writable: bool = True) -> HardStateFile:
-        """Read the latest record. Raises: FileNotFoundError, CorruptError, NewerFormatError."""
+        """Read the latest record.
+
+        Raises: FileNotFoundError, CorruptError, NewerFormatError. Corrupt is also a file in which the latest record may
+        be one that cannot be read: a write that was torn spoils one slot, never a block of the other one as well.
+        """
         file = files.open(path, writable=writable)
         found: list[tuple[int, DurableState]] = []
-        problem: CorruptError | None = None
+        blank: list[int] = []
+        problems: dict[int, CorruptError] = {}
         try:
             for block in range(4):
                 try:
-                    found.append(decode_state(file.pread(RECORD_SIZE, block * BLOCK)))
+                    record = file.pread(RECORD_SIZE, block * BLOCK)
+                    if any(record):
+                        found.append(decode_state(record))
+                    else:
+                        blank.append(block)
                 except CorruptError as error:
-                    problem = error
+                    problems[block] = CorruptError(f"block {block}: {error.reason}", block * BLOCK)
                 except OSError as error:  # a bad sector: that is what the copies are for
-                    problem = CorruptError(f"block {block} cannot be read: {error.strerror}", block * BLOCK)
+                    reason = f"block {block} cannot be read: {error.strerror}"
+                    problems[block] = CorruptError(reason, block * BLOCK)
+            sequence, state = max(found, key=lambda item: item[0], default=(0, None))
+            if sequence > 1:  # by then every block was written
+                problems |= {block: CorruptError(f"block {block} is empty", block * BLOCK) for block in blank}
+            if state is None or len(problems) > 2:
+                raise next(iter(problems.values()), CorruptError("no hard state record", 0))
         except BaseException:
             file.close()
             raise
-        if not found:
-            file.close()
-            assert problem is not None
-            raise problem
-        sequence, state = max(found, key=lambda item: item[0])
+        for problem in problems.values():
+            _log.warning("hard state copy not readable path=%s reason=%r", path, problem.reason)
         return cls(file, sequence, state)
 
     @property

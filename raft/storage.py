@@ -333,6 +333,8 @@ def open_storage(
     lock = lock_folder(config.node_id, config.data_dir, files)
     hard: HardStateFile | None = None
     try:
+        if not files.exists(folders.indexes):  # whoever deletes it has the indexes made again
+            files.make_directory(folders.indexes)
         # A process that was killed may leave names that its successor sees and the disk does not hold yet (P17).
         for folder in (config.data_dir, folders.segments):
             files.sync_directory(folder)

@@ -13,8 +13,10 @@ from .commit_log import CommitLog
 from .config import RaftConfig
 from .errors import DamagedFolderError, DamagedLogError, DataFolderError
 from .files import FileSystem
+from .hard_state import check_not_older
 from .log_view import LogView
 from .reset_install import InstallState
+from .segment_keeper import LogFolders
 from .storage import RaftStorage, StorageConfig, create_data_folder, is_initialized, open_storage, rejoin
 from .types import LogIndex
 
@@ -45,7 +47,19 @@ def open_node_storage(
     if not is_initialized(wanted.data_dir, files):
         create_data_folder(wanted, files, is_voter=False)
         logger.info("data folder created node=%s folder=%s", config.node_id, config.data_dir)
-    return open_storage(wanted, files, install_state)
+    return _open(wanted, files, install_state)
+
+
+def _open(wanted: StorageConfig, files: FileSystem, install_state: InstallState | None) -> RaftStorage:
+    """Open a folder whose promises are at least as new as its log. Raises: as `open_storage`."""
+    storage = open_storage(wanted, files, install_state)
+    try:
+        path = LogFolders(wanted.data_dir).hard_state
+        check_not_older(wanted.node_id, path, storage.hard_state, storage.log.last_term)
+    except DamagedFolderError:
+        storage.close(clean=False)
+        raise
+    return storage
 
 
 def _open_for_rejoin(
@@ -72,7 +86,7 @@ def _open_learner(
     try:
         if not is_initialized(wanted.data_dir, files):
             return None
-        storage = open_storage(wanted, files, install_state)
+        storage = _open(wanted, files, install_state)
     except (DamagedFolderError, DamagedLogError):
         return None
     if is_learner(storage):

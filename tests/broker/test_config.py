@@ -63,6 +63,11 @@ def test_an_error_names_the_source_and_the_reason(
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
+def test_variables_of_the_command_line_are_not_taken_for_settings() -> None:
+    """`ledgermq up` tells people to export one of them, and starts brokers in the same shell."""
+    load(None, {}, {"LEDGERMQ_NAMESERVER": "127.0.0.1:9877", "LEDGERMQ_DEBUG": "1"})
+
+
 def test_an_unknown_key_in_the_file_is_an_error_that_names_file_and_key(tmp_path: Path) -> None:
     file = tmp_path / "broker.toml"
     file.write_text('nodeid = "n1"\n')

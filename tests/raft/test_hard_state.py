@@ -10,12 +10,14 @@ import pytest
 from crc32c import crc32c
 
 from ledgermq.proto.errors import CorruptError, NewerFormatError
+from ledgermq.raft.errors import DamagedFolderError
 from ledgermq.raft.hard_state import (
     BLOCK,
     FILE_SIZE,
     RECORD_SIZE,
     DurableState,
     HardStateFile,
+    check_not_older,
     decode_state,
     encode_state,
 )
@@ -83,6 +85,40 @@ def test_damaged_sector_does_not_bring_an_older_vote_back() -> None:
             disk.flip(PATH, block * BLOCK + position, 8)
             assert HardStateFile.open(disk, PATH).state == state(2, "n2")
             disk.flip(PATH, block * BLOCK + position, 8)
+
+
+@pytest.mark.parametrize("blocks", [(0, 2, 3), (0, 1, 2), (1, 2, 3), (0, 1, 3)])
+@pytest.mark.parametrize("how", ["flipped", "zeroed"])
+def test_damage_that_no_torn_write_leaves_is_not_answered_with_an_older_vote(
+    blocks: tuple[int, ...], how: str
+) -> None:
+    """Two blocks of one slot may be a torn write; a third one shows that the latest record may be among the lost."""
+    disk = SimulatedDisk()
+    file = HardStateFile.create(disk, PATH, state(0))
+    file.write(state(1, "n1"))
+    file.write(state(2, "n2"))
+    for block in blocks:
+        if how == "flipped":
+            disk.flip(PATH, block * BLOCK + 40, 8)
+        else:
+            disk.names[PATH].current[block * BLOCK : block * BLOCK + RECORD_SIZE] = bytes(RECORD_SIZE)
+    with pytest.raises(CorruptError, match=r"block \d"):
+        HardStateFile.open(disk, PATH)
+
+
+def test_a_copy_that_cannot_be_read_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    disk = SimulatedDisk()
+    file = HardStateFile.create(disk, PATH, state(0))
+    file.write(state(1, "n1"))
+    disk.flip(PATH, BLOCK + 40, 8)
+    assert HardStateFile.open(disk, PATH).state == state(1, "n1")
+    assert "hard state copy not readable path=/data/hardstate reason='block 1" in caplog.text
+
+
+def test_a_record_that_is_older_than_the_log_is_refused() -> None:
+    check_not_older("n1", PATH, state(3).hard, Term(3))
+    with pytest.raises(DamagedFolderError, match=r"knows term 3 and the log ends in term 4.*--rejoin"):
+        check_not_older("n1", PATH, state(3).hard, Term(4))
 
 
 def test_file_has_its_space_from_the_beginning() -> None:

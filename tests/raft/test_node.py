@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -246,6 +247,46 @@ def test_a_member_that_is_not_reached_is_not_said_to_catch_up(tmp_path: Path) ->
             lambda: any(peer.node_id == gone and not peer.connected for peer in node.status().peers), "gone"
         )
         assert not any(peer.catching_up for peer in node.status().peers)
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_a_node_without_the_folder_of_its_indexes_makes_them_again(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(*(bytes([n]) * (SEGMENT // 5) for n in range(12)))
+        await cluster.settle()
+        await cluster.stop("n3")
+        shutil.rmtree(tmp_path / "n3" / "entryindex")
+        await cluster.start("n3")
+        await cluster.send(*(bytes([n]) * (SEGMENT // 5) for n in range(12)))
+        await cluster.settle()
+        assert not cluster.fatal
+        assert len({cluster.log_bytes(name) for name in cluster.nodes}) == 1
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_a_node_whose_term_and_vote_are_older_than_its_log_does_not_start(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.send(b"one")
+        await cluster.stop("n1")
+        hard_state = tmp_path / "n1" / "hardstate"
+        old = hard_state.read_bytes()
+        await cluster.start("n1")
+        await cluster.nodes[await cluster.leader()].transfer_leadership()
+        await cluster.leader()
+        await cluster.send(b"two")
+        await cluster.settle()
+        await cluster.stop("n1")
+        hard_state.write_bytes(old)
+        with pytest.raises(
+            DamagedFolderError, match=r"hardstate knows term \d+ and the log ends in term.*--rejoin"
+        ):
+            await cluster.start("n1")
+        await cluster.start("n1", rejoin=True)
+        await cluster.settle()
 
     run(Cluster(tmp_path), scenario)
 
