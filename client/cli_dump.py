@@ -53,6 +53,7 @@ def dump(
     ] = None,
 ) -> int:
     """Copy every node's log, up to its commit point, as it stands on disk. Then: ledgermq check DIR."""
+    _refuse_data_folder(to)
     if data is not None:
         return _dump_offline(data, to)
     missing = run(_dump_all(nameserver, node or [], to))
@@ -100,6 +101,17 @@ def _require_spark() -> None:
             "",
             "Install it: sudo apt-get install -y openjdk-17-jre-headless",
         )
+
+
+def _refuse_data_folder(folder: Path) -> None:
+    """Nothing may be written among the files of a node. Raises: UsageError."""
+    for name in ("identity", "commitlog"):
+        if (folder / name).exists():
+            raise UsageError(
+                f"{folder} looks like the data folder of a node (it holds {name})",
+                "Nothing was written to it",
+                "Name another folder for the dump: ledgermq dump DIR",
+            )
 
 
 def _dump_offline(data: Path, to: Path) -> int:

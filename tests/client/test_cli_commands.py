@@ -301,6 +301,24 @@ def test_a_silent_node_is_given_up(
     assert (code, "It sent nothing for 0 s" in err) == (1, True)
 
 
+@pytest.mark.parametrize("name", ["identity", "commitlog"])
+@pytest.mark.parametrize("more", [(), ("--data", "stopped")])
+def test_a_dump_is_not_written_into_the_data_folder_of_a_node(
+    ledgermq: Any, tmp_path: Path, name: str, more: tuple[str, ...]
+) -> None:
+    (tmp_path / name).mkdir()
+    code, _, err = ledgermq("dump", str(tmp_path), *more)
+    assert (code, f"looks like the data folder of a node (it holds {name})" in err) == (1, True)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_place_of_a_group_may_be_a_time(ledgermq: Any) -> None:
+    for number, time in enumerate(("1769860800000", "2026-01-31T12:00:00+00:00")):
+        assert ledgermq("group", "create", f"g{number}", "--from", time)[0] == 0
+    groups = json.loads(ledgermq("group", "list", "--json")[1])
+    assert [group["start"] for group in groups] == ["1769860800000"] * 2
+
+
 def test_a_folder_with_other_files_is_not_touched(ledgermq: Any, tmp_path: Path) -> None:
     (tmp_path / "n1").mkdir()
     (tmp_path / "n1" / "thesis.txt").write_text("mine")
