@@ -57,7 +57,7 @@ def check_port(key: str, address: str) -> None:
             probe.bind(where)
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
-        reason = "another process uses it" if taken else (error.strerror or str(error))
+        reason = "another process uses it (ss -tnap shows which)" if taken else (error.strerror or str(error))
         raise PortError(key, address, reason) from None
 
 

@@ -55,7 +55,7 @@ class AddressInUseError(RaftError):
     def __init__(self, address: str) -> None:
         super().__init__(
             f"cannot listen on {address} for Raft: the port is in use or not an address of this machine."
-            f" Stop the other process (ss -ltnp shows it) or choose another address"
+            f" Stop the other process (ss -tnap shows it, an outgoing connection, too) or choose another address"
         )
         self.address = address
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -154,6 +155,8 @@ class Transport(Generic[ControlItem, AppendItem]):
 
     def open_port(self) -> None:
         """Take the Raft port; nothing is served yet. Raises: AddressInUseError."""
+        if not _can_bind(self.bind):  # gRPC would print lines of its own before it fails
+            raise AddressInUseError(self.bind)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         try:
             self._server.add_insecure_port(self.bind)
@@ -279,6 +282,24 @@ class Transport(Generic[ControlItem, AppendItem]):
         if (peer, refusal.kind) not in self._logged:
             self._logged.add((peer, refusal.kind))
             logger.error("peer refused peer=%s reason=%s: %s", peer, refusal.kind.name.lower(), refusal.text)
+
+
+def _can_bind(address: str) -> bool:
+    """Tell whether the port can be taken on one of the addresses of a host, as gRPC would take it."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, where in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(where)
+        except OSError:
+            continue
+        return True
+    return False
 
 
 def _reply(hello: Hello, refusal: Refusal | None) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -211,7 +212,9 @@ def test_the_streams_of_a_replaced_incarnation_end() -> None:
     run(scenario)
 
 
-def test_a_port_in_use_is_told_by_its_address() -> None:
+def test_a_port_in_use_is_told_by_its_address(capfd: pytest.CaptureFixture[str]) -> None:
+    """And gRPC prints no lines of its own for it."""
+
     async def scenario(one: Peer, two: Peer) -> None:
         one.transport.open_port()
         two.transport.bind = one.transport.bind
@@ -219,6 +222,22 @@ def test_a_port_in_use_is_told_by_its_address() -> None:
             two.transport.open_port()
 
     run(scenario)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_port_that_an_outgoing_connection_holds_is_in_use_and_the_advice_shows_it(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async def scenario(one: Peer, two: Peer) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as outgoing:
+            outgoing.bind(("127.0.0.1", 0))
+            outgoing.connect(server.getsockname())
+            one.transport.bind = f"127.0.0.1:{outgoing.getsockname()[1]}"
+            with pytest.raises(AddressInUseError, match="ss -tnap"):
+                one.transport.open_port()
+
+    run(scenario)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_greeting_that_cannot_be_settled_here_is_tried_again() -> None:
