@@ -30,8 +30,14 @@ from .cli_output import (
     print_json,
     run,
 )
-from .encoding import check_text
-from .errors import CorruptMessageError, GroupNotFoundError, LedgerMQError, MessageTooLargeError
+from .encoding import check_tag_filter, check_text
+from .errors import (
+    CorruptMessageError,
+    GroupNotFoundError,
+    LedgerMQError,
+    MessageTooLargeError,
+    UsageError,
+)
 from .line_source import lines_of
 from .message import LeasedMessage, SendReceipt
 from .producer import Producer
@@ -248,6 +254,10 @@ def consume(
     at = position(start)
     if not tag.strip():
         raise typer.BadParameter('the tag filter is empty; leave --tag out, or name tags: "a || b"')
+    try:
+        check_tag_filter(tag)
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
     received = 0
 
     def show(message: LeasedMessage) -> None:

@@ -27,7 +27,7 @@ from ledgermq.proto.record import (
     hash_text,
 )
 
-from .errors import InvalidMessageError, InvalidNameError, MessageTooLargeError
+from .errors import InvalidMessageError, InvalidNameError, MessageTooLargeError, UsageError
 
 #: Bodies above this are compressed when that makes them smaller, bytes.
 COMPRESS_ABOVE: Final = 4096
@@ -91,6 +91,21 @@ def check_text(field: str, text: str) -> None:
     if _CONTROL.search(text):
         raise InvalidMessageError(field, f"{text!r} contains a control character")
     encode_text(field, text)
+
+
+def check_tag_filter(expression: str) -> None:
+    """Check that a filter is "*", "" (both: everything) or tags joined by "||". Raises: UsageError.
+
+    A broker takes what stands between two "||" for one tag, whatever it is: another operator would match nothing.
+    """
+    tags = expression.split("||")
+    foreign = next((sign for tag in tags for sign in ("&&", "|") if sign in tag), "")
+    if foreign or (len(tags) > 1 and not any(tag.strip() for tag in tags)):
+        raise UsageError(
+            f"{expression!r} is not a tag filter: {f'{foreign!r} joins no tags' if foreign else 'it names no tag'}",
+            "",
+            'Name tags joined by ||, for example "a || b", or * for all',
+        )
 
 
 def encode_text(field: str, text: str) -> bytes:

@@ -31,7 +31,7 @@ from ledgermq.proto import rocketmq_v2_pb2_grpc
 
 from .calls import raise_if_closed
 from .channels import Channels, unreachable
-from .encoding import check_name
+from .encoding import check_name, check_tag_filter
 from .errors import (
     ClosedError,
     GroupNotFoundError,
@@ -110,9 +110,10 @@ class SimpleConsumer:
     async def subscribe(self, topic: str, expression: str = "*") -> None:
         """Receive from a topic; `expression` selects tags: "*", or "a || b".
 
-        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, InvalidNameError.
+        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, InvalidNameError, UsageError (no tag filter).
         """
         check_name("topic", topic)
+        check_tag_filter(expression)
         await self._routes.get(topic)
         self._filters[topic] = v2.FilterExpression(type=v2.TAG, expression=expression)
 

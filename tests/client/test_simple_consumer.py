@@ -51,6 +51,18 @@ def test_messages_are_received_and_acknowledged_one_after_the_other() -> None:
     run(scenario())
 
 
+def test_a_filter_that_would_match_no_tag_is_refused_and_lists_of_tags_are_not() -> None:
+    async def scenario() -> None:
+        async with orders() as cluster, SimpleConsumer(cluster.address, group="billing") as consumer:
+            for expression in ("a && b", "a | b", "a ||| b", "||"):
+                with pytest.raises(UsageError, match="is not a tag filter"):
+                    await consumer.subscribe("orders", expression)
+            for expression in ("*", "", "a", "a||b", "R&D || sales figures", "a ||"):
+                await consumer.subscribe("orders", expression)
+
+    run(scenario())
+
+
 def test_acknowledgements_that_are_made_while_one_is_out_go_together() -> None:
     async def scenario() -> None:
         async with orders() as cluster, await subscribed(cluster) as consumer:
