@@ -34,7 +34,7 @@ from .errors import (
     UsageError,
     error_of,
 )
-from .routes import is_stranger, parse_addresses
+from .routes import check_address, is_stranger, parse_addresses
 from .status_report import GroupAnswers, GroupReport, Verdict
 from .text_table import text_table
 
@@ -47,9 +47,21 @@ _COLOURS = {
     Verdict.NO_ANSWER: "red",
 }
 
+
+def _checked(nodes: list[str] | None) -> list[str] | None:
+    """Raises: ValueError (no address)."""
+    for address in nodes or []:
+        check_address(address, "the address of a node's log port", 8082)
+    return nodes
+
+
 NodeOption = Annotated[
     list[str] | None,
-    typer.Option("--node", help="host:port of a node's log port (8082); repeatable. No nameserver is asked."),
+    typer.Option(
+        "--node",
+        callback=_checked,
+        help="host:port of a node's log port (8082); repeatable. No nameserver is asked.",
+    ),
 ]
 
 
@@ -148,7 +160,7 @@ async def ask(address: str) -> pb.GetStatusResponse | None:
                 pb.GetStatusRequest(), timeout=_ASK_SECONDS
             )
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            if is_stranger(error):
                 raise UsageError(
                     f"{address} is not the log port of a node",
                     "AdminService is not served there; the messaging port is another one",

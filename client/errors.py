@@ -162,7 +162,7 @@ class NotANameserverError(RouteError):
         host = address.rpartition(":")[0] or "HOST"
         super().__init__(
             f"what answers at {address} is not a nameserver",
-            "It is probably a broker's port (8081 messaging, 8082 log); a nameserver listens on 9876 unless told otherwise",
+            "It is probably a broker's port (8081 messaging, 8082 log, 5557 HTTP); a nameserver listens on 9876 unless told otherwise",
             f"Give its port: --nameserver {host}:9876",
         )
         self.address = address

@@ -39,9 +39,21 @@ CACHE_S: Final = 30.0
 _CALL_TIMEOUT_S: Final = 2.0
 _WATCH_PAUSE_S: Final = 0.5
 _CREATE_WAIT_S: Final = 3.0
+_HTTP_1: Final = "Trying to connect an http1.x server"  # how gRPC puts it, with the code UNAVAILABLE
 
 T = TypeVar("T")
 RouteListener = Callable[[TopicRoute], None]
+
+
+def check_address(address: str, what: str, usual_port: int) -> None:
+    """Check the form host:port before anything is tried. Raises: ValueError."""
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()):
+        raise ValueError(
+            f"{address!r} is not {what}; the form is host:port, for example 127.0.0.1:{usual_port}"
+        )
+    if not 1 <= int(port) <= 65535:
+        raise ValueError(f"{address!r} is not {what}; {port} is no port, ports are 1 to 65535")
 
 
 def parse_addresses(nameservers: str | Sequence[str]) -> tuple[str, ...]:
@@ -49,19 +61,17 @@ def parse_addresses(nameservers: str | Sequence[str]) -> tuple[str, ...]:
     parts = nameservers.split(",") if isinstance(nameservers, str) else list(nameservers)
     addresses = tuple(part.strip() for part in parts if part.strip())
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
-            raise ValueError(
-                f"{address!r} is not a nameserver address; the form is host:port, for example 127.0.0.1:9876"
-            )
+        check_address(address, "a nameserver address", 9876)
     if not addresses:
         raise ValueError("no nameserver is given; the form is host:port, for example 127.0.0.1:9876")
     return addresses
 
 
 def is_stranger(error: grpc.RpcError) -> bool:
-    """Tell whether something answered that does not know the call: not a nameserver."""
-    return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNIMPLEMENTED
+    """Tell whether something answered that does not know the call, or speaks HTTP/1: not the service that was meant."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return False
+    return error.code() is grpc.StatusCode.UNIMPLEMENTED or _HTTP_1 in (error.details() or "")
 
 
 class Routes:

@@ -10,7 +10,13 @@ import pytest
 
 from ledgermq.client import channels
 from ledgermq.client.channels import Channels
-from ledgermq.client.errors import ClosedError, NameserversDownError, NoBrokersError, TopicNotFoundError
+from ledgermq.client.errors import (
+    ClosedError,
+    NameserversDownError,
+    NoBrokersError,
+    NotANameserverError,
+    TopicNotFoundError,
+)
 from ledgermq.client.routes import Routes, parse_addresses
 from ledgermq.client.topic_route import TopicRoute
 from ledgermq.nameserver.service import NameServer
@@ -59,6 +65,28 @@ def test_addresses_are_read_from_text_and_from_lists() -> None:
 def test_an_address_of_another_form_is_an_error_that_shows_the_form(text: str) -> None:
     with pytest.raises(ValueError, match=r"host:port, for example 127.0.0.1:9876"):
         parse_addresses(text)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999"])
+def test_a_port_that_cannot_be_is_named(port: str) -> None:
+    with pytest.raises(ValueError, match=rf"'a:{port}' is not a nameserver address; {port} is no port"):
+        parse_addresses(f"b:9876,a:{port}")
+
+
+def test_a_port_that_speaks_http_is_no_silent_nameserver() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async def scenario() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with Client(f"127.0.0.1:{port}") as routes:
+                with pytest.raises(NotANameserverError, match=f"127.0.0.1:{port} is not a nameserver"):
+                    await routes.get("orders")
+
+    run(scenario())
 
 
 def test_a_route_is_fetched_once_and_then_kept() -> None:
