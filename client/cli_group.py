@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -20,6 +20,10 @@ from .cli_output import (
     print_table,
     run,
 )
+
+#: Numbers that are taken for ms since 1970: from March 1973 to the year 5138. Smaller ones are meant as offsets or
+#: seconds, larger ones as microseconds.
+_TIMES_MS: Final = range(10**11, 10**14)
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")]
 
@@ -41,7 +45,15 @@ def register(app: typer.Typer) -> None:
 
 def position(text: str) -> str:
     """Return "earliest", "latest" or ms since the epoch for what a user typed. Raises: typer.BadParameter."""
-    if text in ("earliest", "latest") or text.isdigit():
+    if text in ("earliest", "latest"):
+        return text
+    if text.isascii() and text.isdecimal():
+        if len(text) > 15 or int(text) not in _TIMES_MS:
+            raise typer.BadParameter(
+                f"{text} is not taken: a number is a time in ms since 1970, of 12 to 14 digits, not an offset; "
+                "the other forms are earliest, latest and 2026-01-31T12:00:00. Each queue has offsets of its own; "
+                "they are set from Python: PullConsumer.commit({queue: offset}, reset=True)"
+            )
         return text
     try:
         return str(int(datetime.fromisoformat(text).timestamp() * 1000))
