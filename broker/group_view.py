@@ -103,6 +103,7 @@ def status(context: NodeContext, listener: str, started: float) -> admin_pb2.Get
         disk_limit_bytes=retention.use.limit,
         segments_going=retention.going,
         protection=retention.protection,
+        held_back=raft.held_back,
     )
 
 
@@ -123,9 +124,19 @@ def _node_status(
         fsync_p99_ms=peer.fsync_p99_ms or 0.0,
         disk_used_ratio=peer.disk_used_ratio or 0.0,
         last_contact_ms=peer.last_contact_ms or 0,
-        state=peer.repairing or ("catching up" if peer.catching_up else ""),
+        state=_state(peer, leads=leads),
+        refused=peer.refused,
         log_check=_log_check(context) if own else None,
     )
+
+
+def _state(peer: PeerStatus, *, leads: bool) -> str:
+    # Only the leader's refusal keeps a node out of the group.
+    if peer.repairing:
+        return peer.repairing
+    if peer.refused and leads:
+        return "refused"
+    return "catching up" if peer.catching_up else ""
 
 
 def _log_check(context: NodeContext) -> admin_pb2.LogCheck:

@@ -70,7 +70,8 @@ class Probes:
         if raft.fault is not None:
             return f"faulted: {raft.fault}"
         if self._context.leadership.leader_id is None:
-            return "no leader is known"
+            held_back = raft.status().held_back
+            return f"no leader is known: {held_back}" if held_back else "no leader is known"
         if (rebuild := self._context.replica.rebuild) is not None:
             return f"being rebuilt after a reset: entry {rebuild.applied_index} of {rebuild.target}"
         if self._goal is None:

@@ -20,13 +20,16 @@ from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import nameserver_pb2_grpc, rocketmq_v2_pb2, rocketmq_v2_pb2_grpc
 from ledgermq.proto import route_pb2 as pb
 
-from .channels import Channels
+from .channels import Channels, unreachable
 from .errors import (
+    BrokerUnreachableError,
     ClosedError,
     LedgerMQError,
     NameserversDownError,
     NoBrokersError,
+    NoQuorumError,
     NotANameserverError,
+    RefusedError,
     TopicNotFoundError,
     error_of,
 )
@@ -74,6 +77,15 @@ def is_stranger(error: grpc.RpcError) -> bool:
     return error.code() is grpc.StatusCode.UNIMPLEMENTED or _HTTP_1 in (error.details() or "")
 
 
+def _is_created(status: rocketmq_v2_pb2.Status) -> bool:
+    """Tell what a broker's answer about a topic says. Raises: NoQuorumError, RefusedError: it does not say."""
+    if status.code in (rocketmq_v2_pb2.OK, rocketmq_v2_pb2.TOPIC_NOT_FOUND):
+        return status.code == rocketmq_v2_pb2.OK
+    if status.code in (rocketmq_v2_pb2.HA_NOT_AVAILABLE, rocketmq_v2_pb2.MASTER_PERSISTENCE_TIMEOUT):
+        raise NoQuorumError("NO_QUORUM", status.message)
+    raise RefusedError(rocketmq_v2_pb2.Code.Name(status.code), status.message)
+
+
 class Routes:
     """Routes of the topics that one client uses."""
 
@@ -96,7 +108,8 @@ class Routes:
     async def get(self, topic: str, *, refresh: bool = False, create: bool = False) -> TopicRoute:
         """Return the route of a topic. `create`: a broker may create the topic if it is set up to do so.
 
-        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, RefusedError, ClosedError.
+        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, RefusedError, ClosedError; with `create` also
+        NoQuorumError and BrokerUnreachableError.
         """
         cached = self._cache.get(topic)
         if cached is not None and not refresh and time.monotonic() - cached[0] < CACHE_S:
@@ -214,7 +227,12 @@ class Routes:
         return error_of(answer.refusal)
 
     async def _let_broker_create(self, topic: str) -> bool:
-        """Ask a broker for the route: where topics are created by their first use, this creates it."""
+        """Ask a broker for the route: where topics are created by their first use, this creates it.
+
+        Return False when its group's leader says that there is no such topic. Raises: NoQuorumError, RefusedError,
+        BrokerUnreachableError: then nobody can tell.
+        """
+        silent: BrokerUnreachableError | None = None
         request = rocketmq_v2_pb2.QueryRouteRequest(topic=rocketmq_v2_pb2.Resource(name=topic))
         for group in await self.groups():
             for node in group.by_preference:
@@ -226,8 +244,12 @@ class Routes:
                     answer = await stub.QueryRoute(request, timeout=_CALL_TIMEOUT_S, metadata=metadata)
                 except grpc.RpcError as error:
                     logger.info("broker does not answer address=%s error=%s", node.messaging_address, error)
+                    if not is_stranger(error):
+                        silent = unreachable(node.messaging_address, error)
                     continue
-                return bool(answer.status.code == rocketmq_v2_pb2.OK)
+                return _is_created(answer.status)
+        if silent is not None:
+            raise silent
         return False
 
     async def _wait_for_route(self, topic: str) -> TopicRoute:

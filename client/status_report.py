@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 from ledgermq.proto import admin_pb2 as pb
 
+#: The disk step (GetStatusResponse.disk_step) from which on a leader refuses messages.
+REFUSING_STEP: Final = 3
+#: The state of a node whose greeting the leader refuses.
+REFUSED: Final = "refused"
 COLUMNS = ("NODE", "ROLE", "ADDRESS", "DURABLE>", "COMMIT>", "BEHIND>", "FSYNC p99>", "DISK>", "")
 
 
@@ -127,10 +131,10 @@ def report(asked: GroupAnswers) -> GroupReport:
     rows = _rows(asked, view)
     in_contact = view.voters_in_contact if leader else 0
     voters = view.voters or len(rows)
-    verdict, notes = _judge(view, leader, rows, voters, in_contact)
+    verdict, notes = _judge(view, leader, rows, voters, in_contact, _held_back_notes(asked.answers, leader))
     if verdict is Verdict.HEALTHY and any(each.disk_step > 1 for each in asked.answers.values()):
         verdict = Verdict.DEGRADED
-    notes += tuple(_retention_notes(asked.answers))
+    notes += tuple(_retention_notes(asked.answers, leader))
     return GroupReport(
         group=view.group or asked.group,
         verdict=verdict,
@@ -210,17 +214,17 @@ def _rows(asked: GroupAnswers, view: pb.GetStatusResponse) -> tuple[NodeRow, ...
         name: NodeRow(name, "unreachable", address) for name, address in asked.members.items()
     }
     for node in view.nodes:
-        rows[node.node_id] = _row(node, rows.get(node.node_id))
+        rows[node.node_id] = _row(node, rows.get(node.node_id), by_leader=view.role == "leader")
     for name, answer in asked.answers.items():
         own = next((node for node in answer.nodes if node.node_id == name), None)
         if own is not None and (name not in rows or rows[name].role == "unreachable" or answer is not view):
-            rows[name] = _join(rows.get(name), _row(own, rows.get(name)))
+            rows[name] = _join(rows.get(name), _row(own, rows.get(name), by_leader=False))
         if name in rows:
             rows[name] = replace(rows[name], version=answer.version)
     return tuple(rows[name] for name in sorted(rows))
 
 
-def _row(node: pb.NodeStatus, known: NodeRow | None) -> NodeRow:
+def _row(node: pb.NodeStatus, known: NodeRow | None, *, by_leader: bool) -> NodeRow:
     unreachable = node.role in ("unreachable", "unknown")  # zeros would look like an empty disk
     return NodeRow(
         node_id=node.node_id,
@@ -228,7 +232,7 @@ def _row(node: pb.NodeStatus, known: NodeRow | None) -> NodeRow:
         address=node.addresses.messaging_address or (known.address if known else ""),
         durable_index=node.durable_index or (None if unreachable else 0),
         commit_index=node.commit_index or (None if unreachable else 0),
-        behind_bytes=node.behind_bytes,
+        behind_bytes=node.behind_bytes if by_leader and not unreachable else None,  # nobody else knows
         fsync_p99_ms=node.fsync_p99_ms or None,
         disk_used_ratio=node.disk_used_ratio or None,
         state=node.state,
@@ -269,21 +273,29 @@ def _judge(
     rows: tuple[NodeRow, ...],
     voters: int,
     in_contact: int,
+    held_back: Sequence[str],
 ) -> tuple[Verdict, tuple[str, ...]]:
     """Return the verdict and, for each thing that is wrong, a sentence with the next step."""
     notes: list[str] = []
     repairing = [row for row in rows if row.state.startswith("repairing")]
-    missing = [row.node_id for row in rows if row.role == "unreachable" and row not in repairing]
+    missing = [
+        row.node_id
+        for row in rows
+        if row.role == "unreachable" and not row.state.startswith(("repairing", REFUSED))
+    ]
+    refused = [row for row in rows if row.state == REFUSED]
     notes += [f"{row.node_id} is {row.state}; it does not count until then" for row in repairing]
     notes += [_damage_note(row) for row in rows if row.damage_found]
+    notes += held_back
     if leader is None or in_contact * 2 <= voters:
         needed = voters // 2 + 1
         start = f"Start {', '.join(missing)}" if missing else "If it lasts, read the nodes' logs"
-        notes.append(
-            f"no leader: {needed} of {voters} voters must reach each other. {start}. See: docs/runbook.md"
-        )
+        if not held_back:  # else it is known better
+            notes.append(
+                f"no leader: {needed} of {voters} voters must reach each other. {start}. See: docs/runbook.md"
+            )
         return Verdict.NO_QUORUM, tuple(notes)
-    if in_contact < voters and not missing:
+    if in_contact < voters and not missing and not refused:
         notes.append(
             f"the leader hears {in_contact} of {voters} voters; it lasts a moment after a start or an election"
         )
@@ -295,6 +307,19 @@ def _judge(
     return (Verdict.HEALTHY if well else Verdict.DEGRADED), tuple(notes)
 
 
+def _held_back_notes(
+    answers: Mapping[str, pb.GetStatusResponse], leader: pb.GetStatusResponse | None
+) -> list[str]:
+    """Say whom the leader refuses, and what keeps other nodes from a leader; the same words once, for all who say them."""
+    by_leader = {node.node_id: node.refused for node in leader.nodes if node.refused} if leader else {}
+    notes = [f"{name} is refused by the leader: {text}" for name, text in by_leader.items()]
+    said: dict[str, list[str]] = {}
+    for name, answer in sorted(answers.items()):
+        if answer.held_back and name not in by_leader and answer is not leader:
+            said.setdefault(answer.held_back, []).append(name)
+    return notes + [f"{', '.join(names)}: {text}. See: docs/runbook.md" for text, names in said.items()]
+
+
 def _log_begin(view: pb.GetStatusResponse) -> str:
     """Return where the log of a node begins, for people."""
     if not view.first_index:
@@ -304,14 +329,21 @@ def _log_begin(view: pb.GetStatusResponse) -> str:
     )
 
 
-def _retention_notes(answers: Mapping[str, pb.GetStatusResponse]) -> list[str]:
+def _retention_notes(
+    answers: Mapping[str, pb.GetStatusResponse], leader: pb.GetStatusResponse | None
+) -> list[str]:
     """Say what the disks of nodes lead to, and what is kept in spite of its age."""
     notes = []
     for name, answer in sorted(answers.items()):
         if answer.disk_step:
             used = answer.disk_used_bytes / answer.disk_limit_bytes if answer.disk_limit_bytes else 0
+            text = answer.disk_step_text
+            if answer.disk_step >= REFUSING_STEP and leader is not None and answer is not leader:
+                text = "as leader it would refuse messages"
+                if not leader.produce_refused:
+                    text += f". {leader.node_id} leads and takes them, until too few nodes have room to store them"
             notes.append(
-                f"{name}: {used:.0%} of {size(answer.disk_limit_bytes)} used: {answer.disk_step_text}. "
+                f"{name}: {used:.0%} of {size(answer.disk_limit_bytes)} used: {text}. "
                 "See: docs/runbook.md, Disk"
             )
         if answer.protection:

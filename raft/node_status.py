@@ -138,6 +138,7 @@ class StatusView:
             disk_used_ratio=self._report[1],
             clock_offset_ms=int(self._driver.log_time.offset_ms),
             fault=fault,
+            held_back="" if core.leader_id is not None else self._held_back(transport),
             log_check=replace(self._repair.counts),
             peers=peers,
         )
@@ -167,6 +168,7 @@ class StatusView:
         node = member.node_id
         hello = self._rights.hellos.get(node)
         heard = self._heard.get(node)
+        refusal = transport.refused.get(node)
         connected = transport.links[node].control.connected and transport.is_heard(node)
         behind = self._behind_bytes(progress.stable_index) if progress else None
         return PeerStatus(
@@ -184,7 +186,29 @@ class StatusView:
             and progress is not None
             and (progress.is_learner or progress.state != "replicate" or self._is_resetting(node)),
             repairing=self._repairing(node),
+            refused="" if connected or refusal is None else refusal.text,
         )
+
+    def _held_back(self, transport: RaftTransport) -> str:
+        """Return what keeps this node from a leader: members that were never met, refusals of its greeting; "" = nothing."""
+        kind, unmet = self._rights.unmet()
+        refused_by = transport.refused_by
+        new = [node for node in unmet if node not in refused_by and node not in transport.refused]
+        parts = []
+        if never := [node for node in new if not self._rights.was_met(node)]:
+            parts.append(f"{', '.join(never)}, which {_has(never)} never been reached")
+        if again := [node for node in new if self._rights.was_met(node)]:
+            parts.append(f"{', '.join(again)}, which {_has(again)} not been reached since this node started")
+        reasons = (
+            [f"{kind}: waits for {', and for '.join(parts)} (all of its nodes must meet once)"]
+            if parts
+            else []
+        )
+        texts: dict[str, list[str]] = {}
+        for node, refusal in sorted(refused_by.items()):
+            texts.setdefault(refusal.text, []).append(node)
+        reasons += [f"refused by {', '.join(nodes)}: {text}" for text, nodes in texts.items()]
+        return "; ".join(reasons)
 
     def _role_of(self, node: NodeId, hello: Hello | None) -> str:
         if node == self._core.leader_id:
@@ -204,3 +228,7 @@ class StatusView:
             return log.end_offset - log.first_offset
         header = log.header_nowait(durable)
         return None if header is None else log.end_offset - header.end
+
+
+def _has(nodes: list[NodeId]) -> str:
+    return "has" if len(nodes) == 1 else "have"

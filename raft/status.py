@@ -34,6 +34,7 @@ class PeerStatus:
     disk_used_ratio: float | None  # 0..1 of its data file system, as it reported it
     catching_up: bool
     repairing: str = ""  # what it repairs of its log; empty: nothing
+    refused: str = ""  # why this node refused its last greeting; empty: it did not, or it is connected
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class RaftStatus:
     disk_used_ratio: float
     clock_offset_ms: int  # wall clock minus log time
     fault: str | None
+    held_back: str  # why this node finds no leader, as far as it can tell; empty: nothing is known
     log_check: CheckCounts  # a copy
     peers: tuple[PeerStatus, ...]  # every member, this one included, in configured order
 

@@ -76,11 +76,14 @@ class PeerLink(Generic[ControlItem, AppendItem]):
         gate: Gate,
         control: MakeFrame[ControlItem],
         append: MakeFrame[AppendItem],
-        log_refusal: Callable[[NodeId, Refusal], None],
+        on_answered: Callable[[NodeId, Refusal | None], None],
+        on_judged: Callable[[NodeId, Refusal | None], None],
     ) -> None:
+        """`on_answered` hears what the peer said to this node's greeting, `on_judged` what this node said to the peer's."""
         self.peer = peer
         self._gate = gate
-        self._log_refusal = log_refusal
+        self._on_answered = on_answered
+        self._on_judged = on_judged
         self.control = OutStream(StreamKind.CONTROL, peer.address, self, control, CONTROL_LIMIT)
         self.append = OutStream(StreamKind.APPEND, peer.address, self, append, APPEND_LIMIT)
 
@@ -93,14 +96,14 @@ class PeerLink(Generic[ControlItem, AppendItem]):
         reply = pb.HelloReply.FromString(answer)
         if reply.refusal_kind:
             refusal = Refusal(RefusalKind(reply.refusal_kind), reply.refusal)
-            self._log_refusal(self.peer.node_id, refusal)
+            self._on_answered(self.peer.node_id, refusal)
             if reply.hello.standing != Standing.LEARNER.value:  # else its own record may be the old one
                 self._gate.on_refused(self.peer.node_id, refusal, reply.hello.group_id)
             return False
+        self._on_answered(self.peer.node_id, None)
         theirs = Hello.from_proto(reply.hello)
         mine = await self._gate.admit(theirs)
-        if mine is not None:
-            self._log_refusal(self.peer.node_id, mine)
+        self._on_judged(self.peer.node_id, mine)
         return mine is None
 
     def on_up(self, kind: StreamKind) -> None:
@@ -149,8 +152,13 @@ class Transport(Generic[ControlItem, AppendItem]):
         self._silent = False
         self._incoming: dict[NodeId, set[_Incoming]] = {peer.node_id: set() for peer in peers}
         self._logged: set[tuple[NodeId, RefusalKind]] = set()
+        self.refused: dict[NodeId, Refusal] = {}  # peers whose last greeting this node refused
+        self.refused_by: dict[NodeId, Refusal] = {}  # peers that refused this node's last greeting
         self.links = {
-            peer.node_id: PeerLink(peer, gate, make_control, make_append, self._log_refusal) for peer in peers
+            peer.node_id: PeerLink(
+                peer, gate, make_control, make_append, self._note_refused_by, self._note_judged
+            )
+            for peer in peers
         }
 
     def open_port(self) -> None:
@@ -272,10 +280,26 @@ class Transport(Generic[ControlItem, AppendItem]):
             logger.warning("greeting not settled peer=%s, it comes again error=%s", hello.node_id, error)
             return None
         answer = _reply(self._gate.hello(None), refused)
+        self._note_judged(hello.node_id, refused)
         if refused is not None:
-            self._log_refusal(hello.node_id, refused)
             return None, answer
         return hello, answer
+
+    def _note_judged(self, peer: NodeId, refusal: Refusal | None) -> None:
+        """Keep what this node said to the last greeting of a peer."""
+        self._note(self.refused, peer, refusal)
+
+    def _note_refused_by(self, peer: NodeId, refusal: Refusal | None) -> None:
+        """Keep what a peer said to the last greeting of this node."""
+        self._note(self.refused_by, peer, refusal)
+
+    def _note(self, refusals: dict[NodeId, Refusal], peer: NodeId, refusal: Refusal | None) -> None:
+        if refusal is None:
+            refusals.pop(peer, None)
+            return
+        if peer in self.links:  # a greeting may bear any name
+            refusals[peer] = refusal
+        self._log_refusal(peer, refusal)
 
     def _log_refusal(self, peer: NodeId, refusal: Refusal) -> None:
         """Log each reason once per peer, not once per attempt."""

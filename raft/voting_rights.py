@@ -76,6 +76,17 @@ class VotingRights:
         """Which group this is, durably; 0 while it is not known."""
         return self._storage.identity.group_id
 
+    def unmet(self) -> tuple[str, list[NodeId]]:
+        """Return what a FRESH node waits for, in words, and the members it has not met in this run; else "" and nobody."""
+        if self.standing is not Standing.FRESH or self._promotion_seq is not None:
+            return "", []
+        kind = "recovered group" if self._record.recovery is not None else "new group"
+        return kind, sorted(self._others - self.hellos.keys())
+
+    def was_met(self, peer: NodeId) -> bool:
+        """Tell whether this data folder ever accepted a greeting of `peer`."""
+        return peer in self._record.known
+
     def hello(self, to: NodeId | None, fsync_p99_ms: float, disk_used_ratio: float) -> Hello:
         """Return this node's greeting."""
         return Hello(

@@ -66,6 +66,7 @@ class FakeMessaging(rocketmq_v2_pb2_grpc.MessagingServiceServicer):
         self.acking = asyncio.Event()  # an acknowledgement has begun
         self.hold_acks: asyncio.Event | None = None
         self.creates_topics: FakeCluster | None = None
+        self.route_refusal = status(v2.TOPIC_NOT_FOUND)  # the answer when it creates none
         self.address = ""
         self._server: aio.Server | None = None
 
@@ -83,7 +84,7 @@ class FakeMessaging(rocketmq_v2_pb2_grpc.MessagingServiceServicer):
 
     async def QueryRoute(self, request: v2.QueryRouteRequest, context: Any) -> v2.QueryRouteResponse:
         if self.creates_topics is None:
-            return v2.QueryRouteResponse(status=status(v2.TOPIC_NOT_FOUND))
+            return v2.QueryRouteResponse(status=self.route_refusal)
         group = self.creates_topics.groups[0]
         group.create_topic(request.topic.name, 2)
         self.creates_topics.register(group)

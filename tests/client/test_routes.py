@@ -11,17 +11,21 @@ import pytest
 from ledgermq.client import channels
 from ledgermq.client.channels import Channels
 from ledgermq.client.errors import (
+    BrokerUnreachableError,
     ClosedError,
     NameserversDownError,
     NoBrokersError,
+    NoQuorumError,
     NotANameserverError,
+    RefusedError,
     TopicNotFoundError,
 )
 from ledgermq.client.routes import Routes, parse_addresses
 from ledgermq.client.topic_route import TopicRoute
 from ledgermq.nameserver.service import NameServer
+from ledgermq.proto import rocketmq_v2_pb2 as v2
 
-from .fake_messaging import MessagingCluster
+from .fake_messaging import MessagingCluster, status
 from .fakes import FakeCluster, FakeGroup
 
 NOBODY = "127.0.0.1:1"
@@ -155,6 +159,22 @@ def test_a_broker_may_create_the_topic_when_it_is_sent_to() -> None:
             cluster.messaging[0].creates_topics = None
             with pytest.raises(TopicNotFoundError):
                 await routes.get("another", create=True)
+
+    run(scenario())
+
+
+def test_a_broker_without_a_leader_cannot_tell_that_a_topic_does_not_exist() -> None:
+    async def scenario() -> None:
+        async with MessagingCluster(FakeGroup()) as cluster, Client(cluster.address) as routes:
+            cluster.messaging[0].route_refusal = status(v2.HA_NOT_AVAILABLE, "no leader is known")
+            with pytest.raises(NoQuorumError, match=r"^no leader is known"):
+                await routes.get("fresh", create=True)
+            cluster.messaging[0].route_refusal = status(v2.TOO_MANY_REQUESTS, "the disk is full")
+            with pytest.raises(RefusedError, match=r"^the disk is full"):
+                await routes.get("fresh", create=True)
+            await cluster.messaging[0].stop()
+            with pytest.raises(BrokerUnreachableError, match="does not answer"):
+                await routes.get("fresh", create=True)
 
     run(scenario())
 

@@ -185,3 +185,46 @@ def test_a_scrubbed_log_without_damage_is_not_mentioned() -> None:
     for node in leader.nodes:
         node.log_check.MergeFrom(pb.LogCheck(read_bytes=5, passes=1))
     assert not status_report.report(asked(leader)).notes
+
+
+def test_a_new_group_names_the_node_that_was_never_reached() -> None:
+    waits = "new group: waits for n3, which has never been reached"
+    one, two = answer("n1", "learner", term=0), answer("n2", "learner", term=0)
+    one.held_back = two.held_back = waits
+    report = status_report.report(asked(one, two))
+    assert report.verdict is Verdict.NO_QUORUM
+    assert report.notes == (f"n1, n2: {waits}. See: docs/runbook.md",)
+
+
+def test_a_refused_node_is_shown_as_refused_and_not_as_down() -> None:
+    why = "group g0 was recovered without the data folder of n3: ledgermq broker --rejoin"
+    leader = answer("n2", "leader", contact=2, down=("n3",), state="refused")
+    next(node for node in leader.nodes if node.node_id == "n3").refused = why
+    lost = answer("n3", "candidate", term=9)
+    lost.held_back = f"refused by n1, n2: {why}"
+    for answers in ((leader, lost), (leader,)):
+        report = status_report.report(asked(*answers))
+        assert report.verdict is Verdict.DEGRADED
+        assert report.notes == (f"n3 is refused by the leader: {why}",)
+        row = next(row for row in report.rows if row.node_id == "n3")
+        assert row.state == "refused" and row.behind_bytes is None
+    assert status_report.report(asked(lost)).notes == (f"n3: {lost.held_back}. See: docs/runbook.md",)
+
+
+def test_only_a_leader_tells_how_far_a_node_is_behind() -> None:
+    report = status_report.report(asked(answer("n1", "candidate"), answer("n3", "follower")))
+    assert {row.behind_bytes for row in report.rows} == {None}
+
+
+def test_a_follower_with_a_full_disk_is_not_said_to_refuse_what_the_leader_takes() -> None:
+    leader, follower = answer("n2", "leader"), answer("n3", "follower")
+    follower.disk_step, follower.disk_step_text = 4, "all writes are refused"
+    follower.disk_used_bytes = follower.disk_limit_bytes = 100 << 20
+    report = status_report.report(asked(answer("n1", "follower"), leader, follower))
+    assert report.verdict is Verdict.DEGRADED
+    assert report.notes == (
+        "n3: 100% of 100 MiB used: as leader it would refuse messages. n2 leads and takes them, until too few "
+        "nodes have room to store them. See: docs/runbook.md, Disk",
+    )
+    leader.disk_step, leader.disk_step_text = 4, "all writes are refused"
+    assert "n2: 0% of 0 B used: all writes are refused. See" in status_report.report(asked(leader)).notes[0]

@@ -30,9 +30,26 @@ def test_new_nodes_wait_for_all_members_before_any_of_them_votes(tmp_path: Path)
             lambda: all(any(p.connected and p.node_id != n for p in node.status().peers) for n, node in cluster.nodes.items())
         )  # fmt: skip
         assert {standing(cluster, name) for name in ("n1", "n2")} == {Standing.FRESH}
+        never = "new group: waits for n3, which has never been reached (all of its nodes must meet once)"
+        assert {node.status().held_back for node in cluster.nodes.values()} == {never}
         await cluster.start("n3")
         await cluster.send(b"one")
         assert {standing(cluster, name) for name in cluster.nodes} == {Standing.VOTER}
+        assert {node.status().held_back for node in cluster.nodes.values()} == {""}
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_a_new_node_that_starts_again_tells_whom_it_has_met_before(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start("n1", "n2")
+        await cluster.until(lambda: "n2" in cluster.nodes["n1"].hello(None).known_incarnations, "n1 knows n2")
+        await cluster.kill("n1", "n2")
+        await cluster.start("n1")
+        assert cluster.nodes["n1"].status().held_back == (
+            "new group: waits for n3, which has never been reached, and for n2, which has not been reached since this "
+            "node started (all of its nodes must meet once)"
+        )
 
     run(Cluster(tmp_path), scenario)
 

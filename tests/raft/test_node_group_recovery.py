@@ -11,6 +11,7 @@ import pytest
 from ledgermq.raft.files import RealFileSystem
 from ledgermq.raft.group_recovery import clone_folder, inspect, recover_folder, stopped_folder
 from ledgermq.raft.hello import Standing
+from ledgermq.raft.node import RaftNode
 from ledgermq.raft.types import NodeId
 
 from .node_cluster import Cluster, run
@@ -45,6 +46,18 @@ def standings(cluster: Cluster) -> dict[str, Standing]:
 
 def all_vote(cluster: Cluster) -> bool:
     return set(standings(cluster).values()) == {Standing.VOTER} and len(cluster.nodes) == 3
+
+
+async def leader_beside(cluster: Cluster, lost: str) -> RaftNode:
+    """Return the node that leads the others of `lost`."""
+    others = [node for name, node in cluster.nodes.items() if name != lost]
+    await cluster.until(lambda: any(node.is_leader_ready for node in others), "the others have a leader")
+    return next(node for node in others if node.is_leader_ready)
+
+
+def refused(node: RaftNode, peer: str) -> str:
+    """Return why `node` refused the last greeting of `peer`."""
+    return next(each.refused for each in node.status().peers if each.node_id == peer)
 
 
 def test_a_recovered_folder_and_its_clones_are_a_group_with_everything_that_it_held(tmp_path: Path) -> None:
@@ -127,9 +140,20 @@ def test_a_lost_node_that_comes_back_with_its_old_folder_is_refused_in_words(
         await cluster.until(
             lambda: "recovered without the data folder of n2" in caplog.text, "the refusal is told"
         )
+        leader = await leader_beside(cluster, "n2")
+        await cluster.until(
+            lambda: cluster.nodes["n2"].status().held_back.startswith("refused by n1, n3: "), "n2 says so"
+        )
+        assert "ledgermq broker --rejoin" in cluster.nodes["n2"].status().held_back
+        assert not leader.status().held_back
+        assert "recovered without the data folder of n2" in refused(leader, "n2")
         await cluster.kill("n2")
         await cluster.send(b"five")
         assert not cluster.fatal
+        await cluster.start("n2", rejoin=True)
+        await cluster.until(lambda: all_vote(cluster), "n2 votes again")
+        assert not cluster.nodes["n2"].status().held_back
+        assert not any(refused(node, "n2") for node in cluster.nodes.values())
 
     with caplog.at_level(logging.ERROR):
         run(Cluster(tmp_path), scenario)
