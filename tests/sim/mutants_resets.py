@@ -20,7 +20,6 @@ from ledgermq.raft.progress import ProgressState
 from ledgermq.raft.reset_install import InstallState, ResetPlan
 from ledgermq.raft.reset_receiver import ResetReceiver
 from ledgermq.raft.segment_keeper import LogFolders
-from ledgermq.raft.types import LogIndex, NodeId, Term
 
 from .mutant_list import core_mutant, patch_mutant
 from .retention import Retention
@@ -35,17 +34,6 @@ class SpeaksInTheMiddleOfAReset(RaftCore):
     def fall_silent(self, role: Role) -> None:
         if role is not Role.RESETTING:
             super().fall_silent(role)
-
-
-@core_mutant("R1, I14")
-class IsResetToWhatItHolds(RaftCore):
-    """A state that comes late is installed although this log has reached its base meanwhile."""
-
-    def begin_reset(self, leader_id: NodeId, term: Term, base_index: LogIndex, base_term: Term) -> bool:
-        if self.role is not Role.FOLLOWER or base_index < self.log.base_index:
-            return False
-        self.fall_silent(Role.RESETTING)
-        return True
 
 
 @core_mutant("R1, C11")
