@@ -108,8 +108,9 @@ def check_not_older(node_id: str, path: Path, hard: HardState, log_term: Term) -
     """Refuse a record that is older than the log. Raises: DamagedFolderError.
 
     No entry is written before its term is durable (P4), so the copies of a newer record, and the vote in it, are lost.
+    A learner promises nothing: its log may have been fetched again beyond the term that it knew.
     """
-    if log_term > hard.term:
+    if hard.is_voter and log_term > hard.term:
         found = f"{path} knows term {hard.term} and the log ends in term {log_term}: it is damaged, or old"
         raise DamagedFolderError(
             f"{node_id} will not start: {found}, so what this node promised is not known. Fetch a clean copy from the "

@@ -116,9 +116,11 @@ def test_a_copy_that_cannot_be_read_is_told(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_record_that_is_older_than_the_log_is_refused() -> None:
-    check_not_older("n1", PATH, state(3).hard, Term(3))
-    with pytest.raises(DamagedFolderError, match=r"knows term 3 and the log ends in term 4.*--rejoin"):
-        check_not_older("n1", PATH, state(3).hard, Term(4))
+    voter, learner = state(2).hard, state(3).hard
+    check_not_older("n1", PATH, voter, Term(2))
+    with pytest.raises(DamagedFolderError, match=r"knows term 2 and the log ends in term 3.*--rejoin"):
+        check_not_older("n1", PATH, voter, Term(3))
+    check_not_older("n1", PATH, learner, Term(4))
 
 
 def test_file_has_its_space_from_the_beginning() -> None:
