@@ -8,11 +8,16 @@ whose names and images are the same for all. Tests marked `long` begin first, so
 from __future__ import annotations
 
 import functools
+import signal
 from pathlib import Path
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in its background so, and every process that a test interrupts would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 ONE_BY_ONE = ("tests/integration/", "tests/e2e/", "tests/sim/")
