@@ -156,6 +156,10 @@ class DamagedFolderError(DataFolderError):
         self.found = found or text
 
 
+class OldHardStateError(DamagedFolderError):
+    """The hard state is older than the log beside it: the newer one, and the vote in it, are lost."""
+
+
 class GroupRecoveryError(DataFolderError):
     """A group cannot be recovered from this folder, or a copy of it cannot become a member."""
 

@@ -27,7 +27,7 @@ from crc32c import crc32c
 
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 
-from .errors import DamagedFolderError
+from .errors import OldHardStateError
 from .files import File, FileSystem, write_zeros
 from .types import HardState, LogIndex, NodeId, Term
 
@@ -105,14 +105,13 @@ def decode_state(record: bytes) -> tuple[int, DurableState]:
 
 
 def check_not_older(node_id: str, path: Path, hard: HardState, log_term: Term) -> None:
-    """Refuse a record that is older than the log. Raises: DamagedFolderError.
+    """Refuse a record that is older than the log. Raises: OldHardStateError.
 
     No entry is written before its term is durable (P4), so the copies of a newer record, and the vote in it, are lost.
-    A learner promises nothing: its log may have been fetched again beyond the term that it knew.
     """
-    if hard.is_voter and log_term > hard.term:
+    if log_term > hard.term:
         found = f"{path} knows term {hard.term} and the log ends in term {log_term}: it is damaged, or old"
-        raise DamagedFolderError(
+        raise OldHardStateError(
             f"{node_id} will not start: {found}, so what this node promised is not known. Fetch a clean copy from the "
             "other nodes: ledgermq broker --rejoin",
             found=found,

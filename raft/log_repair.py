@@ -3,8 +3,9 @@
 Entry bytes are equal on all replicas at equal offsets (D3), so a damaged range is made whole by the same bytes from a
 peer. Owns: the place where the repair stands, and the vote's surrender when nobody can tell what was acknowledged.
 Must not: choose peers, wait, or write what no peer has committed.
-Invariants: every entry is verified, by itself and against the one before it, before it is written; what is written is
-durable when `take` returns; the log is cut only after the hard state says, durably, that this node does not vote.
+Invariants: every entry is verified, by itself and against the one before it, before it is written, and its term is
+durable by then; what is written is durable when `take` returns; the log is cut only after the hard state says, durably,
+that this node does not vote.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import errno
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -68,6 +70,8 @@ class LogRepair:
     keeps_indexes: bool = False
     #: Places to go back to, oldest first.
     earlier: list[tuple[Before, int]] = field(default_factory=list)
+    #: Makes a term durable before the first entry of it is written (P4). None in a running node: its core did that.
+    promise_term: Callable[[Term], None] | None = None
     #: What stands before this offset is replaced, not looked at.
     connect_from: int = 0
     written_bytes: int = 0
@@ -141,6 +145,8 @@ class LogRepair:
     def _step(self, header: EntryHeader, data: memoryview, opened: dict[int, File]) -> None:
         """Check an entry or filler, write it, and stand behind it."""
         self._check(header)
+        if self.promise_term is not None and header.term > self.before.term:
+            self.promise_term(Term(header.term))
         self._write(header, data, opened)
         self.before = Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp)
         self.offset = header.end
@@ -265,6 +271,7 @@ class StoppedLog:
             damage.before,
             damage.offset,
             earlier=list(damage.earlier),
+            promise_term=self._promise_term,
         )
         return repair, note
 
@@ -322,6 +329,16 @@ class StoppedLog:
             return  # the vote was not given up yet: the repair begins again
         identity = read_identity(self._files, self._folders.identity, self._node)
         renew_identity(self._files, self._folders, identity, note.rejoin_as)
+
+    def _promise_term(self, term: Term) -> None:
+        """Store that this node knows `term`: what the others committed meanwhile may be of a term it never heard of."""
+        hard = HardStateFile.open(self._files, self._folders.hard_state)
+        try:
+            state = hard.state
+            if term > state.hard.term:
+                hard.write(replace(state, hard=replace(state.hard, term=term, voted_for=None)))
+        finally:
+            hard.close()
 
     def _starts(self) -> list[int]:
         names = self._files.list_directory(self._folders.segments)

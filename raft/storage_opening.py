@@ -11,7 +11,7 @@ from typing import Final
 
 from .commit_log import CommitLog
 from .config import RaftConfig
-from .errors import DamagedFolderError, DamagedLogError, DataFolderError
+from .errors import DamagedFolderError, DamagedLogError, DataFolderError, OldHardStateError
 from .files import FileSystem
 from .hard_state import check_not_older
 from .log_view import LogView
@@ -56,7 +56,7 @@ def _open(wanted: StorageConfig, files: FileSystem, install_state: InstallState 
     try:
         path = LogFolders(wanted.data_dir).hard_state
         check_not_older(wanted.node_id, path, storage.hard_state, storage.log.last_term)
-    except DamagedFolderError:
+    except OldHardStateError:
         storage.close(clean=False)
         raise
     return storage

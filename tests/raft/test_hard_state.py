@@ -10,7 +10,7 @@ import pytest
 from crc32c import crc32c
 
 from ledgermq.proto.errors import CorruptError, NewerFormatError
-from ledgermq.raft.errors import DamagedFolderError
+from ledgermq.raft.errors import OldHardStateError
 from ledgermq.raft.hard_state import (
     BLOCK,
     FILE_SIZE,
@@ -117,10 +117,12 @@ def test_a_copy_that_cannot_be_read_is_told(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_record_that_is_older_than_the_log_is_refused() -> None:
     voter, learner = state(2).hard, state(3).hard
+    assert voter.is_voter and not learner.is_voter
     check_not_older("n1", PATH, voter, Term(2))
-    with pytest.raises(DamagedFolderError, match=r"knows term 2 and the log ends in term 3.*--rejoin"):
+    with pytest.raises(OldHardStateError, match=r"knows term 2 and the log ends in term 3.*--rejoin"):
         check_not_older("n1", PATH, voter, Term(3))
-    check_not_older("n1", PATH, learner, Term(4))
+    with pytest.raises(OldHardStateError, match="knows term 3 and the log ends in term 4"):
+        check_not_older("n1", PATH, learner, Term(4))
 
 
 def test_file_has_its_space_from_the_beginning() -> None:

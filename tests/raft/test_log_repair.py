@@ -7,6 +7,7 @@ import errno
 import os
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -290,6 +291,44 @@ def test_other_entries_than_the_committed_ones_are_replaced_by_those(damaged_ent
     assert (
         after.log.end_offset >= damaged.log.end_offset
     )  # all that it may have acknowledged, as far as it counts
+
+
+def whole_of_term(term: int) -> LogRig:
+    """What the others committed while a node with the log of `filled()` was down: the entries from 38 on are other ones."""
+    rig = filled(37)
+    for _ in range(3):
+        rig.append(bytes(700), term=term)
+        rig.flush()
+    return rig
+
+
+@pytest.mark.parametrize(("commit", "keeps_vote"), [(LAST, True), (38, False)])
+def test_the_term_of_an_entry_is_durable_before_the_entry_is_written(commit: int, keeps_vote: bool) -> None:
+    """The others may have elected a leader while this node was down, so its repair brings a term it never heard of."""
+    whole = whole_of_term(7)
+    start = filled(clean=True).disk.killed()
+    zero(start, place_of(whole, 38)[0], filled().log.end_offset)
+    disk = start.crash(random.Random(0), Keep.ALL)
+    first = disk.steps
+    after, _, gave_up = repaired(disk, Peer(whole, commit))
+    assert gave_up is not keeps_vote
+    state = after.storage.hard_state
+    assert (state.term, state.voted_for, state.is_voter) == (7, None, keeps_vote)
+    assert after.read_all() == whole.entries[:commit]
+    ends = set()
+    for step in range(1, disk.steps - first + 1):
+        for keep in Keep:
+            cut = start.crash(random.Random(0), Keep.ALL)
+            cut.on_step = cut_at(cut.steps + step)
+            with pytest.raises(PowerCut):
+                repaired(cut, Peer(whole, commit))
+            crashed = cut.crash(random.Random(step), keep)
+            StoppedLog("n1", crashed, LogFolders(DATA), SEGMENT).finish_rejoin()
+            with suppress(DamagedLogError):
+                opened = LogRig(crashed)
+                assert opened.log.last_term <= opened.storage.hard_state.term, (step, keep)
+                ends.add(opened.log.last_term)
+    assert 7 in ends
 
 
 def test_entries_that_do_not_fit_are_not_written() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ledgermq.raft.core import RaftCore
-from ledgermq.raft.errors import DiskFullError, NewerFolderError
+from ledgermq.raft.errors import DiskFullError, NewerFolderError, OldHardStateError
 from ledgermq.raft.types import NodeId
 
 from .atlas import Atlas
@@ -271,6 +271,8 @@ class World:
         self.faults.tell(f"{node.name} does not start: {error}")
         if node.name not in self.atlas.hurt:
             raise InvariantError(f"P18: {node.name} refuses a disk without damage: {error}")
+        if isinstance(error, OldHardStateError):  # no fault here loses both copies of a hard state
+            raise InvariantError(f"P4: {node.name} holds an entry of a term that it did not promise: {error}")
         node.files.crash(None)
         node.wants_rejoin = True
         if isinstance(error, NewerFolderError):
