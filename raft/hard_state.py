@@ -139,16 +139,18 @@ class HardStateFile:
 
     @classmethod
     def open(cls, files: FileSystem, path: Path, *, writable: bool = True) -> HardStateFile:
-        """Read the latest record.
+        """Read the latest record; when it is to be `writable`, it is durable then, whatever a killed process left.
 
-        Raises: FileNotFoundError, CorruptError, NewerFormatError. Corrupt is also a file in which the latest record may
-        be one that cannot be read: a write that was torn spoils one slot, never a block of the other one as well.
+        Raises: FileNotFoundError, CorruptError, NewerFormatError, OSError. Corrupt is also a file in which the latest
+        record may be one that cannot be read: a write that was torn spoils one slot, never a block of the other one.
         """
         file = files.open(path, writable=writable)
         found: list[tuple[int, DurableState]] = []
         blank: list[int] = []
         problems: dict[int, CorruptError] = {}
         try:
+            if writable:
+                file.fdatasync()
             for block in range(4):
                 try:
                     record = file.pread(RECORD_SIZE, block * BLOCK)

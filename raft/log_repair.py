@@ -323,7 +323,7 @@ class StoppedLog:
             return  # opening the folder tells what that means
         if note is None or not note.rejoin_as:
             return
-        hard = HardStateFile.open(self._files, self._folders.hard_state, writable=False)
+        hard = HardStateFile.open(self._files, self._folders.hard_state)
         hard.close()
         if hard.state.incarnation != note.rejoin_as or hard.state.hard.is_voter:
             return  # the vote was not given up yet: the repair begins again

@@ -150,6 +150,10 @@ def settle_reset(
 
     Raises: DamagedFolderError, NewerFolderError, DiskFullError, OSError, and what `install_state` raises.
     """
+    if files.exists(_folder(folders)):
+        # A killed process may have made or removed the marker only in the page cache. What is seen here decides whether
+        # the old log is deleted, or the new one grows: a power cut must not bring the other answer back (P17).
+        files.sync_directory(_folder(folders))
     plan = pending_reset(files, folders, node)
     if plan is None:
         discard_staging(files, folders)

@@ -183,6 +183,57 @@ def test_what_is_acknowledged_after_a_reset_is_never_wiped_by_it(keep: Keep) -> 
     assert storage.log.first_offset == 20 * SEGMENT
 
 
+def killed_at(step: int, disk: SimulatedDisk, work: Callable[[SimulatedDisk], object]) -> SimulatedDisk:
+    """Return what the next process finds when the one that does `work` is killed before operation `step`."""
+    cut_at(disk, step)
+    with pytest.raises(PowerCut):
+        work(disk)
+    return disk.killed()
+
+
+@pytest.mark.parametrize("keep", list(Keep))
+def test_what_is_acknowledged_after_a_killed_installation_is_never_wiped_by_it(keep: Keep) -> None:
+    """The successor of the killed process sees no marker; only the disk may still have it."""
+    for step in steps_of(start, decided):
+        disk = old_folder()
+        decided(disk)
+        disk = killed_at(step, disk, start)
+        start(disk).close(clean=False)
+        rig = LogRig(disk)
+        for number in range(3):
+            rig.append(b"new %d " % number * 30, term=7)
+        rig.persist()
+        rig.flusher.step(10)
+        storage = start(disk.crash(random.Random(step), keep))
+        assert (storage.log.first_index, storage.log.last_index) == (101, 103), step
+
+
+@pytest.mark.parametrize("keep", list(Keep))
+def test_a_decision_that_a_killed_process_left_is_durable_before_it_is_carried_out(keep: Keep) -> None:
+    """Its successor sees the marker and deletes the old log; with the marker lost, that would be damage."""
+    for killed in steps_of(lambda disk: decide(disk, FOLDERS, PLAN), stage)[-4:]:
+        disk = old_folder()
+        stage(disk)
+        disk = killed_at(killed, disk, lambda disk: decide(disk, FOLDERS, PLAN))
+        before, power_cuts = disk.steps, 0
+        for step in range(before + 1, before + 60):
+            disk = old_folder()
+            stage(disk)
+            disk = killed_at(killed, disk, lambda disk: decide(disk, FOLDERS, PLAN))
+            cut_at(disk, step)
+            try:
+                start(disk)
+            except PowerCut:
+                power_cuts += 1
+            after = disk.crash(random.Random(step), keep)
+            storage = start(after)
+            if storage.log.first_index == 1:
+                check_old(after, storage)
+            else:
+                check_new(after, storage)
+        assert power_cuts > 5
+
+
 def test_the_new_log_takes_truncations_and_survives_them() -> None:
     disk = old_folder()
     decided(disk)
