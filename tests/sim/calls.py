@@ -96,8 +96,10 @@ class Calls:
             self.put(call, raw, to_server=True)
 
     def put(self, call: Call, item: Any, *, to_server: bool) -> int:
-        """Send a frame; return when it arrives (microseconds)."""
+        """Send a frame; return when it arrives (microseconds). Over a broken connection nothing arrives, no end either."""
         world, rng = self.world, self.rng
+        if call not in self._open:
+            return world.now
         ends = (call.client.node.name, call.server.name)
         source, target = ends if to_server else ends[::-1]
         delays = world.network.deliveries(source, target, world.now)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ledgermq.proto.errors import CorruptError
 from ledgermq.raft.hard_state import DurableState, decode_state
+from ledgermq.raft.segment_keeper import LogFolders
 
 from .atlas import EMPTY_DISK, OLD_DISK
 from .file_system import NO_SEGMENT, ROOMY, FailedSync, Inode, SimFileSystem
@@ -133,13 +134,22 @@ class DiskFaults:
 
     # --- repairs -------------------------------------------------------------------------------------------------
     def scrub(self, name: str) -> None:
-        """Somebody notices the damage: the node is started again with --rejoin."""
+        """Somebody notices the damage, and starts the node again: with --rejoin, or without its indexes, so that it reads
+        its whole log and repairs that."""
         node = self.world.nodes[name]
-        if name in self.world.atlas.hurt and node.up and node.core.is_voter:
-            self.faults.tell(f"the damage of {name} is noticed")
-            node.wants_rejoin = True
-            self.backups[name] = node.files.copy()
+        if name not in self.world.atlas.hurt or not node.up or not node.core.is_voter:
+            return
+        self.faults.tell(f"the damage of {name} is noticed")
+        if self.world.repairs_logs and self.rng.random() < 0.5:
             self.faults.kill(node, power=False)
+            indexes = LogFolders(node.config.data_dir).indexes
+            for each in node.files.list_directory(indexes):
+                node.files.unlink(indexes / each)
+            self.world.later(self.rng.randint(2000, 6000) * MS, "", "scrub", name)  # it may be another file
+            return
+        node.wants_rejoin = True
+        self.backups[name] = node.files.copy()
+        self.faults.kill(node, power=False)
 
     def before_start(self, node: SimNode) -> None:
         """A node that lied about its last writes counts as one whose drive is gone."""
