@@ -78,7 +78,7 @@ def repair(
             node.world.on_start_refused(node, error)
         except (OSError, DiskFullError) as error:
             node.world.on_start_failed(node, error)
-        except Exception as error:  # a real node would end with a traceback
+        except Exception as error:  # noqa: BLE001 (a real node would end with a traceback)
             node.world.note_defect(error)
         else:
             node.world.repairs += 1
