@@ -22,7 +22,7 @@ COVERED_SEEDS ?= 1 2 3 4 5 6 7 8
 .PHONY: help preflight setup fmt lint types test unit sim sim-soak coverage mutants integration e2e bench proto image up demo clean
 
 help: ## this list
-	@grep -hE '^[a-z0-9 ]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-27s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-27s %s\n", $$1, $$2}'
 
 preflight: # is everything there that cannot be installed into this folder? Less than 2 s, before any download.
 	@$(PYTHON) deploy/preflight.py

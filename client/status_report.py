@@ -281,7 +281,7 @@ def _judge(
     missing = [
         row.node_id
         for row in rows
-        if row.role == "unreachable" and not row.state.startswith(("repairing", REFUSED))
+        if row.role in ("unreachable", "unknown") and not row.state.startswith(("repairing", REFUSED))
     ]
     refused = [row for row in rows if row.state == REFUSED]
     notes += [f"{row.node_id} is {row.state}; it does not count until then" for row in repairing]

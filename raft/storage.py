@@ -266,16 +266,19 @@ class RaftStorage:
             _log.warning("clean stop not marked path=%s error=%s", self._folders.hard_state, error)
 
 
-def is_initialized(data_dir: Path, files: FileSystem) -> bool:
-    """Tell whether the folder holds a node's data. Raises: DamagedFolderError (files, but no identity)."""
+def is_initialized(data_dir: Path, files: FileSystem, node: str) -> bool:
+    """Tell whether the folder holds a node's data; `node` is for the messages.
+
+    Raises: DamagedFolderError (files, but no identity).
+    """
     folders = LogFolders(data_dir)
     if files.exists(folders.identity):
-        return read_identity(files, folders.identity, data_dir.name).complete
+        return read_identity(files, folders.identity, node).complete
     for path in (folders.hard_state, folders.manifest):
         if files.exists(path):
-            raise damaged_folder(data_dir.name, folders.identity, "is missing")
+            raise damaged_folder(node, folders.identity, "is missing")
     if files.list_directory(folders.segments):
-        raise damaged_folder(data_dir.name, folders.identity, "is missing")
+        raise damaged_folder(node, folders.identity, "is missing")
     return False
 
 
@@ -288,7 +291,7 @@ def create_data_folder(
     Raises: DataFolderError subclasses, OSError.
     """
     folders = LogFolders(config.data_dir)
-    assert not is_initialized(config.data_dir, files)
+    assert not is_initialized(config.data_dir, files, config.node_id)
     for folder in (config.data_dir, folders.segments, folders.indexes):
         files.make_directory(folder)
     files.sync_directory(config.data_dir.parent)

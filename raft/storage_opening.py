@@ -44,7 +44,7 @@ def open_node_storage(
                 " without --rejoin; nothing was changed."
             )
         return _open_for_rejoin(wanted, files, install_state)
-    if not is_initialized(wanted.data_dir, files):
+    if not is_initialized(wanted.data_dir, files, wanted.node_id):
         create_data_folder(wanted, files, is_voter=False)
         logger.info("data folder created node=%s folder=%s", config.node_id, config.data_dir)
     return _open(wanted, files, install_state)
@@ -84,7 +84,7 @@ def _open_learner(
 ) -> RaftStorage | None:
     """Open the folder if it is a learner's; None: it must be replaced. Raises: ForeignFolderError and the like."""
     try:
-        if not is_initialized(wanted.data_dir, files):
+        if not is_initialized(wanted.data_dir, files, wanted.node_id):
             return None
         storage = _open(wanted, files, install_state)
     except (DamagedFolderError, DamagedLogError):

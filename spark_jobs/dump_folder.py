@@ -108,8 +108,7 @@ def find_dumps(folder: Path) -> list[NodeDump]:
     if not manifests:
         inside = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
         hint = (
-            " It looks like a node's data folder; dump it first: python -m ledgermq.broker.dump --data"
-            f" {folder} --out DIR."
+            f" It looks like a node's data folder; dump it first: ledgermq dump --data {folder} DIR."
             if (folder / "commitlog").is_dir()
             else f" Write dumps there: ledgermq dump {folder}."
         )
@@ -142,7 +141,7 @@ def read_dump(folder: Path) -> NodeDump:
 
 def _node_dump(folder: Path, fields: dict[str, Any]) -> NodeDump:
     commit = fields["commit"]
-    segment_size = int(fields["segment_size"])
+    segment_size = _number(fields["segment_size"])
     if segment_size <= 0 or segment_size % 8:
         raise ValueError(f"segment_size {segment_size}")
     return NodeDump(
@@ -161,13 +160,10 @@ def _node_dump(folder: Path, fields: dict[str, Any]) -> NodeDump:
         end_offset=_number(fields["end_offset"]),
         queues_complete=bool(fields["consume_queues"] == "complete"),
         has_queues=bool(fields["consume_queues"] != "none"),
-        queues=tuple(
-            QueueClaim(str(topic), int(topic_id), int(queue_id), int(begin), int(end))
-            for topic, topic_id, queue_id, begin, end in fields["queues"]
-        ),
-        index_points=tuple((int(index), int(offset)) for index, offset in fields["index_points"]),
-        checksums={int(start): (int(size), int(crc)) for start, size, crc in fields["checksums"]},
-        file_sizes={str(file["path"]): int(file["size"]) for file in fields["files"]},
+        queues=tuple(QueueClaim(str(topic), *map(_number, numbers)) for topic, *numbers in fields["queues"]),
+        index_points=tuple((_number(index), _number(offset)) for index, offset in fields["index_points"]),
+        checksums={_number(start): (_number(size), _number(crc)) for start, size, crc in fields["checksums"]},
+        file_sizes={str(file["path"]): _number(file["size"]) for file in fields["files"]},
         log_time_ms=_number(fields["log_time_ms"], _LATEST_MS),
         software=str(fields["software"]),
         segments=_list_segments(folder),

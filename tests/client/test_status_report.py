@@ -16,10 +16,13 @@ def answer(
     name: str, role: str, *, contact: int = 3, term: int = 7, down: tuple[str, ...] = (), state: str = ""
 ) -> pb.GetStatusResponse:
     """Return one node's view; `down` are nodes that it cannot reach, `state` is that of n3."""
+    out_of_reach = (
+        "unreachable" if role == "leader" else "unknown"
+    )  # only a leader knows that others do not reach it
     nodes = [
         pb.NodeStatus(
             node_id=each,
-            role="unreachable" if each in down else role if each == name else "follower",
+            role=out_of_reach if each in down else role if each == name else "follower",
             addresses=route_pb2.ListenerAddresses(messaging_address=f"127.0.0.1:{8071 + 10 * int(each[1])}"),
             durable_index=1_048_576,
             commit_index=1_048_576,
@@ -73,6 +76,7 @@ def test_without_a_leader_there_is_no_quorum_even_when_a_node_answers() -> None:
     assert report.verdict is Verdict.NO_QUORUM
     assert status_report.exit_code([report]) == 2
     assert "2 of 3" in report.notes[0]
+    assert "Start n2, n3." in report.notes[0]
 
 
 def test_a_leader_without_contact_to_a_majority_is_no_quorum() -> None:

@@ -298,7 +298,7 @@ def test_a_tool_that_knows_no_state_machine_does_not_open_a_half_installed_folde
     decided(disk)
     with pytest.raises(DamagedFolderError, match="ledgermq broker"):
         open_storage(storage_config(), disk)
-    assert is_initialized(DATA, disk)
+    assert is_initialized(DATA, disk, "n1")
     check_new(disk, start(disk))
 
 

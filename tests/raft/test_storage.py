@@ -238,10 +238,10 @@ def test_folder_that_was_only_half_made_is_made_again(config: StorageConfig) -> 
     create_data_folder(config, files)
     path = config.data_dir / "identity"
     good = path.read_bytes()
-    assert is_initialized(config.data_dir, files)
+    assert is_initialized(config.data_dir, files, config.node_id)
     path.unlink()
-    with pytest.raises(DamagedFolderError, match="identity is missing"):
-        is_initialized(config.data_dir, files)
+    with pytest.raises(DamagedFolderError, match=r"^n7 will not start: .*identity is missing"):
+        is_initialized(config.data_dir, files, "n7")
     path.write_bytes(good)
     open_storage(config, files).close()
 

@@ -57,7 +57,7 @@ def test_a_wrong_folder_is_told_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "holds no dump" in refusal(tmp_path / "empty") and "ledgermq dump" in refusal(tmp_path / "empty")
     (tmp_path / "data" / "commitlog").mkdir(parents=True)
-    assert "looks like a node's data folder" in refusal(tmp_path / "data")
+    assert f"dump it first: ledgermq dump --data {tmp_path / 'data'} DIR" in refusal(tmp_path / "data")
 
 
 def test_the_dump_of_one_node_points_to_its_parent(tmp_path: Path) -> None:
@@ -120,6 +120,9 @@ def test_ranges_leave_out_slices_that_do_not_touch_them(tmp_path: Path) -> None:
         {"log_time_ms": 10**18},
         {"end_offset": 1 << 63},
         {"end_offset": -9},
+        {"queues": [["orders", 1, 0, 0, 1 << 63]]},
+        {"queues": [["orders", 1, 0, 0]]},
+        {"index_points": [[1, 1 << 63]]},
         {"commit": {"index": float("inf"), "end_offset": 0, "crc": 0}},
     ],
 )
