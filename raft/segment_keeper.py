@@ -91,6 +91,7 @@ class SegmentKeeper:
         self.full = False
         self.deleting = 0  # segments that `delete` was asked for and that still take space
         self._no_room_for: int | None = None  # the segment that is to be made as soon as there is room
+        self._postponed: deque[tuple[Manifest, Sequence[int]]] = deque()  # deletions that found no room
 
     # --- life --------------------------------------------------------------------------------------------------
     def start(
@@ -125,13 +126,16 @@ class SegmentKeeper:
         """
         while self._jobs:
             self._jobs.popleft()()
-        if self._no_room_for is not None:
-            self._prepare(self._no_room_for)
+        self._try_again()
 
     @property
     def has_work(self) -> bool:
         """Tell whether `run_pending` would do anything."""
-        return bool(self._jobs) or self._no_room_for is not None
+        return bool(self._jobs) or self._finds_no_room
+
+    @property
+    def _finds_no_room(self) -> bool:
+        return self._no_room_for is not None or bool(self._postponed)
 
     # --- queued work -------------------------------------------------------------------------------------------
     def prepare(self, start: int) -> None:
@@ -200,17 +204,23 @@ class SegmentKeeper:
                 return
 
     def _next_job(self) -> Callable[[], None] | None:
-        """Wait for the next job; None: there will be none. A segment without room waits behind all others."""
+        """Wait for the next job; None: there will be none. What found no room waits behind all others."""
         with self._wake:
             while True:
                 if self._jobs:
                     return self._jobs.popleft()
                 if self._stopping.is_set():
                     return None
-                if not self._wake.wait(None if self._no_room_for is None else RETRY_SECONDS):
-                    start = self._no_room_for
-                    assert start is not None
-                    return lambda: self._prepare(start)
+                if not self._wake.wait(RETRY_SECONDS if self._finds_no_room else None):
+                    return self._try_again
+
+    def _try_again(self) -> None:
+        """Do what found no room: deletions first, they make some."""
+        postponed, self._postponed = self._postponed, deque()
+        for manifest, starts in postponed:
+            self._delete(manifest, starts)
+        if self._no_room_for is not None:
+            self._prepare(self._no_room_for)
 
     def _prepare(self, start: int) -> None:
         # Never waits here: the deletion that makes room may be the next job.
@@ -260,14 +270,11 @@ class SegmentKeeper:
         self._post(done)
 
     def _delete(self, manifest: Manifest, starts: Sequence[int]) -> None:
-        try:
-            write_manifest(self._files, self._folders.manifest, manifest)
-        except OSError as error:
-            if not is_full(error):
-                raise
-            if self._files.exists(self._folders.ballast):
-                self._files.unlink(self._folders.ballast)
-            write_manifest(self._files, self._folders.manifest, manifest)
+        if self._postponed or not self._write_manifest(
+            manifest
+        ):  # in their order: the base point never goes back
+            self._postponed.append((manifest, starts))
+            return
         for start in starts:
             with self._files_lock:
                 self._existing.discard(start)
@@ -278,6 +285,24 @@ class SegmentKeeper:
                 self.deleting -= 1
         self._files.sync_directory(self._folders.segments)
         make_ballast(self._files, self._folders.ballast)
+
+    def _write_manifest(self, manifest: Manifest) -> bool:
+        """Store the base point, with the reserve when there is no other room. False: none at all. Raises: OSError."""
+        ballast = self._folders.ballast
+        while True:
+            try:
+                write_manifest(self._files, self._folders.manifest, manifest)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                if not self._files.exists(ballast):
+                    _log.warning(
+                        "disk full, segments are deleted when there is room path=%s", self._folders.data
+                    )
+                    return False
+                self._files.unlink(ballast)
+            else:
+                return True
 
     def _unlink_index(self, start: int) -> None:
         path = index_path(self._folders.indexes, start)

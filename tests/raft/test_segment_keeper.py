@@ -8,13 +8,13 @@ from pathlib import Path
 from ledgermq.proto.entry import EntryKind
 from ledgermq.raft.errors import DiskFullError, StorageError
 from ledgermq.raft.files import DiskUse, RealFileSystem
-from ledgermq.raft.identity import Manifest
+from ledgermq.raft.identity import Manifest, read_manifest
 from ledgermq.raft.segment import create_segment
 from ledgermq.raft.segment_keeper import LogFolders, SegmentKeeper
 from ledgermq.raft.storage import create_data_folder, open_storage
 from ledgermq.raft.types import LogIndex, Term
 
-from .log_rig import storage_config
+from .log_rig import DATA, storage_config
 from .simulated_disk import SimulatedDisk
 
 SEGMENT = 4096
@@ -111,3 +111,24 @@ def test_a_storage_whose_writer_waits_for_room_can_be_closed() -> None:
     closing.join(30)
     assert ended, "it waited for room"
     assert isinstance(told[0], DiskFullError)
+
+
+def test_deletions_wait_in_their_order_while_there_is_no_room_for_the_base_point() -> None:
+    """Not even the reserve is left: without its durable base point a shorter log would look like a damaged one."""
+    disk = SimulatedDisk()
+    folders = LogFolders(DATA)
+    for start in range(0, 4 * SEGMENT, SEGMENT):
+        create_segment(disk, folders.segments, start, SEGMENT)
+    keeper = SegmentKeeper(disk, folders, SEGMENT, range(0, 4 * SEGMENT, SEGMENT))
+    disk.capacity = disk.used
+    for count in (1, 2):
+        base = Manifest(first_index=LogIndex(count * 10 + 1), first_offset=count * SEGMENT)
+        keeper.delete(base, [(count - 1) * SEGMENT])
+        keeper.run_pending()
+        assert len(disk.list_directory(folders.segments)) == 4 and keeper.has_work
+    assert keeper.deleting == 2
+    disk.capacity = 1 << 30
+    keeper.run_pending()
+    assert (keeper.deleting, keeper.has_work) == (0, False)
+    assert disk.list_directory(folders.segments) == [f"{start:020d}" for start in (2 * SEGMENT, 3 * SEGMENT)]
+    assert read_manifest(disk, folders.manifest, "n1").first_index == 21

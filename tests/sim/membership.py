@@ -118,8 +118,8 @@ class Membership:
             self._waiting.append(greeting)
             return
         hello = self._read(greeting)
-        if hello is None:
-            return
+        if hello is None or greeting.run < self.accepted_run.get(hello.node_id, 0):
+            return  # of a connection that is gone; a transport that takes one drops it for the next
         refusal = self._refusal_of(hello)
         if refusal is not None:
             self._refuse(greeting, refusal)
@@ -189,8 +189,6 @@ class Membership:
     def _admit(self, greeting: Greeting, hello: Hello) -> None:
         peer = hello.node_id
         known_run = self.accepted_run.get(peer, 0)
-        if greeting.run < known_run:
-            return  # a connection that is gone
         if hello.standing is Standing.LEARNER:
             self._life.peer_replaced(peer)
         self.accepted_run[peer] = greeting.run

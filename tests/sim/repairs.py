@@ -14,6 +14,7 @@ from ledgermq.raft.start_repair import StartRepair
 from ledgermq.raft.types import LogIndex
 
 from . import retention
+from .atlas import OLD_DISK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,9 +91,15 @@ def repair(
 
 def note_repaired(node: SimNode) -> None:
     """A repaired voter counts as sound again when the platter says so: from here on nothing excuses it."""
-    core = node.core
+    core, atlas, invariants = node.core, node.world.atlas, node.world.invariants
     index = core.stable_index
-    chain = node.world.invariants.chain_of(core, index)
-    sound = index <= node.image.base or node.image.crc(index) == chain
-    if core.is_voter and sound and index >= node.promised[0] and node.world.atlas.is_damaged(node.name):
-        node.world.atlas.recovered(node.name)
+    sound = index <= node.image.base or node.image.crc(index) == invariants.chain_of(core, index)
+    if not (core.is_voter and sound and index >= node.promised[0] and atlas.is_damaged(node.name)):
+        return
+    if atlas.hurt[node.name] == OLD_DISK:
+        return  # a whole log does not make it the present one
+    atlas.recovered(node.name)
+    promised, chain = node.promised
+    mine = invariants.chain_of(core, promised)
+    if mine != chain and mine == invariants.committed.get(promised):
+        node.promised = (0, 0)  # it was never committed; what was stands in its place
