@@ -16,8 +16,10 @@ from ledgermq.proto.errors import CorruptError, NewerFormatError
 from .checked_file import read_record, write_record
 from .errors import DamagedFolderError, ForeignFolderError, NewerFolderError
 from .files import FileSystem
-from .types import LogIndex, NodeId, Term
+from .types import HardState, LogIndex, NodeId, Term
 
+#: Stands in a learner's own entry of its member record, where a new node has its incarnation.
+LEARNER_MARK: Final = 0
 IDENTITY_VERSION: Final = 1
 MANIFEST_VERSION: Final = 1
 _FIRST_INDEX: Final = LogIndex(1)
@@ -35,7 +37,7 @@ class Recovery:
     term: int  # of the hard state that finishes the change
     last_index: int  # the log that every first member begins with ends here
     last_crc: int
-    counted: bool = False  # this node has become a voter: its folder must not be copied any more
+    counted: bool = False  # this node became a voter once: its folder must not be copied any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,21 @@ class Manifest:
     prev_term: Term = _NO_TERM  # of first_index - 1
     prev_crc: int = 0  # that the first entry chains to
     prev_timestamp: int = 0  # log time (ms) of first_index - 1
+
+
+def is_new(identity: Identity, hard: HardState, last_index: LogIndex) -> bool:
+    """Tell whether this is the folder of a FRESH member (P19), which gave no vote and no acknowledgement that counts.
+
+    A new folder has its own incarnation in its member record, term 0 and an empty log. Between the creation of a
+    folder for a rejoin and its mark a crash leaves one that counts as new: then the peers refuse it, because they
+    know another incarnation. A first member of a recovered group begins with a log, and is new until it votes.
+    """
+    if hard.is_voter:
+        return False
+    if identity.recovery is not None and not identity.recovery.counted:
+        return True
+    marked = identity.members.get(identity.node_id) == LEARNER_MARK
+    return not (marked or hard.term > 0 or last_index > 0)
 
 
 def write_identity(files: FileSystem, path: Path, identity: Identity) -> None:

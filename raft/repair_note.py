@@ -15,7 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ledgermq.proto.errors import CorruptError, NewerFormatError
+
 from .checked_file import read_record, write_record
+from .errors import NewerFolderError
 from .files import FileSystem
 
 if TYPE_CHECKING:
@@ -73,6 +76,16 @@ def read_note(files: FileSystem, data_dir: Path) -> RepairNote | None:
         return RepairNote(**read_record(files, note_path(data_dir), _KIND, NOTE_VERSION))
     except FileNotFoundError:
         return None
+
+
+def read_note_of(node: str, files: FileSystem, data_dir: Path) -> RepairNote | None:
+    """As `read_note`, but a note that cannot be read asks for everything. Raises: NewerFolderError, OSError."""
+    try:
+        return read_note(files, data_dir)
+    except CorruptError:
+        return RepairNote(0, 0, open_ended=True)
+    except NewerFormatError as error:
+        raise NewerFolderError(node, note_path(data_dir), error.what, error.found, error.supported) from None
 
 
 def write_note(files: FileSystem, data_dir: Path, note: RepairNote) -> None:

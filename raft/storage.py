@@ -28,6 +28,7 @@ from .identity import (
     Manifest,
     check_identity,
     damaged_folder,
+    is_new,
     read_identity,
     read_manifest,
     write_identity,
@@ -37,10 +38,11 @@ from .log_files import LogFiles
 from .log_repair import renew_identity
 from .log_writer import LogWriter, PersistOp, Position
 from .recovery import LogRecovery, RecoveredLog
-from .repair_note import RepairNote, note_path, read_note, write_note
+from .repair_note import RepairNote, read_note_of, write_note
 from .reset_install import InstallState, settle_reset
 from .segment import create_segment, segment_start
 from .segment_keeper import LogFolders, SegmentKeeper, make_ballast
+from .segment_scan import Before
 from .types import HardState, LogIndex, NodeId, Term
 
 _log = logging.getLogger(__name__)
@@ -353,40 +355,54 @@ def open_storage(
             config.segment_size,
             base,
             state,
-            note=_read_repair_note(config, files),
+            note=read_note_of(config.node_id, files, config.data_dir),
             every_turn_synced=config.flush == "sync",
         )
         recovered = recovery.run()
-        boot = config.machine.boot_id()
         report = RecoveryReport(
             clean_stop=state.clean_stop,
-            rebooted_unclean=not state.clean_stop and state.boot_id not in (boot, NO_BOOT_ID),
+            rebooted_unclean=not state.clean_stop
+            and state.boot_id not in (config.machine.boot_id(), NO_BOOT_ID),
             scanned_bytes=recovered.scanned_bytes,
             truncated_bytes=recovered.truncated_bytes,
             floor_index=state.floor_index,
             floor_term=state.floor_term,
         )
-        end = recovered.end
-        floor = replace(state, floor_index=end.index, floor_term=end.term)
-        if config.learner_after_reboot and report.rebooted_unclean:
-            # Under a new incarnation: what the old one acknowledged or voted, and is still on its way, must not count.
-            floor = replace(
-                floor,
-                hard=replace(state.hard, is_voter=False),
-                incarnation=config.machine.random_bits(63) | 1,
-            )
-            write_note(
-                files, config.data_dir, RepairNote(0, 0, open_ended=False, rejoin_as=floor.incarnation)
-            )
-        hard.write(replace(floor, boot_id=boot, clean_stop=False, cut_turn=0, cut_offset=0))
-        if floor.incarnation != identity.incarnation:
-            identity = renew_identity(files, folders, identity, floor.incarnation)
+        identity = _begin_run(config, files, identity, hard, recovered.end, report)
         return RaftStorage(config, files, lock, identity, hard, base, recovered, report)
     except BaseException:
         if hard is not None:
             hard.close()
         lock.release()
         raise
+
+
+def _begin_run(
+    config: StorageConfig,
+    files: FileSystem,
+    identity: Identity,
+    hard: HardStateFile,
+    end: Before,
+    report: RecoveryReport,
+) -> Identity:
+    """Store the end of the log as the floor, and that this boot uses the folder; return its identity.
+
+    After a reboot that may have lost what was acknowledged (D7), the node comes back as a learner under a new
+    incarnation: what the old one acknowledged or voted, and is still on its way, must not count. A new member promised
+    nothing: were it made a learner, a group of such members would wait for a leader for ever.
+    """
+    state = hard.state
+    floor = replace(state, floor_index=end.index, floor_term=end.term)
+    lost = config.learner_after_reboot and report.rebooted_unclean
+    if lost and not is_new(identity, state.hard, end.index):
+        floor = replace(
+            floor, hard=replace(state.hard, is_voter=False), incarnation=config.machine.random_bits(63) | 1
+        )
+        write_note(files, config.data_dir, RepairNote(0, 0, open_ended=False, rejoin_as=floor.incarnation))
+    hard.write(replace(floor, boot_id=config.machine.boot_id(), clean_stop=False, cut_turn=0, cut_offset=0))
+    if floor.incarnation == identity.incarnation:
+        return identity
+    return renew_identity(files, LogFolders(config.data_dir), identity, floor.incarnation)
 
 
 def rejoin(config: StorageConfig, files: FileSystem) -> Path | None:
@@ -469,17 +485,6 @@ def _open_hard_state(
             config.node_id, path, "comes from another incarnation of this node (a mixed backup?)"
         )
     return hard
-
-
-def _read_repair_note(config: StorageConfig, files: FileSystem) -> RepairNote | None:
-    """Return the note of an interrupted repair; one that cannot be read asks for everything."""
-    try:
-        return read_note(files, config.data_dir)
-    except CorruptError:
-        return RepairNote(0, 0, open_ended=True)
-    except NewerFormatError as error:
-        path = note_path(config.data_dir)
-        raise NewerFolderError(config.node_id, path, error.what, error.found, error.supported) from None
 
 
 def _readable_promise(config: StorageConfig, files: FileSystem, folders: LogFolders) -> HardState | None:

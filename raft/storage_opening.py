@@ -7,13 +7,13 @@ without the right to vote (bootstrap.py, P19).
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 from .commit_log import CommitLog
 from .config import RaftConfig
 from .errors import DamagedFolderError, DamagedLogError, DataFolderError, OldHardStateError
 from .files import FileSystem
 from .hard_state import check_not_older
+from .identity import LEARNER_MARK, is_new
 from .log_view import LogView
 from .reset_install import InstallState
 from .segment_keeper import LogFolders
@@ -21,9 +21,6 @@ from .storage import RaftStorage, StorageConfig, create_data_folder, is_initiali
 from .types import LogIndex
 
 logger = logging.getLogger(__name__)
-
-#: Stands in a learner's own entry of its member record, where a new node has its incarnation.
-LEARNER_MARK: Final = 0
 
 
 def open_node_storage(
@@ -96,17 +93,9 @@ def _open_learner(
 
 
 def is_learner(storage: RaftStorage) -> bool:
-    """Tell whether this folder must catch up before it may vote (P19), rather than be a new one.
-
-    A new folder has its own incarnation in its member record, term 0 and an empty log. Between the creation of a
-    folder for a rejoin and its mark a crash leaves one that counts as new: then the peers refuse it, because they
-    know another incarnation.
-    """
-    identity = storage.identity
-    if storage.hard_state.is_voter or (identity.recovery is not None and not identity.recovery.counted):
-        return False  # a first member of a recovered group begins with a log
-    marked = identity.members.get(identity.node_id) == LEARNER_MARK
-    return marked or storage.hard_state.term > 0 or storage.log.last_index > 0
+    """Tell whether this folder must catch up before it may vote (P19), rather than be a new one."""
+    hard = storage.hard_state
+    return not hard.is_voter and not is_new(storage.identity, hard, storage.log.last_index)
 
 
 def storage_config(config: RaftConfig) -> StorageConfig:

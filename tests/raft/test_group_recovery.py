@@ -254,6 +254,13 @@ def test_a_folder_that_votes_in_the_recovered_group_makes_no_clones(again: bool)
     assert contents(disk) == before
 
 
+def _without_boot(disk: SimulatedDisk) -> RaftStorage:
+    """Open after a power cut, in an async flush mode."""
+    file = HardStateFile.open(disk, DATA / "hardstate")
+    file.write(replace(file.state, boot_id="00000000-0000-0000-0000-0000000000ff"))
+    return open_storage(replace(storage_config(flush="async_timed"), learner_after_reboot=True), disk)
+
+
 def test_a_first_member_that_lost_its_vote_later_is_a_learner_and_not_new() -> None:
     """An async flush mode and a reboot take the vote away: what it had acknowledged may be lost (D7)."""
     disk, _ = survivor_disk()
@@ -262,11 +269,20 @@ def test_a_first_member_that_lost_its_vote_later_is_a_learner_and_not_new() -> N
     rig.persist(HardState(Term(7), N1, rig.log.last_index))
     rig.flush()
     rig.close(clean=False)
-    file = HardStateFile.open(disk, DATA / "hardstate")
-    file.write(replace(file.state, boot_id="00000000-0000-0000-0000-0000000000ff"))
-    storage = open_storage(replace(storage_config(flush="async_timed"), learner_after_reboot=True), disk)
+    storage = _without_boot(disk)
     assert not storage.hard_state.is_voter
     assert is_learner(storage)
+
+
+def test_a_first_member_that_never_voted_is_still_one_after_a_power_cut() -> None:
+    """The others may know it by its incarnation, and would refuse it as a stranger: it promised nothing yet."""
+    disk, _ = survivor_disk()
+    identity = recover(disk)
+    LogRig(disk).close(clean=False)
+    storage = _without_boot(disk)
+    assert storage.recovered.rebooted_unclean
+    assert storage.incarnation == identity.incarnation
+    assert not is_learner(storage)
 
 
 def test_a_hard_state_that_is_not_of_the_recovered_folder_is_left_alone() -> None:

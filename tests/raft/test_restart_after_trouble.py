@@ -17,7 +17,8 @@ from ledgermq.proto.entry import EntryKind
 from ledgermq.raft.errors import DamagedFolderError, DamagedLogError
 from ledgermq.raft.hard_state import BLOCK, HardStateFile
 from ledgermq.raft.segment import mark_position
-from ledgermq.raft.storage import create_data_folder, open_storage, rejoin
+from ledgermq.raft.storage import Machine, create_data_folder, open_storage, rejoin
+from ledgermq.raft.storage_opening import is_learner
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.power_cut import Keep
 
@@ -178,3 +179,25 @@ def test_a_vote_that_was_given_up_does_not_come_back_with_an_operation_that_was_
     after = open_storage(rig.config, rig.disk.killed())
     assert not after.hard_state.is_voter
     after.close()
+
+
+class Booted(Machine):
+    """A machine in one of its boots."""
+
+    def __init__(self, boot: int) -> None:
+        self._boot = boot
+
+    def boot_id(self) -> str:
+        return f"00000000-0000-0000-0000-{self._boot:012d}"
+
+
+def test_a_new_member_in_an_asynchronous_mode_is_still_new_after_a_power_cut() -> None:
+    """It promised nothing. Were it a learner, a group whose machines were cut off while it formed would never elect."""
+    disk = SimulatedDisk()
+    config = replace(storage_config(flush="async_timed"), learner_after_reboot=True, machine=Booted(1))
+    create_data_folder(config, disk, is_voter=False)
+    first = open_storage(config, disk)
+    again = open_storage(replace(config, machine=Booted(2)), disk.crash(random.Random(1), Keep.NONE))
+    assert again.recovered.rebooted_unclean
+    assert again.incarnation == first.incarnation  # by which the others know it
+    assert not again.hard_state.is_voter and not is_learner(again)
