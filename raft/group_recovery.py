@@ -64,7 +64,7 @@ class StoppedFolder:
         recovery, state = self.identity.recovery, self.hard.state
         if recovery is None or state.incarnation != self.identity.incarnation:
             return recovery
-        return replace(recovery, counted=recovery.counted or state.hard.is_voter)
+        return replace(recovery, counted=recovery.counted or _may_have_voted(recovery, state.hard))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def belongs_together(identity: Identity, state: DurableState) -> bool:
 
 
 def finish_recovery(files: FileSystem, path: Path, identity: Identity, hard: HardStateFile) -> Identity:
-    """Finish a change that a crash interrupted, and note that a first member votes by now. Returns the identity.
+    """Finish a change that a crash interrupted, and note that a first member has voted. Returns the identity.
 
     Call it before anything else is written to a folder whose records belong together. Raises: OSError.
     """
@@ -107,11 +107,20 @@ def finish_recovery(files: FileSystem, path: Path, identity: Identity, hard: Har
                 state, hard=promise, incarnation=identity.incarnation, boot_id=NO_BOOT_ID, clean_stop=False
             )
         )
-    elif state.hard.is_voter and not recovery.counted:
+    elif not recovery.counted and _may_have_voted(recovery, state.hard):
         # Before it can lose its vote again (a reboot in an async flush mode): then it is a learner, not a first member.
         identity = replace(identity, recovery=replace(recovery, counted=True))
         write_identity(files, path, identity)
     return identity
+
+
+def _may_have_voted(recovery: Recovery, hard: HardState) -> bool:
+    """Tell whether a first member's copy may count by now. A failed write can take the vote in the run that gave it.
+
+    Its term shows it: all begin in that of the recovery, and who votes promises nothing before it hears of the next
+    one. Whoever else heard of that, without a vote, is safe as a learner: a majority voted, durably, before it began.
+    """
+    return hard.is_voter or hard.term > recovery.term
 
 
 @contextmanager

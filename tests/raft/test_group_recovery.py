@@ -285,6 +285,22 @@ def test_a_first_member_that_never_voted_is_still_one_after_a_power_cut() -> Non
     assert not is_learner(storage)
 
 
+def test_a_first_member_whose_vote_a_failed_write_took_is_a_learner_and_not_new() -> None:
+    """In the run in which it began to vote: no start has noted yet that it did."""
+    disk, _ = survivor_disk()
+    recover(disk)
+    rig = LogRig(disk, flush="async_timed", learner_after_reboot=True)
+    assert not is_learner(rig.storage)
+    term = rig.storage.hard_state.term
+    rig.persist(HardState(term, N1, rig.log.last_index))  # votes
+    rig.persist(HardState(Term(term + 1), N2, rig.log.last_index))  # and a leader was elected
+    rig.flush()
+    rig.storage.note_failure()
+    after = opened(disk.killed())
+    assert not after.hard_state.is_voter
+    assert is_learner(after)
+
+
 def test_a_hard_state_that_is_not_of_the_recovered_folder_is_left_alone() -> None:
     """Whatever else changes the incarnation later: the term of the recovery must not replace a later one."""
     disk, _ = survivor_disk()
