@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind, decode_header, verify_entry, walk_wire
 from ledgermq.proto.errors import LayoutError
@@ -26,6 +27,7 @@ from .segment_scan import Before
 from .types import LogIndex, Term
 
 Entries = Sequence[tuple[EntryHeader, memoryview]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,9 @@ class LogReads:
 
     async def header_at(self, index: LogIndex) -> EntryHeader:
         """The header of an entry."""
+        return await self._settled(lambda: self._header_at(index))
+
+    async def _header_at(self, index: LogIndex) -> EntryHeader:
         found = self.header_nowait(index)
         if found is not None:
             return found
@@ -116,6 +121,9 @@ class LogReads:
 
     async def read_wire(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes:
         """Wire bytes of whole entries lo.., waiting for the read pool when they are cold."""
+        return await self._settled(lambda: self._read_wire(lo, hi, max_bytes))
+
+    async def _read_wire(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes:
         found = self.read_wire_nowait(lo, hi, max_bytes)
         if found is not None:
             return found
@@ -157,6 +165,9 @@ class LogReads:
 
     async def read_at(self, offset: int, size: int) -> memoryview:
         """Log bytes at a physical offset, waiting for the read pool when they are cold."""
+        return await self._settled(lambda: self._read_at(offset, size))
+
+    async def _read_at(self, offset: int, size: int) -> memoryview:
         found = self.read_at_nowait(offset, size)
         if found is not None:
             return found
@@ -228,6 +239,19 @@ class LogReads:
         return None
 
     # --- inside ------------------------------------------------------------------------------------------------
+    async def _settled(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Read again when the log was truncated meanwhile: what is committed stands where it stood.
+
+        Raises: LogTruncatedError (what was wanted is cut off).
+        """
+        while True:
+            generation = self._log.generation
+            try:
+                return await read()
+            except LogTruncatedError:
+                if generation == self._log.generation:
+                    raise
+
     @contextmanager
     def _reading(self, segment: Segment, position: int, size: int) -> Iterator[None]:
         """Turn what a bad disk raises into this package's error; the range is what is being read of the file."""
@@ -266,7 +290,7 @@ class LogReads:
 
     def _unchanged(self, generation: int) -> None:
         if generation != self._log.generation:
-            raise LogTruncatedError("the log was truncated while it was being read; read again")
+            raise LogTruncatedError("the log was truncated while it was being read")
 
     def _known_header(self, index: LogIndex) -> EntryHeader | None:
         last = self._log.last

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from ledgermq.proto.entry import HEADER_SIZE, EntryKind, decode_header, entry_size, walk_wire
+from ledgermq.raft.applier import Applier
 from ledgermq.raft.errors import (
     DamagedLogError,
     DiskFullError,
@@ -20,6 +21,7 @@ from ledgermq.raft.errors import (
 from ledgermq.raft.types import LogIndex, Term
 
 from .log_rig import DATA, SEGMENT, LogRig, reopen
+from .node_cluster import RecordingStateMachine
 from .simulated_disk import SimulatedDisk
 
 
@@ -230,6 +232,56 @@ def test_cold_read_that_races_a_truncation_is_dropped(rig: LogRig) -> None:
             await task
 
     asyncio.run(race())
+
+
+def test_cold_reads_of_what_a_truncation_leaves_are_answered(rig: LogRig) -> None:
+    """What is committed is never cut off, and who reads it may not be able to ask again: apply would end the node."""
+    fill(rig, 40)
+    rig.disk.cold = True
+    log, lo, hi = rig.log, LogIndex(2), LogIndex(3)
+
+    async def race() -> None:
+        header = log.header_nowait(hi) or await log.header_at(hi)
+        reading = asyncio.gather(
+            log.entries(lo, hi, 1 << 20),
+            log.read_wire(lo, hi, 1 << 20),
+            log.read_at(header.physical_offset, header.size),
+            log.header_at(hi),
+        )
+        await asyncio.sleep(0)
+        assert not reading.done()
+        rig.truncate(hi + 1)
+        entries, wire, raw, again = await reading
+        assert [bytes(payload) for _, payload in entries] == [e.payload for e in rig.entries[1:3]]
+        assert [found.index for _, found in walk_wire(wire)] == [2, 3]
+        assert decode_header(raw) == again == header
+
+    asyncio.run(race())
+
+
+def test_entries_that_are_applied_cold_while_the_tail_is_cut_off_are_applied(rig: LogRig) -> None:
+    """A restarted follower applies what is committed from the disk, and the new leader has its tail replaced."""
+    fill(rig, 40)
+    rig.disk.cold = True
+    state_machine = RecordingStateMachine()
+
+    async def race() -> None:
+        applier = Applier(
+            rig.log,
+            state_machine,
+            1 << 20,
+            lambda: None,
+            lambda reason: applier.halt(reason),  # as the node does: who waits is told
+            lambda error: False,
+        )
+        applier.advance(LogIndex(3))
+        await asyncio.sleep(0)
+        rig.truncate(4)
+        await applier.wait(LogIndex(3))
+        await applier.close("the test ends")
+
+    asyncio.run(race())
+    assert state_machine.last_applied_index == 3
 
 
 def test_late_report_about_truncated_entries_does_not_evict_the_new_ones() -> None:
