@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from ledgermq.proto import raft_pb2 as pb
 
@@ -271,7 +272,7 @@ class Transport(Generic[ControlItem, AppendItem]):
             return None
         try:
             hello = Hello.from_proto(pb.Hello.FromString(first))
-        except ValueError as error:
+        except (ValueError, DecodeError) as error:
             refusal = Refusal(RefusalKind.MALFORMED, f"the greeting cannot be read: {error}")
             return None, _reply(self._gate.hello(None), refusal)
         try:

@@ -8,10 +8,11 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from ledgermq.proto import raft_pb2 as pb
 from ledgermq.raft.bootstrap import MemberRecord
 from ledgermq.raft.config import Member
 from ledgermq.raft.errors import AddressInUseError
@@ -289,5 +290,31 @@ def test_nothing_is_heard_from_a_folder_that_is_replaced_while_its_greeting_is_a
             await one.transport._serve(StreamKind.APPEND, ReplacedWhileGreeting(greeting, replaced))
         assert one.frames == []
         assert not one.transport.is_heard(two.id)
+
+    run(scenario)
+
+
+class Greeting:
+    """A stream that opens with `first` and takes the answer."""
+
+    def __init__(self, first: bytes) -> None:
+        self._first = first
+        self.answers: list[pb.HelloReply] = []
+
+    async def read(self) -> bytes:
+        return self._first
+
+    async def write(self, answer: bytes) -> None:
+        self.answers.append(pb.HelloReply.FromString(answer))
+
+
+@pytest.mark.parametrize("first", [b"GET / HTTP/1.1", pb.Hello(standing=cast(Any, 99)).SerializeToString()])
+def test_a_greeting_that_cannot_be_read_is_answered_with_the_reason(first: bytes) -> None:
+    async def scenario(one: Peer, two: Peer) -> None:
+        stream = Greeting(first)
+        await one.transport._serve(StreamKind.CONTROL, stream)
+        (answer,) = stream.answers
+        assert answer.refusal_kind == RefusalKind.MALFORMED.value
+        assert "cannot be read" in answer.refusal
 
     run(scenario)
