@@ -18,8 +18,10 @@ from .errors import DamagedFolderError, ForeignFolderError, NewerFolderError
 from .files import FileSystem
 from .types import HardState, LogIndex, NodeId, Term
 
-#: Stands in a learner's own entry of its member record, where a new node has its incarnation.
+#: Stand in a learner's own entry of its member record, where a new node has its incarnation (which is odd): of one
+#: that lost something, and of one that began with an empty folder for `--rejoin`.
 LEARNER_MARK: Final = 0
+REJOINED_MARK: Final = 2
 IDENTITY_VERSION: Final = 1
 MANIFEST_VERSION: Final = 1
 _FIRST_INDEX: Final = LogIndex(1)
@@ -80,7 +82,7 @@ def is_new(identity: Identity, hard: HardState, last_index: LogIndex) -> bool:
         return False
     if identity.recovery is not None and not identity.recovery.counted:
         return True
-    marked = identity.members.get(identity.node_id) == LEARNER_MARK
+    marked = identity.members.get(identity.node_id) in (LEARNER_MARK, REJOINED_MARK)
     return not (marked or hard.term > 0 or last_index > 0)
 
 

@@ -13,7 +13,7 @@ from .config import RaftConfig
 from .errors import DamagedFolderError, DamagedLogError, DataFolderError, OldHardStateError
 from .files import FileSystem
 from .hard_state import check_not_older
-from .identity import LEARNER_MARK, is_new
+from .identity import REJOINED_MARK, is_new
 from .log_view import LogView
 from .reset_install import InstallState
 from .segment_keeper import LogFolders
@@ -64,29 +64,30 @@ def _open_for_rejoin(
 ) -> RaftStorage:
     """Put the old log and state aside and start as a learner under a new incarnation.
 
-    A folder that is a learner's already is kept: the flag may still be set when the process is started again.
+    A folder that was begun so already is kept: the flag may still be set when the process is started again. Not that of
+    another learner: it may be of a group that was recovered without it, and then nobody gives it what it lacks.
     """
-    storage = _open_learner(wanted, files, install_state)
+    storage = _open_rejoined(wanted, files, install_state)
     if storage is not None:
         return storage
     moved = rejoin(wanted, files)
     logger.warning("rejoin: starting with an empty log node=%s old_data=%s", wanted.node_id, moved)
     storage = open_storage(wanted, files)
-    storage.learn_members({wanted.node_id: LEARNER_MARK})
+    storage.learn_members({wanted.node_id: REJOINED_MARK})
     return storage
 
 
-def _open_learner(
+def _open_rejoined(
     wanted: StorageConfig, files: FileSystem, install_state: InstallState | None
 ) -> RaftStorage | None:
-    """Open the folder if it is a learner's; None: it must be replaced. Raises: ForeignFolderError and the like."""
+    """Open the folder if it is one that catches up from nothing; None: it must be replaced. Raises: ForeignFolderError and the like."""
     try:
         if not is_initialized(wanted.data_dir, files, wanted.node_id):
             return None
         storage = _open(wanted, files, install_state)
     except (DamagedFolderError, DamagedLogError):
         return None
-    if is_learner(storage):
+    if is_learner(storage) and storage.identity.members.get(wanted.node_id) == REJOINED_MARK:
         return storage
     storage.close(clean=storage.recovered.clean_stop)
     return None

@@ -160,6 +160,32 @@ def test_a_lost_node_that_comes_back_with_its_old_folder_is_refused_in_words(
     assert "ledgermq broker --rejoin" in caplog.text
 
 
+def test_a_learner_that_was_left_behind_comes_back_with_an_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a power cut of all machines leaves in an async flush mode: each node waits as a learner for the others."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await lose_the_majority(cluster)
+        (tmp_path / "old-n3").rename(tmp_path / "n3")
+        monkeypatch.setattr("ledgermq.raft.storage.boot_id", lambda: "99999999-2222-3333-4444-555555555555")
+        await cluster.start("n3")
+        assert standings(cluster) == {"n3": Standing.LEARNER}
+        await cluster.kill("n3")
+        clone(cluster, "n2")
+        await cluster.start("n1", "n2")
+        await cluster.start("n3", rejoin=True)
+        begun = cluster.nodes["n3"].storage.incarnation
+        await cluster.kill("n3")
+        await cluster.start("n3", rejoin=True)  # the flag is still set
+        assert cluster.nodes["n3"].storage.incarnation == begun
+        await cluster.until(lambda: all_vote(cluster), "n3 votes again")
+        await cluster.settle()
+        assert cluster.applied("n3") == ALL
+
+    run(Cluster(tmp_path, flush="async_timed"), scenario)
+
+
 def test_a_second_clone_for_the_same_node_is_refused(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await lose_the_majority(cluster)
