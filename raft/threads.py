@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -19,7 +20,16 @@ async def in_thread(work: Callable[[], T], undo: Callable[[T], object] | None = 
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        await asyncio.wait([running])
+        await _ended(running)
         if running.exception() is None and undo is not None:
-            await asyncio.to_thread(undo, running.result())
+            undoing = asyncio.ensure_future(asyncio.to_thread(undo, running.result()))
+            await _ended(undoing)
+            undoing.result()
         raise
+
+
+async def _ended(running: asyncio.Future[Any]) -> None:
+    """Wait for a thread; who is cancelled once more (a fault, then the stop of the node) waits for it all the same."""
+    while not running.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([running])

@@ -7,6 +7,7 @@ Must not: answer a greeting before the sender's incarnation is stored.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -106,7 +107,10 @@ class VotingRights:
         )
 
     async def admit(self, hello: Hello) -> Refusal | None:
-        """Judge a greeting; when it is accepted, its incarnation is durable here on return."""
+        """Judge a greeting; when it is accepted, its incarnation is durable here on return.
+
+        Raises: OSError (it cannot be stored, or not any more).
+        """
         mine = self.hello(None, 0.0, 0.0)
         refusal = refusal_of(mine, hello, self._members)
         if refusal is None or refusal.kind is RefusalKind.OTHER_GROUP:
@@ -127,6 +131,8 @@ class VotingRights:
         return None
 
     async def _store(self, hello: Hello) -> None:
+        if self._closed:
+            raise OSError(errno.ESHUTDOWN, "this node is stopping")
         changed = {**self._record.known, hello.node_id: hello.incarnation}
         await in_thread(lambda: self._storage.learn_members(changed))
         replaced = self._record.known.get(hello.node_id)
@@ -191,6 +197,8 @@ class VotingRights:
             await asyncio.wait([self._aiming])
         if self._identifying is not None:
             await asyncio.wait([self._identifying])  # a thread writes for it
+        async with self._lock:  # and for a greeting that is being stored
+            pass
 
     async def _aim(self) -> None:
         try:
