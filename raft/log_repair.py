@@ -33,7 +33,7 @@ from .entry_index import index_path
 from .errors import InvalidWireError, LogCompactedError, OtherHistoryError
 from .files import File, FileSystem, write_zeros
 from .hard_state import HardStateFile
-from .identity import Identity, read_identity, read_manifest, write_identity
+from .identity import LEARNER_MARK, Identity, read_identity, read_manifest, write_identity
 from .repair_note import Damage, RepairNote, note_path, read_note, remove_note, write_note
 from .segment import TRAILER_SIZE, create_segment, place_entry, read_marks, segment_path, segment_start
 from .segment_keeper import LogFolders
@@ -43,8 +43,6 @@ from .wire_batch import check_wire
 
 logger = logging.getLogger(__name__)
 
-#: Stands in a learner's own entry of its member record (storage_opening.py).
-_LEARNER_MARK: Final = 0
 _PAGE: Final = 4096
 
 
@@ -232,7 +230,7 @@ class LogRepair:
 def renew_identity(files: FileSystem, folders: LogFolders, identity: Identity, incarnation: int) -> Identity:
     """Take on, as a learner, the incarnation that the hard state has already; the note that announced it goes last."""
     if identity.incarnation != incarnation:
-        members = {**identity.members, identity.node_id: _LEARNER_MARK}
+        members = {**identity.members, identity.node_id: LEARNER_MARK}
         identity = replace(identity, incarnation=incarnation, members=members)
         write_identity(files, folders.identity, identity)
     remove_note(files, folders.data)

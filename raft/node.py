@@ -1,8 +1,8 @@
 """One member of one broker group: assembles core, log, streams, clock and state machine, and runs them.
 
 Owns: the life of all of them on one event loop, the hand-over at a stop, the latched fault. Must not: decide about
-Raft (core.py), feed the core itself (driver.py) or hear the peers (peer_gate.py). After a fault the node is silent for ever and the process must
-exit non-zero (P15): `wait_fatal` and `on_fatal` tell why.
+Raft (core.py), feed the core itself (driver.py) or hear the peers (peer_gate.py). After a fault the node is silent for
+ever and the process must exit non-zero (P15): `wait_fatal` and `on_fatal` tell why.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Opens the data folder of a node at its start: makes a new one, or moves a lost one aside (blocking).
 
-Owns: the decision between the three, and the check that log and state belong together. Must not: make a folder that could be taken for a voter's: a new one starts
-without the right to vote (bootstrap.py, P19).
+Owns: the decision between the three, and the check that log and state belong together. Must not: make a folder that
+could be taken for a voter's: a new one starts without the right to vote (bootstrap.py, P19).
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ def _open_for_rejoin(
 def _open_rejoined(
     wanted: StorageConfig, files: FileSystem, install_state: InstallState | None
 ) -> RaftStorage | None:
-    """Open the folder if it is one that catches up from nothing; None: it must be replaced. Raises: ForeignFolderError and the like."""
+    """Open the folder if it is a learner's that began empty; None: it must be replaced.
+
+    Raises: ForeignFolderError and the like.
+    """
     try:
         if not is_initialized(wanted.data_dir, files, wanted.node_id):
             return None
