@@ -485,7 +485,8 @@ class RaftNode:
         return self._driver.last_persist_seq
 
     def _send_report(self) -> None:
+        # First: a disk that cannot be asked now must not end the reports.
+        self._report = asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self._send_report)
         self._view.refresh_report()
         self._gate.announce()
         self._view.refresh_metrics(self.is_leader)
-        self._report = asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self._send_report)

@@ -11,6 +11,7 @@ from .applier import Applier
 from .config import Member, RaftConfig
 from .core import RaftCore
 from .driver import Driver, RaftTransport
+from .errors import StorageError
 from .files import FileSystem
 from .hello import Hello, Standing
 from .metrics import RaftMetrics
@@ -220,13 +221,16 @@ class StatusView:
         return log.end_offset - log.first_offset
 
     def _behind_bytes(self, durable: LogIndex) -> int | None:
-        """Bytes of the log behind entry `durable`; None when its place is not in memory."""
+        """Bytes of the log behind entry `durable`; None when its place is not in memory, or cannot be read."""
         log = self._storage.log
         if durable >= log.last_index:
             return 0
         if durable < log.first_index:
             return log.end_offset - log.first_offset
-        header = log.header_nowait(durable)
+        try:
+            header = log.header_nowait(durable)
+        except StorageError:
+            return None  # whoever needs that entry has it repaired
         return None if header is None else log.end_offset - header.end
 
 
