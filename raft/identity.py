@@ -76,14 +76,15 @@ def is_new(identity: Identity, hard: HardState, last_index: LogIndex) -> bool:
 
     A new folder has its own incarnation in its member record, term 0 and an empty log. Between the creation of a
     folder for a rejoin and its mark a crash leaves one that counts as new: then the peers refuse it, because they
-    know another incarnation. A first member of a recovered group begins with a log, and is new until it votes.
+    know another incarnation. A first member of a recovered group begins with a log, and is new until it votes, or
+    until it lost a part of that log: then it has another incarnation, and comes back as a learner like everybody.
     """
-    if hard.is_voter:
+    marked = identity.members.get(identity.node_id) in (LEARNER_MARK, REJOINED_MARK)
+    if hard.is_voter or marked:
         return False
     if identity.recovery is not None and not identity.recovery.counted:
         return True
-    marked = identity.members.get(identity.node_id) in (LEARNER_MARK, REJOINED_MARK)
-    return not (marked or hard.term > 0 or last_index > 0)
+    return hard.term == 0 and last_index == 0
 
 
 def write_identity(files: FileSystem, path: Path, identity: Identity) -> None:

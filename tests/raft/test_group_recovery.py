@@ -11,6 +11,7 @@ import pytest
 from ledgermq.proto.entry import decode_header
 from ledgermq.raft.errors import (
     DamagedFolderError,
+    DamagedLogError,
     GroupRecoveryError,
     LockedFolderError,
     NewerFolderError,
@@ -25,6 +26,8 @@ from ledgermq.raft.group_recovery import (
 )
 from ledgermq.raft.hard_state import BLOCK, HardStateFile
 from ledgermq.raft.identity import Identity, read_identity, write_identity
+from ledgermq.raft.log_repair import StoppedLog
+from ledgermq.raft.segment_keeper import LogFolders
 from ledgermq.raft.storage import RaftStorage, open_storage, rejoin
 from ledgermq.raft.storage_opening import is_learner
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
@@ -358,6 +361,22 @@ def _older_tail(disk: SimulatedDisk) -> None:
     filled = [path for path in segments if any(disk.names[path].current[:SEGMENT])]
     for data in (disk.names[filled[-1]].current, disk.names[filled[-1]].durable):
         data[:] = bytes(len(data))
+
+
+def test_a_first_member_that_lost_a_part_of_its_log_is_a_learner_and_not_new() -> None:
+    """It has another incarnation since: as a new member it would be refused by those whom it had met."""
+    disk, _ = survivor_disk()
+    identity = recover(disk)
+    _older_tail(disk)
+    with pytest.raises(DamagedLogError) as refusal:
+        opened(disk)
+    assert refusal.value.damage is not None
+    disk.locked.clear()
+    stopped = StoppedLog("n1", disk, LogFolders(DATA), SEGMENT)
+    stopped.give_up_vote(*stopped.begin(refusal.value.damage))
+    storage = opened(disk)
+    assert storage.incarnation != identity.incarnation
+    assert is_learner(storage)
 
 
 def _newer_identity(disk: SimulatedDisk) -> None:
