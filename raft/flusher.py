@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -234,7 +235,7 @@ class Flusher:
     def _work(self) -> None:
         while turn := self._next_turn():
             if self._mode is FlushMode.SYNC:
-                self._timed(lambda turn=turn: self._writer.run(turn, sync=True))  # type: ignore[misc]
+                self._timed(partial(self._writer.run, turn, sync=True))
             else:
                 self._writer.run(turn, sync=False)
             self._written_bytes += sum(op.size for op in turn)
