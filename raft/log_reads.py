@@ -258,6 +258,7 @@ class LogReads:
         try:
             yield
         except OSError as error:
+            self._check_retained(segment)
             reason = f"reading {error.filename or 'it'} failed: {error.strerror}"
             raise self._damaged(segment, position, reason, size) from None
 
@@ -267,12 +268,16 @@ class LogReads:
         try:
             yield
         except (OSError, LayoutError) as error:
-            if segment.start < self._log.base.first_offset:  # retention was quicker
-                raise LogCompactedError(segment.first_index, self._log.first_index) from None
+            self._check_retained(segment)
             path = index_path(self._folders.indexes, segment.start)
             raise StorageError(
                 f"{self._node} cannot use {path}: {error}. It is only an index; restart the node to rebuild it"
             ) from None
+
+    def _check_retained(self, segment: Segment) -> None:
+        """Raises: LogCompactedError (retention was quicker than a read that had to wait)."""
+        if segment.start < self._log.base.first_offset:
+            raise LogCompactedError(segment.first_index, self._log.first_index) from None
 
     def _check(self, lo: LogIndex, hi: LogIndex) -> None:
         if lo < self._log.first_index:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from array import array
 
 import pytest
 
@@ -18,6 +19,7 @@ from ledgermq.raft.errors import (
     LogTruncatedError,
     StorageError,
 )
+from ledgermq.raft.log_files import LogFiles
 from ledgermq.raft.types import LogIndex, Term
 
 from .log_rig import DATA, SEGMENT, LogRig, reopen
@@ -282,6 +284,27 @@ def test_entries_that_are_applied_cold_while_the_tail_is_cut_off_are_applied(rig
 
     asyncio.run(race())
     assert state_machine.last_applied_index == 3
+
+
+def test_a_cold_read_that_retention_overtakes_is_no_damage(
+    rig: LogRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The segment goes while its index is read. Damage would be alarmed, and looked for in vain."""
+    fill(rig, 40)
+    rig.close()
+    again = reopen(rig.disk, rig)
+    again.disk.cold = True
+    load = LogFiles.offsets
+
+    async def overtaken(files: LogFiles, start: int) -> array[int]:
+        offsets = await load(files, start)
+        again.log.delete_segments_before(LogIndex(30))
+        again.storage.run_background()
+        return offsets
+
+    monkeypatch.setattr(LogFiles, "offsets", overtaken)
+    with pytest.raises(LogCompactedError):
+        asyncio.run(again.log.read_wire(LogIndex(1), LogIndex(2), 1 << 20))
 
 
 def test_late_report_about_truncated_entries_does_not_evict_the_new_ones() -> None:
