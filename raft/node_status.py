@@ -156,7 +156,8 @@ class StatusView:
             last_contact_ms=0,
             fsync_p99_ms=self._report[0],
             disk_used_ratio=self._report[1],
-            catching_up=role == "learner"
+            # A new node has nothing to catch up with: it waits for the others.
+            catching_up=(role == "learner" and self._rights.standing is not Standing.FRESH)
             or core.applied_index < core.state_index
             or self._is_resetting(member.node_id),
             repairing=self._repair.state,
