@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from .applier import Applier
 from .config import Member, RaftConfig
@@ -22,6 +23,9 @@ from .types import LogIndex, NodeId
 from .voting_rights import VotingRights
 
 logger = logging.getLogger(__name__)
+
+#: A node that is refused and still there greets every second (out_stream.REFUSED_DELAY_S).
+REFUSED_LATELY_S: Final = 5.0
 
 
 class StatusView:
@@ -188,6 +192,9 @@ class StatusView:
             and (progress.is_learner or progress.state != "replicate" or self._is_resetting(node)),
             repairing=self._repairing(node),
             refused="" if connected or refusal is None else refusal.text,
+            refused_lately=not connected
+            and refusal is not None
+            and time.monotonic() - transport.refused_at[node] < REFUSED_LATELY_S,
         )
 
     def _held_back(self, transport: RaftTransport) -> str:
