@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -212,3 +213,32 @@ def test_a_failed_flush_of_a_queue_file_ends_the_node_and_is_not_tried_again(tmp
         assert not [name for name in files_in(tmp_path) if name.startswith("checkpoint/0")]
 
     asyncio.run(run())
+
+
+def test_a_look_that_fails_is_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for the background task: if it ended, the log would grow for ever and nobody would know."""
+
+    async def run() -> None:
+        monkeypatch.setattr(checkpointing, "_LOOK_INTERVAL", 0.0)
+        rig = Rig(tmp_path)
+        rig.node.topic()
+        failures = iter([OSError(errno.EMFILE, "Too many open files"), RuntimeError("a defect")])
+        kept_index = CheckpointStore.kept_index.fget
+        assert kept_index is not None
+
+        def failing(store: CheckpointStore) -> int:
+            if (failure := next(failures, None)) is not None:
+                raise failure
+            return kept_index(store)
+
+        monkeypatch.setattr(CheckpointStore, "kept_index", property(failing))
+        while rig.work.floor < 2:
+            rig.work._wanted = True
+            await asyncio.sleep(0)
+        await rig.work.stop()
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(asyncio.wait_for(run(), 30))
+    assert "checkpoint failed" in caplog.text
