@@ -159,6 +159,28 @@ def test_a_pass_makes_a_block_again_that_the_disk_cannot_read(
     run(tmp_path, scenario)
 
 
+def test_a_queue_that_cannot_be_checked_now_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        load = rig.files.load
+
+        def failing(read: ColdRead) -> bytes:
+            if read.key == (rig.topic, 0):
+                raise OSError(errno.EMFILE, "Too many open files")
+            return load(read)
+
+        monkeypatch.setattr(rig.files, "load", failing)
+        flip(rig.path(1), 3)
+        rig.check.start()
+        async with asyncio.timeout(30):
+            while not rig.counts.repaired:  # noqa: ASYNC110 (nothing announces it)
+                await asyncio.sleep(0)
+        assert (rig.counts.found, rig.failed) == (1, [])
+
+    run(tmp_path, scenario)
+
+
 def test_whoever_meets_damage_can_wait_and_read_again(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         flip(rig.path(0), 10 * UNIT_SIZE)
