@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -340,6 +340,7 @@ def test_a_disk_that_says_nothing_for_a_moment_is_looked_at_again(monkeypatch: p
         monkeypatch.setattr(retention, "CHECK_INTERVAL", 0.0)
         node = FakeNode(1, 1, others=750)
         looked = asyncio.Event()
+        uses: Iterator[OSError | DiskUse]
         uses = iter([OSError(errno.EIO, "Input/output error"), DiskUse(1000, 50)])
 
         def disk_use() -> DiskUse:
