@@ -86,14 +86,21 @@ class Checkpointing:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_INTERVAL)
-            grown = self._log_end() - self._last_end >= BYTES_BETWEEN
-            rebuilt = self._store.rebuilding and self._replica.rebuild is None
-            if self._wanted or rebuilt or grown or time.monotonic() - self._last_time >= SECONDS_BETWEEN:
-                self._wanted = False
-                await self.write_now()
-            else:
-                async with self._writing:
-                    await self._write_units()
+            try:
+                await self._look()
+            except Exception:  # a defect: yet a log that no checkpoint lets go of would be worse
+                logger.exception("checkpoint failed, the next try follows")
+
+    async def _look(self) -> None:
+        """Write what is due."""
+        grown = self._log_end() - self._last_end >= BYTES_BETWEEN
+        rebuilt = self._store.rebuilding and self._replica.rebuild is None
+        if self._wanted or rebuilt or grown or time.monotonic() - self._last_time >= SECONDS_BETWEEN:
+            self._wanted = False
+            await self.write_now()
+        else:
+            async with self._writing:
+                await self._write_units()
 
     async def write_now(self) -> int:
         """Write a checkpoint unless nothing was applied since the last one; return the index of the newest."""
@@ -133,6 +140,7 @@ class Checkpointing:
                 return
         try:
             size = await self._in_worker(self._store.run, job)
+            kept = await self._in_worker(lambda: self._store.kept_index)
         except OSError as error:
             logger.error("checkpoint failed, the log is kept and the next try follows reason=%s", error)
             return
@@ -141,7 +149,7 @@ class Checkpointing:
             return
         finish_checkpoint(state, job)
         self._last_index = job.snapshot.index
-        self.floor = await self._in_worker(lambda: self._store.kept_index) + 1
+        self.floor = kept + 1
         await self._remove_useless()
         logger.debug("checkpoint written index=%d bytes=%d", job.snapshot.index, size)
 

@@ -10,6 +10,7 @@ loop; `load` to any thread (it opens its own descriptor).
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
@@ -82,13 +83,16 @@ class ConsumeQueueFiles:
 
     # --- the event loop -------------------------------------------------------------------------------------
     def read_nowait(self, folder: str, queue_id: int, start: int, count: int) -> bytes | None:
-        """See UnitReader. A file that is missing is an error: the range was written before."""
+        """See UnitReader. A file that is missing or cannot be read is an error: the range was written before."""
         path = self.path(folder, queue_id, start)
         try:
             file = self._readers.get(path)
         except FileNotFoundError:
             raise ConsumeQueueError(str(path), "the file is gone") from None
-        return file.pread_nowait(count * UNIT_SIZE, start % UNITS_PER_FILE * UNIT_SIZE)
+        try:
+            return file.pread_nowait(count * UNIT_SIZE, start % UNITS_PER_FILE * UNIT_SIZE)
+        except OSError as error:
+            raise _unreadable(path, error) from None
 
     def forget(self, paths: Iterable[Path]) -> None:
         """Close what is open of files that were deleted: until then they take space."""
@@ -112,6 +116,8 @@ class ConsumeQueueFiles:
             raise ConsumeQueueError(str(path), "the file is gone") from None
         try:
             raw = file.pread(BLOCK_UNITS * UNIT_SIZE, read.start % UNITS_PER_FILE * UNIT_SIZE)
+        except OSError as error:
+            raise _unreadable(path, error) from None
         finally:
             file.close()
         return raw[: len(raw) // UNIT_SIZE * UNIT_SIZE]
@@ -208,3 +214,8 @@ class ConsumeQueueFiles:
         """Close all descriptors; nothing else may run."""
         self._readers.close()
         self._writers.close()
+
+
+def _unreadable(path: Path, error: OSError) -> Exception:
+    """Return what a failed read means: a bad sector is damage, as it is in the log. Others say nothing of the file."""
+    return ConsumeQueueError(str(path), "the disk cannot read it") if error.errno == errno.EIO else error

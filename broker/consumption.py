@@ -19,7 +19,7 @@ from .leases import NEVER, Consumption
 
 ConsumptionKey = tuple[int, int, int]  # group id, topic id, queue id
 
-#: So many noted sessions at least are looked through for those that hold nothing any more.
+#: So many noted sessions are kept at least before those that hold nothing any more are looked for.
 SESSIONS_LOOK: Final = 1_000
 
 
@@ -37,7 +37,7 @@ class ConsumptionTable:
         self._queues = queues
         self._table: dict[ConsumptionKey, Consumption] = {}
         self._sessions: dict[int, set[ConsumptionKey]] = {}
-        self._look_at = SESSIONS_LOOK  # so many noted sessions are looked through
+        self._look_at = SESSIONS_LOOK  # noted sessions at which that is done next
 
     def get(self, key: ConsumptionKey) -> Consumption | None:
         return self._table.get(key)
@@ -47,7 +47,7 @@ class ConsumptionTable:
         return sorted(key for key in self._table if key[0] == group_id)
 
     def sessions(self) -> list[int]:
-        """Sessions that hold leases."""
+        """Return the sessions that hold leases; forget the others."""
         held = []
         for session, keys in list(self._sessions.items()):
             keys = {key for key in keys if self._holds(key, session)}
@@ -60,9 +60,8 @@ class ConsumptionTable:
 
     def _note_session(self, session: int, key: ConsumptionKey) -> None:
         self._sessions.setdefault(session, set()).add(key)
-        if (
-            len(self._sessions) >= self._look_at
-        ):  # most clients leave without a lease, and nothing tells of them
+        if len(self._sessions) >= self._look_at:
+            # Most clients leave without a lease, and nothing tells of them.
             self._look_at = max(SESSIONS_LOOK, 2 * len(self.sessions()))
 
     def _holds(self, key: ConsumptionKey, session: int) -> bool:

@@ -23,6 +23,8 @@ REMEMBERED_SECONDS: Final = 60.0
 ON_THE_WAY_SECONDS: Final = 5.0
 #: The same for the last leader, in log time (ms) before its last entry.
 LAST_LEADER_MS: Final = 2000
+#: Leases (20 bytes each) that one command releases: it must fit into the smallest entry that a group may have.
+ROWS_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,14 +80,10 @@ def granted_since(
     """Return the release of all session leases that were granted at or after a log index, for a new leader."""
     commands = []
     for (group_id, topic_id, queue_id), found in sorted(consumption.items(), key=lambda item: item[0]):
-        leases = found.leases
-        young = (
-            leases[(leases["session"] != 0) & (leases["lease_id"] >= first_index)] if len(leases) else leases
-        )
-        if len(young):
-            rows = [
-                (queue_id, int(offset), int(lease))
-                for offset, lease in zip(young["offset"], young["lease_id"], strict=True)
-            ]
+        young = found.leases[(found.leases["session"] != 0) & (found.leases["lease_id"] >= first_index)]
+        for start in range(0, len(young), ROWS_MAX):
+            part = young[start : start + ROWS_MAX]
+            pairs = zip(part["offset"].tolist(), part["lease_id"].tolist(), strict=True)
+            rows = [(queue_id, offset, lease_id) for offset, lease_id in pairs]
             commands.append(ReleaseLeases(group_id, topic_id, lease_rows(rows)))
     return commands

@@ -134,7 +134,7 @@ def _state(peer: PeerStatus, *, leads: bool) -> str:
     # Only the leader's refusal keeps a node out of the group.
     if peer.repairing:
         return peer.repairing
-    if peer.refused and leads:
+    if peer.refused_lately and leads:
         return "refused"
     return "catching up" if peer.catching_up else ""
 

@@ -39,7 +39,8 @@ from ledgermq.proto.record import (
 from .commands import Command, DeleteTopic, EvictDedup, GrantLeases, SessionLost, encode
 from .consume_queue import QueueKey, record_starts
 from .dedup import MessageIds, StreamKey
-from .selection import Delivery, GrantPlan, ReceiveRequest, Selector, Taken
+from .grant_plan import Delivery, GrantPlan, ReceiveRequest
+from .selection import Selector, Taken
 from .state import BrokerState, message_ids
 
 __all__ = [

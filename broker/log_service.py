@@ -21,6 +21,7 @@ from ledgermq.raft.errors import NotLeaderError
 
 from .commands import CommitOffsets, position_rows
 from .context import NodeContext
+from .errors import NotThereError
 from .fetch import fetch
 from .leader_handlers import leader_handler, parsed, refusal
 from .leader_view import Verdict
@@ -216,10 +217,26 @@ async def commit_offsets(
     context: NodeContext, request: log_pb2.CommitOffsetsRequest
 ) -> log_pb2.CommitOffsetsResponse:
     """Store the offsets of a consumer group, on the leader. Raises: RefusedError, and what the pipeline raises."""
-    state = context.replica.state
     if problem := group_problem(request.group):
         raise RefusedError(route_pb2.INVALID_ARGUMENT, problem)
-    rows = []
+    try:
+        rows = _positions(context, request)
+    except (RefusedError, NotThereError):
+        # The caller may have read at a follower that is quicker at applying, or this node was deposed unawares.
+        await context.raft.wait_applied(await context.raft.read_index())
+        rows = _positions(context, request)
+    group = await ensure_group(context, request.group)
+    applied = await context.pipeline.run(CommitOffsets(group.group_id, position_rows(rows), request.reset))
+    if not applied.result.accepted.all():
+        raise RefusedError(
+            route_pb2.STALE_ROUTE, "a topic or the group was deleted meanwhile; refresh the route"
+        )
+    return log_pb2.CommitOffsetsResponse()
+
+
+def _positions(context: NodeContext, request: log_pb2.CommitOffsetsRequest) -> list[tuple[int, int, int]]:
+    """Return (topic id, queue id, offset) of what is to be stored. Raises: RefusedError, NotThereError."""
+    state, rows = context.replica.state, []
     for each in request.offsets:
         topic = state.topics.named(each.topic)
         queue = state.queues.named(topic.topic_id, each.queue_id)
@@ -229,13 +246,7 @@ async def commit_offsets(
                 f"offset {each.offset} of {each.topic} queue {each.queue_id} is beyond its end {queue.end}",
             )
         rows.append((topic.topic_id, each.queue_id, each.offset))
-    group = await ensure_group(context, request.group)
-    applied = await context.pipeline.run(CommitOffsets(group.group_id, position_rows(rows), request.reset))
-    if not applied.result.accepted.all():
-        raise RefusedError(
-            route_pb2.STALE_ROUTE, "a topic or the group was deleted meanwhile; refresh the route"
-        )
-    return log_pb2.CommitOffsetsResponse()
+    return rows
 
 
 def query_offsets(context: NodeContext, request: log_pb2.QueryOffsetsRequest) -> log_pb2.QueryOffsetsResponse:

@@ -103,7 +103,10 @@ class QueueCheck:
                 await asyncio.sleep(_REBUILD_POLL)
             begin = time.monotonic()
             for key in [queue.key for queue in self._replica.state.queues]:
-                await self._check_queue(key)
+                try:
+                    await self._check_queue(key)
+                except Exception:  # nobody awaits this task: the others are still to be checked
+                    logger.exception("queue not checked, the next pass follows topic=%d queue=%d", *key)
             await asyncio.sleep(self._plan.wait_s(time.monotonic() - begin))
 
     async def _check_queue(self, key: tuple[int, int]) -> None:

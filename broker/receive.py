@@ -7,7 +7,6 @@ Owns: one receive from its request to its frames. Must not: choose messages (the
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -36,8 +35,6 @@ from .receipt_handle import ReceiptHandle
 from .sessions import session_of
 from .topic_admin import ensure_group, ensure_topic
 from .topics import Topic
-
-logger = logging.getLogger(__name__)
 
 MAX_BATCH: Final = 32
 AUTO_RENEW_INVISIBLE_MS: Final = 60_000
@@ -149,8 +146,8 @@ async def receive(
 ) -> AsyncIterator[bytes]:
     """Yield the frames of one receive. Raises: StatusError, and what the pipeline raises; all before the first frame."""
     receiver = await _checked(context, request, call)
-    for command in context.deliveries.repeated(request.attempt_id):
-        await context.pipeline.run(command)
+    released = map(context.replica.releases.propose, context.deliveries.repeated(request.attempt_id))
+    await asyncio.gather(*released)
     left = await _granted(context, receiver)  # what may not have left yet
     try:
         left, frames = await _frames(context, receiver, left, call)
@@ -334,9 +331,5 @@ async def _frames(
 
 def release(context: NodeContext, request: ReceiveRequest, deliveries: list[Delivery]) -> None:
     """The client went away: what it did not get becomes visible at once, without counting an attempt."""
-    if not deliveries:
-        return
-    try:
-        context.pipeline.run(release_of(request, deliveries))
-    except (NotLeaderError, TooManyRequestsError) as error:
-        logger.debug("leases not released, the next leader does it, or they end by time reason=%s", error)
+    if deliveries:
+        context.replica.releases.propose(release_of(request, deliveries))

@@ -24,6 +24,7 @@ from .effects import Effects
 from .errors import ConsumeQueueError
 from .leader_view import LeaderView
 from .leadership import Leadership
+from .lease_releases import LeaseReleases
 from .polls import Polls
 from .produce import AppendPipeline, TooManyRequestsError
 from .rebuild import QueueRebuild
@@ -68,6 +69,7 @@ class Replica:
         self._leadership = leadership
         self._polls = polls
         self._pipeline: AppendPipeline
+        self.releases: LeaseReleases
         self._now: Callable[[], int]
         self._header: Callable[[LogIndex], EntryHeader | None]
         self._observers: list[Callable[[Effects], None]] = []
@@ -81,6 +83,7 @@ class Replica:
     ) -> None:
         """Give it the pipeline that waits for its effects, the log time (ms) of a proposal made now, and headers."""
         self._pipeline = pipeline
+        self.releases = LeaseReleases(pipeline.run)
         self._now = now
         self._header = header
 
@@ -143,7 +146,7 @@ class Replica:
         self._pipeline.on_leader(self.view)
         self._leadership.on_ready(term)
         for command in granted_since(self.state.consumption.copy(), self._young_index()):
-            self._pipeline.run(command)
+            self.releases.propose(command)
         self._house = asyncio.get_running_loop().call_later(HOUSEKEEPING_INTERVAL, self._housekeeping)
 
     def on_leader_lost(self, term: Term) -> None:
@@ -182,9 +185,10 @@ class Replica:
         self.keep_house()
 
     def keep_house(self) -> None:
-        """Propose what is due: lost sessions, deduplication windows. What is refused now comes again."""
+        """Propose what is due: lost sessions, deduplication windows, releases. What is refused now comes again."""
         if self.view is None:
             return
+        self.releases.again()
         try:
             for command in self.view.housekeeping(self._now()):
                 self._pipeline.run(command)

@@ -93,11 +93,10 @@ class Retention:
         self._known_start = 0  # of what is wanted, what every kept checkpoint says, too
         self._starts: deque[tuple[int, int]] = (
             deque()
-        )  # (entry that said so, start) that they do not know yet
+        )  # (entry that said so, start): what they do not know yet
         self._again: asyncio.Task[None] | None = None
-        self._fullest = (
-            DiskStep.NORMAL
-        )  # of the fullest node of the group: what has expired there may go everywhere
+        #: Of the fullest node of the group: what has expired there may go everywhere.
+        self._fullest = DiskStep.NORMAL
         self._hindering = DiskStep.NORMAL  # of the use at which the group can hardly commit
         self._clean_at = next_clean(datetime.now(), config.clean_at)
         self._make_up_until: datetime | None = None
@@ -123,8 +122,13 @@ class Retention:
     # --- the disk -------------------------------------------------------------------------------------------
     async def _watch_disk(self) -> None:
         while True:
-            self.look()
-            self._unlink()
+            try:
+                self.look()
+                self._unlink()
+            except Exception:  # as in `_decide_often`: what nobody watches would fill up
+                logger.exception(
+                    "disk not watched, the next look follows node=%s", self._context.config.node_id
+                )
             await asyncio.sleep(CLOSE_INTERVAL if self._watch.use.share > CLOSE else CHECK_INTERVAL)
 
     def look(self) -> None:
@@ -293,7 +297,7 @@ class Retention:
         await asyncio.sleep(3 * CHECK_INTERVAL)
         try:
             await self._propose_start(first_kept)
-        except (RaftError, TooManyRequestsError) as error:
+        except (RaftError, BrokerError, TooManyRequestsError) as error:
             logger.info("segments go with the next checkpoints reason=%s", error)
 
     # --- by hand --------------------------------------------------------------------------------------------

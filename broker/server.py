@@ -44,7 +44,7 @@ from .metrics import Metrics
 from .peers import Peers
 from .polls import Polls
 from .probes import Probes
-from .produce import AppendPipeline, TooManyRequestsError
+from .produce import AppendPipeline
 from .queue_check import QueueCheck
 from .registration import Registration
 from .replica import Replica
@@ -336,10 +336,7 @@ class BrokerNode:
     def _release_undelivered(self, node_id: str) -> None:
         """A node is gone: what it may not have passed on is delivered again."""
         for command in self._context.deliveries.node_lost(node_id, time.monotonic()):
-            try:
-                self._pipeline.run(command)
-            except (NotLeaderError, TooManyRequestsError) as error:
-                logger.warning("leases of messages lost with node=%s not released reason=%s", node_id, error)
+            self._replica.releases.propose(command)
 
     def _changed(self) -> None:
         self._registration.changed()

@@ -235,7 +235,7 @@ def _open(folder: Path, path: str) -> BinaryIO:
 def _make_empty(folder: Path) -> None:
     """Remove an older dump; refuse to remove anything else. Raises: UsageError."""
     if folder.exists():
-        ours = {MANIFEST, "commitlog", "consumequeue"}
+        ours = {MANIFEST, f"{MANIFEST}.part", "commitlog", "consumequeue"}
         others = [entry.name for entry in folder.iterdir() if entry.name not in ours]
         if others:
             raise UsageError(

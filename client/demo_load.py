@@ -111,9 +111,8 @@ class Receiver:
                     f"then nothing for {_PATIENCE_SECONDS:g} s"
                 )
             uncommitted += len(messages)
-            if (
-                uncommitted >= _COMMIT_EVERY and self.book.stored < until
-            ):  # the last ones stay open: who dies commits no more
+            # The last ones stay open: who dies commits no more.
+            if uncommitted >= _COMMIT_EVERY and self.book.stored < until:
                 await consumer.commit()
                 uncommitted = 0
             on_progress(self.book.stored, self.expected)

@@ -41,7 +41,7 @@ from .topic_route import BrokerGroup, TopicRoute
 
 logger = logging.getLogger(__name__)
 
-#: One deadline for everything a send needs: route, connection, failover, retries. ms.
+#: One deadline for a message, from when it has a queue: connection, failover, retries. The route of a new topic comes before. ms.
 SEND_TIMEOUT_MS: Final = 10_000
 #: Bytes of messages that may wait for their acknowledgement.
 MAX_PENDING_BYTES: Final = 64 * 1024 * 1024

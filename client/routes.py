@@ -108,8 +108,8 @@ class Routes:
     async def get(self, topic: str, *, refresh: bool = False, create: bool = False) -> TopicRoute:
         """Return the route of a topic. `create`: a broker may create the topic if it is set up to do so.
 
-        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, RefusedError, ClosedError; with `create` also
-        NoQuorumError and BrokerUnreachableError.
+        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, RefusedError (NoQuorumError: while a group has no
+        leader, nobody can tell that a topic does not exist), ClosedError; with `create` also BrokerUnreachableError.
         """
         cached = self._cache.get(topic)
         if cached is not None and not refresh and time.monotonic() - cached[0] < CACHE_S:
@@ -197,7 +197,7 @@ class Routes:
     async def _fetch(self, topic: str, create: bool) -> TopicRoute:
         try:
             route = await self._get_route(topic)
-        except TopicNotFoundError:
+        except (TopicNotFoundError, NoQuorumError):
             if not create or not await self._let_broker_create(topic):
                 raise
             route = await self._wait_for_route(topic)
@@ -211,6 +211,8 @@ class Routes:
         request = ns.GetRouteRequest(cluster=self.cluster, topic=topic)
         answer = await self._ask(lambda stub: stub.GetRoute(request, timeout=_CALL_TIMEOUT_S))
         if answer.HasField("refusal"):
+            if answer.refusal.code == pb.NO_QUORUM:
+                await self.groups()  # raises, when there are none at all
             raise self._refused(topic, answer)
         route = route_of(topic, answer.cluster, list(answer.groups))
         if route is None:
@@ -222,8 +224,6 @@ class Routes:
             question = answer.refusal.message.partition("Did you mean ")[2].partition("?")[0]
             similar = [name.strip('"') for name in question.split(" or ") if name]
             return TopicNotFoundError(topic, cluster=answer.cluster, asked=self.asked, similar=similar)
-        if answer.refusal.code == pb.NO_QUORUM:
-            return NoBrokersError(self.asked)
         return error_of(answer.refusal)
 
     async def _let_broker_create(self, topic: str) -> bool:
@@ -258,7 +258,7 @@ class Routes:
         while True:
             try:
                 return await self._get_route(topic)
-            except TopicNotFoundError:
+            except (TopicNotFoundError, NoQuorumError):
                 if time.monotonic() > end:
                     raise
                 await asyncio.sleep(0.02)

@@ -311,13 +311,19 @@ def _held_back_notes(
     answers: Mapping[str, pb.GetStatusResponse], leader: pb.GetStatusResponse | None
 ) -> list[str]:
     """Say whom the leader refuses, and what keeps other nodes from a leader; the same words once, for all who say them."""
-    by_leader = {node.node_id: node.refused for node in leader.nodes if node.refused} if leader else {}
-    notes = [f"{name} is refused by the leader: {text}" for name, text in by_leader.items()]
+    by_leader = {node.node_id: node for node in leader.nodes if node.refused} if leader else {}
+    notes = [_refused_note(node) for node in by_leader.values()]
     said: dict[str, list[str]] = {}
     for name, answer in sorted(answers.items()):
         if answer.held_back and name not in by_leader and answer is not leader:
             said.setdefault(answer.held_back, []).append(name)
     return notes + [f"{', '.join(names)}: {text}. See: docs/runbook.md" for text, names in said.items()]
+
+
+def _refused_note(node: pb.NodeStatus) -> str:
+    if node.role == "unreachable" and node.state != REFUSED:
+        return f"{node.node_id} was refused by the leader when it was last there: {node.refused}"
+    return f"{node.node_id} is refused by the leader: {node.refused}"
 
 
 def _log_begin(view: pb.GetStatusResponse) -> str:

@@ -163,6 +163,13 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
             return route_pb2.Refusal(code=route_pb2.INVALID_ARGUMENT, message=message)
         similar = [f'"{name}"' for name in self._table.similar_topics(cluster, topic)]
         hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
+        if leaderless := [view.group for view in self._table.groups(cluster) if not view.leader_id]:
+            # Nodes that were started without a majority know topics only up to their checkpoints.
+            message = (
+                f'whether topic "{topic}" exists in cluster "{cluster}" is not known: group {", ".join(leaderless)} '
+                f"has no leader.{hint} Ask again when it has one. See: ledgermq cluster status"
+            )
+            return route_pb2.Refusal(code=route_pb2.NO_QUORUM, message=message, retryable=True)
         message = f'topic "{topic}" does not exist in cluster "{cluster}".{hint} Create it: ledgermq topic create {topic}'
         return route_pb2.Refusal(code=route_pb2.TOPIC_NOT_FOUND, message=message)
 

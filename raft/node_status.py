@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from .applier import Applier
 from .config import Member, RaftConfig
@@ -23,6 +24,9 @@ from .types import LogIndex, NodeId
 from .voting_rights import VotingRights
 
 logger = logging.getLogger(__name__)
+
+#: A node that is refused and still there greets every second (out_stream.REFUSED_DELAY_S).
+REFUSED_LATELY_S: Final = 5.0
 
 
 class StatusView:
@@ -157,7 +161,8 @@ class StatusView:
             last_contact_ms=0,
             fsync_p99_ms=self._report[0],
             disk_used_ratio=self._report[1],
-            catching_up=role == "learner"
+            # A new node has nothing to catch up with: it waits for the others.
+            catching_up=(role == "learner" and self._rights.standing is not Standing.FRESH)
             or core.applied_index < core.state_index
             or self._is_resetting(member.node_id),
             repairing=self._repair.state,
@@ -188,6 +193,9 @@ class StatusView:
             and (progress.is_learner or progress.state != "replicate" or self._is_resetting(node)),
             repairing=self._repairing(node),
             refused="" if connected or refusal is None else refusal.text,
+            refused_lately=not connected
+            and refusal is not None
+            and time.monotonic() - transport.refused_at[node] < REFUSED_LATELY_S,
         )
 
     def _held_back(self, transport: RaftTransport) -> str:

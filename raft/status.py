@@ -35,6 +35,7 @@ class PeerStatus:
     catching_up: bool
     repairing: str = ""  # what it repairs of its log; empty: nothing
     refused: str = ""  # why this node refused its last greeting; empty: it did not, or it is connected
+    refused_lately: bool = False  # it is there and keeps on trying
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -154,6 +155,7 @@ class Transport(Generic[ControlItem, AppendItem]):
         self._incoming: dict[NodeId, set[_Incoming]] = {peer.node_id: set() for peer in peers}
         self._logged: set[tuple[NodeId, RefusalKind]] = set()
         self.refused: dict[NodeId, Refusal] = {}  # peers whose last greeting this node refused
+        self.refused_at: dict[NodeId, float] = {}  # when that was, monotonic seconds
         self.refused_by: dict[NodeId, Refusal] = {}  # peers that refused this node's last greeting
         self.links = {
             peer.node_id: PeerLink(
@@ -289,6 +291,8 @@ class Transport(Generic[ControlItem, AppendItem]):
     def _note_judged(self, peer: NodeId, refusal: Refusal | None) -> None:
         """Keep what this node said to the last greeting of a peer."""
         self._note(self.refused, peer, refusal)
+        if peer in self.refused:
+            self.refused_at[peer] = time.monotonic()
 
     def _note_refused_by(self, peer: NodeId, refusal: Refusal | None) -> None:
         """Keep what a peer said to the last greeting of this node."""

@@ -10,12 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from .consume_queue_checks import list_queues
 from .dump_folder import MANIFEST, NodeDump
 from .entry_checks import Edge, Where, check_seam
 from .findings import NO_INDEX, Finding, Kind
+
+#: Of one hole, so many files are named; another finding counts the rest. A manifest may claim any length.
+MAX_NAMED_FILES: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +175,9 @@ def _hole(dump: NodeDump, start: int, end: int, last: Edge | None, present: set[
     if last is None:
         index = dump.first_index
     size = dump.segment_size
-    while start < end:
+    for _ in range(MAX_NAMED_FILES):
+        if start >= end:
+            return
         segment = start - start % size
         stop = min(end, segment + size)
         whole = start in (segment, dump.first_offset) and segment not in present and start not in present
@@ -186,6 +191,10 @@ def _hole(dump: NodeDump, start: int, end: int, last: Edge | None, present: set[
             text = f"{stop - start:,} bytes are missing in {path}"
             yield where.finding(Kind.MISSING_RANGE, start, index, text, stop)
         start, index = stop, NO_INDEX
+    if start < end:
+        text = f"and all that follows up to {end:,} ({end - start:,} bytes)"
+        rest = _where(dump, MANIFEST).finding(Kind.MISSING_SEGMENT, start, index, text, end)
+        yield replace(rest, count=(end - start + size - 1) // size)
 
 
 def _check_ends(dump: NodeDump, slices: Sequence[SliceResult]) -> Iterator[Finding]:

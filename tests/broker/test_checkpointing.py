@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -30,10 +31,12 @@ from .entry_log import Node, records, section
 class Rig:
     """A node with its checkpoints; its log is durable up to `durable`."""
 
-    def __init__(self, data: Path, state: BrokerState | None = None) -> None:
+    def __init__(
+        self, data: Path, state: BrokerState | None = None, store: type[CheckpointStore] = CheckpointStore
+    ) -> None:
         self.node = Node(state)
         self.state = self.node.state
-        self.store = store_in(data)
+        self.store = store_in(data, store)
         self.durable = 1 << 60
         self.rebuild = None
         self.observers: list[Callable[[Effects], None]] = []
@@ -53,9 +56,9 @@ class Rig:
             observer(effects)
 
 
-def store_in(data: Path) -> CheckpointStore:
+def store_in(data: Path, kind: type[CheckpointStore] = CheckpointStore) -> CheckpointStore:
     disk = RealFileSystem()
-    return CheckpointStore(disk, data / "checkpoint", ConsumeQueueFiles(disk, data / "consumequeue"))
+    return kind(disk, data / "checkpoint", ConsumeQueueFiles(disk, data / "consumequeue"))
 
 
 def files_in(folder: Path) -> list[str]:
@@ -212,3 +215,35 @@ def test_a_failed_flush_of_a_queue_file_ends_the_node_and_is_not_tried_again(tmp
         assert not [name for name in files_in(tmp_path) if name.startswith("checkpoint/0")]
 
     asyncio.run(run())
+
+
+class FailingStore(CheckpointStore):
+    """Cannot tell what is kept as long as there are `failures`."""
+
+    failures: ClassVar[list[Exception]] = []
+
+    @property
+    def kept_index(self) -> int:
+        if self.failures:
+            raise self.failures.pop()
+        return super().kept_index
+
+
+def test_a_look_that_fails_is_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for the background task: if it ended, the log would grow for ever and nobody would know."""
+
+    async def run() -> None:
+        monkeypatch.setattr(checkpointing, "_LOOK_INTERVAL", 0.0)
+        rig = Rig(tmp_path, store=FailingStore)
+        rig.node.topic()
+        FailingStore.failures = [RuntimeError("a defect"), OSError(errno.EMFILE, "Too many open files")]
+        while rig.work.floor < 2:
+            rig.work._wanted = True
+            await asyncio.sleep(0)
+        await rig.work.stop()
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(asyncio.wait_for(run(), 30))
+    assert "checkpoint failed" in caplog.text

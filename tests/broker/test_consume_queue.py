@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from ledgermq.broker.errors import ConsumeQueueError, QueueNotFoundError
 from ledgermq.broker.queue_sums import BLOCK_UNITS, QueueSums
 from ledgermq.proto.errors import CorruptError
 from ledgermq.proto.record import record_positions
-from ledgermq.raft.files import RealFileSystem
+from ledgermq.raft.files import RealFile, RealFileSystem
 
 from .entry_log import records
 
@@ -257,6 +259,32 @@ def test_a_file_that_is_gone_is_damage_of_its_block(tmp_path: Path, cold: bool) 
         else:
             queues.lookup(*KEY, BLOCK_UNITS + 5, 1)
     assert [error.block for error in noticed] == [(KEY, 1)]
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_bad_sector_is_damage_of_its_block_and_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: bool
+) -> None:
+    """Whoever is told can make the block again from the log; else each turn that meets it would fail for ever."""
+    queues, files = queues_in(tmp_path)
+    queues.append(queues.named(*KEY), some_units(0, 3 * BLOCK_UNITS))
+    write_out(queues, files)
+    noticed: list[ConsumeQueueError] = []
+    queues.on_damage = noticed.append
+    code = errno.EIO
+
+    def read(file: RealFile, size: int, offset: int) -> bytes:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(RealFile, "pread", read)
+    monkeypatch.setattr(RealFile, "pread_nowait", read)
+    asked = ColdRead(KEY, "orders@1", 1, BLOCK_UNITS)
+    with pytest.raises(ConsumeQueueError, match="the disk cannot read it"):
+        files.load(asked) if cold else queues.lookup(*KEY, BLOCK_UNITS + 5, 1)
+    assert cold or [error.block for error in noticed] == [(KEY, 1)]
+    code = errno.ENOMEM
+    with pytest.raises(OSError, match="memory"):
+        files.load(asked) if cold else queues.lookup(*KEY, BLOCK_UNITS + 5, 1)
 
 
 def test_a_file_that_went_with_its_messages_is_no_damage(tmp_path: Path) -> None:

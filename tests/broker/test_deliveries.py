@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ledgermq.broker.deliveries import ON_THE_WAY_SECONDS, RecentDeliveries, granted_since
+from ledgermq.broker.commands import encode
+from ledgermq.broker.deliveries import ON_THE_WAY_SECONDS, ROWS_MAX, RecentDeliveries, granted_since
 from ledgermq.broker.leader_view import Delivery, ReceiveRequest
 from ledgermq.broker.leases import LEASE_DTYPE, NEVER, Consumption
+from ledgermq.broker.produce import largest_message
+from ledgermq.raft.config import MAX_ENTRY_DIVISOR
 
 
 def request(session: int = 9, attempt: str = "a") -> ReceiveRequest:
@@ -41,6 +44,19 @@ def test_leases_by_time_are_left_alone_and_old_ones_forgotten() -> None:
     recent.add(0, "", request(), [DELIVERY])
     recent.add(100, "", request(), [DELIVERY])
     assert len(recent) == 1
+
+
+def test_many_young_leases_are_released_in_commands_that_fit_into_every_entry() -> None:
+    leases = np.zeros(2 * ROWS_MAX + 1, LEASE_DTYPE)
+    leases["offset"], leases["lease_id"] = np.arange(len(leases)), 20
+    leases["deadline"], leases["session"] = NEVER, 9
+    commands = granted_since({(1, 2, 3): Consumption(len(leases), leases)}, 15)
+    assert [len(command.rows) for command in commands] == [ROWS_MAX, ROWS_MAX, 1]
+    assert np.concatenate([command.rows["offset"] for command in commands]).tolist() == list(
+        range(len(leases))
+    )
+    smallest = largest_message((1 << 20) // MAX_ENTRY_DIVISOR)
+    assert all(len(encode(command)) < smallest for command in commands)
 
 
 def test_a_new_leader_releases_young_session_leases_only() -> None:

@@ -1,4 +1,4 @@
-"""What LogService answers when a leader cannot be sure that it still leads."""
+"""What LogService answers when a leader cannot be sure that it still leads, or has not applied everything yet."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from ledgermq.broker.commands import Command
 from ledgermq.broker.leader_view import Verdict
-from ledgermq.broker.log_service import LogService
+from ledgermq.broker.log_service import LogService, commit_offsets
+from ledgermq.broker.produce import Applied
 from ledgermq.broker.produce_works import SectionOutcome
+from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.raft.errors import NotLeaderError
+
+from .entry_log import Node, records, section
 
 
 class Counter:
@@ -77,3 +84,55 @@ def test_a_committed_entry_of_the_same_turn_is_proof_enough() -> None:
     stored = SectionOutcome(Verdict.ACCEPTED, 5, 1)
     written = asyncio.run(answer([stored, GAP], timestamp=9, leads=False))
     assert [each.refusal.code for each in written.results] == [0, route_pb2.SEQUENCE_GAP]
+
+
+class Committing:
+    """A leader whose log holds more than it has applied: an entry with three messages."""
+
+    def __init__(self, *, leads: bool = True) -> None:
+        self.node = Node()
+        self.topic, self.group = self.node.topic("orders"), self.node.group("billing")
+        self._leads = leads
+        self._waiting = [section(self.topic, 0, records(3), base=0)]
+
+    async def commit(self, offset: int) -> int | None:
+        """Store an offset of queue 0; return what is stored then."""
+        request = log_pb2.CommitOffsetsRequest(group="billing")
+        request.offsets.add(topic="orders", queue_id=0, offset=offset)
+        context: Any = SimpleNamespace(
+            replica=SimpleNamespace(state=self.node.state),
+            pipeline=SimpleNamespace(run=self._run),
+            raft=SimpleNamespace(read_index=self._read_index, wait_applied=self._wait_applied),
+        )
+        await commit_offsets(context, request)
+        return self.node.state.committed_offset(self.group, self.topic, 0)
+
+    async def _read_index(self) -> int:
+        if not self._leads:
+            raise NotLeaderError(None)
+        return 3
+
+    async def _wait_applied(self, index: int) -> None:
+        assert index == 3
+        while self._waiting:
+            self.node.apply(self._waiting.pop())
+
+    async def _run(self, command: Command) -> Applied:
+        effects = self.node.command(command)
+        return Applied(effects.results[0], effects.index)
+
+
+def test_an_offset_that_a_quicker_follower_has_shown_already_is_stored() -> None:
+    """A follower may apply an entry, and a consumer commit it, before the leader has applied it."""
+    assert asyncio.run(Committing().commit(3)) == 3
+
+
+def test_an_offset_beyond_everything_that_is_committed_is_refused() -> None:
+    with pytest.raises(RefusedError) as refused:
+        asyncio.run(Committing().commit(4))
+    assert refused.value.refusal.code == route_pb2.OFFSET_OUT_OF_RANGE
+
+
+def test_a_leader_that_was_deposed_unawares_calls_no_offset_impossible() -> None:
+    with pytest.raises(NotLeaderError):
+        asyncio.run(Committing(leads=False).commit(3))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import errno
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.errors import ConsumeQueueError
 from ledgermq.broker.queue_check import QueueCheck
 from ledgermq.broker.queue_sums import BLOCK_UNITS
-from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, decode_header
-from ledgermq.raft.files import RealFileSystem
+from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, decode_header
+from ledgermq.raft.files import RealFile, RealFileSystem
 from ledgermq.raft.scrub_plan import ScrubPlan
 from ledgermq.raft.status import CheckCounts
 from ledgermq.raft.types import LogIndex
@@ -128,6 +129,54 @@ def test_a_pass_finds_a_flipped_bit_and_makes_the_block_again(tmp_path: Path, un
         assert [rig.units(0).tobytes(), rig.units(1).tobytes()] == before
         assert (rig.counts.found, rig.counts.repaired, rig.failed) == (1, 1, [])
         assert "rebuilt" in rig.counts.last
+
+    run(tmp_path, scenario)
+
+
+def test_a_pass_makes_a_block_again_that_the_disk_cannot_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        bad, read, write = {rig.path(1)}, RealFile.pread, RealFile.pwritev
+
+        def pread(file: RealFile, size: int, offset: int) -> bytes:
+            if file.path in bad and not offset:
+                raise OSError(errno.EIO, "Input/output error")
+            return read(file, size, offset)
+
+        def pwritev(file: RealFile, buffers: Sequence[Buffer], offset: int) -> None:
+            bad.discard(file.path)
+            write(file, buffers, offset)
+
+        monkeypatch.setattr(RealFile, "pread", pread)
+        monkeypatch.setattr(RealFile, "pwritev", pwritev)
+        rig.check.start()
+        while not rig.counts.repaired:  # noqa: ASYNC110 (nothing announces it)
+            await asyncio.sleep(0)
+        assert (rig.counts.found, rig.failed, bad) == (1, [], set())
+        assert "the disk cannot read it; rebuilt" in rig.counts.last
+
+    run(tmp_path, scenario)
+
+
+def test_a_queue_that_cannot_be_checked_now_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        load = rig.files.load
+
+        def failing(read: ColdRead) -> bytes:
+            if read.key == (rig.topic, 0):
+                raise OSError(errno.EMFILE, "Too many open files")
+            return load(read)
+
+        monkeypatch.setattr(rig.files, "load", failing)
+        flip(rig.path(1), 3)
+        rig.check.start()
+        async with asyncio.timeout(30):
+            while not rig.counts.repaired:  # noqa: ASYNC110 (nothing announces it)
+                await asyncio.sleep(0)
+        assert (rig.counts.found, rig.failed) == (1, [])
 
     run(tmp_path, scenario)
 

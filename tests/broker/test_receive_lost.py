@@ -15,6 +15,7 @@ from ledgermq.broker.commands import CommitOffsets, CreateGroup, StartPosition, 
 from ledgermq.broker.deliveries import RecentDeliveries
 from ledgermq.broker.errors import ConsumeQueueError, QueueNotFoundError
 from ledgermq.broker.leader_calls import Call
+from ledgermq.broker.lease_releases import LeaseReleases
 from ledgermq.broker.log_reader import StoredSection
 from ledgermq.broker.messaging_status import StatusError
 from ledgermq.broker.metrics import Metrics
@@ -22,7 +23,7 @@ from ledgermq.broker.polls import Polls
 from ledgermq.broker.receive import receive
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import decode_record
-from ledgermq.raft.errors import DamagedLogError, NodeStoppedError
+from ledgermq.raft.errors import BusyError, DamagedLogError, NodeStoppedError
 
 from .entry_log import records
 from .fake_raft import FakeRaft, settle
@@ -36,9 +37,10 @@ class Rig:
         self.raft = FakeRaft()
         self.unreadable: Exception | None = None
         raft = self.raft
+        self.releases = LeaseReleases(raft.pipeline.run)
         self.context: Any = SimpleNamespace(
             raft=raft, pipeline=raft.pipeline, polls=Polls(), deliveries=RecentDeliveries(), metrics=Metrics(),
-            replica=SimpleNamespace(state=raft.state, view=raft.view), reader=self,
+            replica=SimpleNamespace(state=raft.state, view=raft.view, releases=self.releases), reader=self,
             leadership=SimpleNamespace(ready=True, leader_id="n1"),
             config=SimpleNamespace(group="g0", auto_create_topics=False, min_invisible_ms=0),
             own_messaging_address=lambda listener: "h:1",
@@ -109,6 +111,24 @@ def test_a_client_that_goes_in_the_moment_of_the_grant_loses_nothing() -> None:
         task = await rig.granted(rig.receive())
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        await rig.release()
+        assert rig.deliverable
+
+    run(test)
+
+
+def test_a_release_that_cannot_be_proposed_now_is_proposed_again() -> None:
+    """The lease is the session's, and the client lives on: nothing else would ever end it."""
+
+    async def test(rig: Rig) -> None:
+        task = await rig.granted(rig.receive())
+        rig.raft.error = BusyError()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await settle()
+        assert not rig.deliverable
+        rig.raft.error = None
+        rig.releases.again()
         await rig.release()
         assert rig.deliverable
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ledgermq.broker import replica as replica_module
-from ledgermq.broker.commands import Command, DeleteTopic, SessionLost
+from ledgermq.broker.commands import Command, DeleteTopic, ReleaseLeases, SessionLost, lease_rows
 from ledgermq.broker.effects import Effects
 from ledgermq.broker.leadership import Leadership
 from ledgermq.broker.polls import Polls
-from ledgermq.broker.produce import TooManyRequestsError
+from ledgermq.broker.produce import Applied, TooManyRequestsError
 from ledgermq.broker.replica import Replica
 from ledgermq.raft.types import Term
 
@@ -34,11 +34,12 @@ class FakePipeline:
     def on_applied(self, effects: Effects) -> None:
         pass
 
-    def run(self, command: Command) -> None:
+    def run(self, command: Command) -> asyncio.Future[Applied]:
         self.asked.append(command)
         self.on_ask()
         if self.is_full:
             raise TooManyRequestsError(100, 100)
+        return asyncio.get_running_loop().create_future()
 
 
 class Rig:
@@ -88,5 +89,22 @@ def test_readers_of_a_topic_are_woken_when_it_is_deleted() -> None:
         waiters = [rig.polls.open([("queue", topic, 1)]), rig.polls.open([("topic", topic)])]
         rig.replica.apply([rig.node.log.add([command_section(DeleteTopic(topic))])])
         assert [await waiter.wait(0) for waiter in waiters] == [True, True]
+
+    asyncio.run(run())
+
+
+def test_a_release_that_was_refused_is_proposed_by_the_housekeeping() -> None:
+    async def run() -> None:
+        rig = Rig()
+        rig.replica.on_leader_ready(Term(1), START_MS)
+        release = ReleaseLeases(1, 1, lease_rows([(0, 5, 9)]))
+        rig.pipeline.is_full = True
+        refused = rig.replica.releases.propose(release)
+        assert isinstance(refused.exception(), TooManyRequestsError)
+        rig.pipeline.is_full = False
+        rig.replica.keep_house()
+        rig.replica.keep_house()
+        assert rig.pipeline.asked == [release, release], "once it is under way, it is not proposed again"
+        rig.replica.on_leader_lost(Term(1))
 
     asyncio.run(run())

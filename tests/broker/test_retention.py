@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import errno
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ledgermq.broker import retention
 from ledgermq.broker.commands import Command, LogStart, position_rows
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.effects import Effects
@@ -327,6 +329,34 @@ def test_while_segments_wait_for_checkpoints_the_start_is_said_again_now_and_the
         node.floor = 1 << 40
         node.work._proposed_at -= 10
         assert await node.decide() == [], "they can go now"
+
+    run(test)
+
+
+def test_a_disk_that_says_nothing_for_a_moment_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for the task that looks: if it ended, the disk would fill up and no message would be refused."""
+
+    async def test() -> None:
+        monkeypatch.setattr(retention, "CHECK_INTERVAL", 0.0)
+        node = FakeNode(1, 1, others=750)
+        looked = asyncio.Event()
+        uses: Iterator[OSError | DiskUse]
+        uses = iter([OSError(errno.EIO, "Input/output error"), DiskUse(1000, 50)])
+
+        def disk_use() -> DiskUse:
+            use = next(uses)
+            if isinstance(use, OSError):
+                raise use
+            looked.set()
+            return use
+
+        node.work._disk_use = disk_use
+        watch = asyncio.create_task(node.work._watch_disk())
+        async with asyncio.timeout(30):
+            await looked.wait()
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        assert node.produce_refusal
 
     run(test)
 

@@ -118,7 +118,7 @@ def opened(disk: SimulatedDisk) -> tuple[Replica, CheckpointStore]:
     """Start a replica on the disk, as a node does."""
     store = store_on(disk)
     replica = Replica(store, Leadership("n3"), Polls())
-    pipeline: Any = type("Pipeline", (), {"on_applied": lambda self, effects: None})()
+    pipeline: Any = type("Pipeline", (), {"on_applied": lambda self, effects: None, "run": None})()
     replica.attach(pipeline, lambda: 0, lambda index: None)
     assert replica.last_applied_index >= 0
     return replica, store

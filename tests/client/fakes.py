@@ -326,7 +326,7 @@ class FakeCluster:
         return self.nodes[group, node_id]
 
     def register(self, group: FakeGroup) -> None:
-        """Tell the nameserver what the group's leader knows."""
-        leader = self.nodes[group.name, group.leader]
+        """Tell the nameserver what the group's leader knows, or its first node while there is none."""
+        leader = self.nodes[group.name, group.leader or "n1"]
         self.nameserver.table.register(leader.node_id, "i1", leader.route(), True, now_ms())
         self.nameserver._changes.tell()

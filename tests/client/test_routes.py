@@ -179,6 +179,22 @@ def test_a_broker_without_a_leader_cannot_tell_that_a_topic_does_not_exist() -> 
     run(scenario())
 
 
+def test_a_topic_that_nobody_knows_while_its_group_has_no_leader_may_exist() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with MessagingCluster(group) as cluster, Client(cluster.address) as routes:
+            group.leader, group.term = "", 2
+            cluster.register(group)
+            with pytest.raises(NoQuorumError, match="group g0 has no leader") as raised:
+                await routes.get("payments")
+            assert raised.value.retryable
+            # A broker waits for the election before it says whether it creates a topic.
+            cluster.messaging[0].creates_topics = cluster
+            assert len((await routes.get("payments", create=True)).queues) == 2
+
+    run(scenario())
+
+
 def test_a_new_leader_is_heard_of_at_once() -> None:
     async def scenario() -> None:
         group, heard = FakeGroup(topics={"orders": 1}), Heard()

@@ -215,6 +215,17 @@ def test_a_refused_node_is_shown_as_refused_and_not_as_down() -> None:
     assert status_report.report(asked(lost)).notes == (f"n3: {lost.held_back}. See: docs/runbook.md",)
 
 
+def test_a_refused_node_that_went_down_is_shown_as_down_and_why_it_was_refused() -> None:
+    leader = answer("n2", "leader", contact=2, down=("n3",))
+    next(node for node in leader.nodes if node.node_id == "n3").refused = "come back with --rejoin"
+    report = status_report.report(asked(leader))
+    assert report.verdict is Verdict.DEGRADED
+    assert report.notes == (
+        "n3 was refused by the leader when it was last there: come back with --rejoin",
+        "n3 not reached. Start what is down. See: docs/runbook.md",
+    )
+
+
 def test_only_a_leader_tells_how_far_a_node_is_behind() -> None:
     report = status_report.report(asked(answer("n1", "candidate"), answer("n3", "follower")))
     assert {row.behind_bytes for row in report.rows} == {None}

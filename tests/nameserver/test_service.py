@@ -77,6 +77,21 @@ def test_without_brokers_the_refusal_says_so() -> None:
     run(scenario())
 
 
+def test_while_a_group_has_no_leader_nobody_says_that_a_topic_does_not_exist() -> None:
+    """Nodes that were started without a majority know topics only up to their checkpoints."""
+
+    async def scenario() -> None:
+        async with nameserver() as (_, stubs):
+            await stubs["default"].Register(registration(leader="", topics=("orders",)))
+            refusal = (await stubs["default"].GetRoute(pb.GetRouteRequest(topic="order"))).refusal
+            assert (refusal.code, refusal.retryable) == (route_pb2.NO_QUORUM, True)
+            assert "group g0 has no leader" in refusal.message
+            assert 'Did you mean "orders"?' in refusal.message
+            assert (await stubs["default"].GetRoute(pb.GetRouteRequest(topic="orders"))).groups
+
+    run(scenario())
+
+
 def test_a_registration_without_a_name_is_refused() -> None:
     async def scenario() -> None:
         async with nameserver() as (_, stubs):

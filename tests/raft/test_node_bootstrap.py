@@ -32,6 +32,7 @@ def test_new_nodes_wait_for_all_members_before_any_of_them_votes(tmp_path: Path)
         assert {standing(cluster, name) for name in ("n1", "n2")} == {Standing.FRESH}
         never = "new group: waits for n3, which has never been reached (all of its nodes must meet once)"
         assert {node.status().held_back for node in cluster.nodes.values()} == {never}
+        assert not any(peer.catching_up for node in cluster.nodes.values() for peer in node.status().peers)
         await cluster.start("n3")
         await cluster.send(b"one")
         assert {standing(cluster, name) for name in cluster.nodes} == {Standing.VOTER}

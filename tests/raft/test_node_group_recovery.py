@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from ledgermq.raft import node_status
 from ledgermq.raft.files import RealFileSystem
 from ledgermq.raft.group_recovery import clone_folder, inspect, recover_folder, stopped_folder
 from ledgermq.raft.hello import Standing
 from ledgermq.raft.node import RaftNode
+from ledgermq.raft.status import PeerStatus
 from ledgermq.raft.types import NodeId
 
 from .node_cluster import Cluster, run
@@ -57,7 +59,12 @@ async def leader_beside(cluster: Cluster, lost: str) -> RaftNode:
 
 def refused(node: RaftNode, peer: str) -> str:
     """Return why `node` refused the last greeting of `peer`."""
-    return next(each.refused for each in node.status().peers if each.node_id == peer)
+    return seen(node, peer).refused
+
+
+def seen(node: RaftNode, peer: str) -> PeerStatus:
+    """Return `peer` as `node` sees it."""
+    return next(each for each in node.status().peers if each.node_id == peer)
 
 
 def test_a_recovered_folder_and_its_clones_are_a_group_with_everything_that_it_held(tmp_path: Path) -> None:
@@ -126,7 +133,7 @@ def test_two_empty_folders_cannot_outvote_the_recovered_one(tmp_path: Path) -> N
 
 
 def test_a_lost_node_that_comes_back_with_its_old_folder_is_refused_in_words(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(cluster: Cluster) -> None:
         await lose_the_majority(cluster)
@@ -147,7 +154,11 @@ def test_a_lost_node_that_comes_back_with_its_old_folder_is_refused_in_words(
         assert "ledgermq broker --rejoin" in cluster.nodes["n2"].status().held_back
         assert not leader.status().held_back
         assert "recovered without the data folder of n2" in refused(leader, "n2")
+        await cluster.until(lambda: seen(leader, "n2").refused_lately, "it is there and refused")
         await cluster.kill("n2")
+        with monkeypatch.context() as later:
+            later.setattr(node_status, "REFUSED_LATELY_S", 0.0)
+            assert refused(leader, "n2") and not seen(leader, "n2").refused_lately
         await cluster.send(b"five")
         assert not cluster.fatal
         await cluster.start("n2", rejoin=True)

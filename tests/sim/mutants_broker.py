@@ -11,13 +11,14 @@ from ledgermq.broker.commands import CommitOffsets, GrantLeases
 from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.consumption import ConsumptionTable
 from ledgermq.broker.effects import Effects, GrantResult, RowsResult
+from ledgermq.broker.grant_plan import Delivery
 from ledgermq.broker.leader_view import Admission, LeaderView, Turn, Verdict
 from ledgermq.broker.leases import Consumption
 from ledgermq.broker.produce import AppendPipeline, Flight, settle
 from ledgermq.broker.produce_works import _ProducerWork
 from ledgermq.broker.receive import ReceiveWork
 from ledgermq.broker.replica import Replica
-from ledgermq.broker.selection import Delivery, _Choice
+from ledgermq.broker.selection import _Choice
 from ledgermq.broker.state import BrokerState
 from ledgermq.proto.record import SectionHeader
 from ledgermq.raft.errors import BusyError

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from ledgermq.spark_jobs.findings import Kind, Severity
 from ledgermq.spark_jobs.group_checks import attribute_changes
+from ledgermq.spark_jobs.node_checks import MAX_NAMED_FILES
 
 from .dump_maker import flip_bit, make_log, reseal, segment_of, take_dump
 from .local_scan import faults, scan_node
@@ -39,6 +41,18 @@ def test_a_commit_index_that_the_log_does_not_reach_is_found(folder: Path) -> No
 def test_a_wrong_first_index_is_found(folder: Path) -> None:
     edit_manifest(folder, first={"index": 4, "offset": 0})
     assert kinds(folder) == ["manifest"]
+
+
+def test_a_length_that_no_log_has_is_found_in_bounded_space(folder: Path) -> None:
+    log_end, claimed = make_log(60).end, 1 << 62
+    edit_manifest(folder, end_offset=claimed)
+    dump, _, findings = scan_node(folder)
+    missing = sorted(f for f in findings if f.kind in (Kind.MISSING_SEGMENT, Kind.MISSING_RANGE))
+    assert len(missing) == MAX_NAMED_FILES + 1
+    assert (missing[0].offset, missing[-1].end_offset) == (log_end, claimed)
+    assert all(one.end_offset == other.offset for one, other in pairwise(missing))
+    last_file = (claimed - 1) // dump.segment_size
+    assert sum(each.count for each in missing) == last_file - log_end // dump.segment_size + 1
 
 
 def test_a_segment_that_is_not_listed_is_found(folder: Path) -> None:
