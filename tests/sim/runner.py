@@ -249,18 +249,6 @@ def sum_of(book: Path) -> dict[str, Total]:
     totals: dict[str, Total] = {}
     for line in read_book(book):
         total = totals.setdefault(line["commit"], Total())
-        counts = (
-            "seeds",
-            "events",
-            "disk_calls",
-            "segments_deleted",
-            "repairs",
-            "crashes",
-            "rejoins",
-            "resets",
-            "segments_deleted",
-        )
-        for name in counts:  # older lines have fewer
-            setattr(total, name, getattr(total, name) + line.get(name, 0))
-        total.violations += line["violations"]
+        for name, known in asdict(total).items():  # older lines have fewer
+            setattr(total, name, known + line.get(name, type(known)()))
     return totals
