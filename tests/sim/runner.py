@@ -199,7 +199,7 @@ class Total:
 
 
 def soak(book: Path, seconds: float, *, workers: int = WORKERS) -> Total:
-    """Run seeds that the book does not have yet, for so long; append a line per batch. May be stopped at any time."""
+    """Run seeds that the book does not have yet, for so long (one batch at least); append a line per batch. May be stopped at any time."""
     book.parent.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     total = Total()
@@ -207,8 +207,6 @@ def soak(book: Path, seconds: float, *, workers: int = WORKERS) -> Total:
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         for first in count(next_seed(book), SOAK_BATCH):
             seeds = range(first, first + SOAK_BATCH)
-            if time.monotonic() - begin >= seconds:
-                break
             batch, started = Total(), time.monotonic()
             for outcome in pool.map(run_seed, seeds):
                 batch.add(outcome)
@@ -225,6 +223,8 @@ def soak(book: Path, seconds: float, *, workers: int = WORKERS) -> Total:
             with book.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             print(f"seeds {seeds[0]}-{seeds[-1]}: {batch}", flush=True)
+            if time.monotonic() - begin >= seconds:
+                break
     return total
 
 

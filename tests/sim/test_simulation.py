@@ -69,7 +69,7 @@ def test_a_soak_goes_on_where_its_book_ends(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("tests.sim.runner.SOAK_BATCH", 2)
     book = tmp_path / "soak.jsonl"
     assert next_seed(book) == 0
-    assert soak(book, 0.001).seeds == 2
+    assert soak(book, 0).seeds == 2
     with book.open("a") as file:
         file.write('{"commit": "abc", "la')  # stopped amid a line
     assert next_seed(book) == 2
