@@ -240,7 +240,7 @@ def test_a_port_that_an_outgoing_connection_holds_is_in_use_and_the_advice_shows
     assert capfd.readouterr().err == ""
 
 
-def test_a_greeting_that_cannot_be_settled_here_is_tried_again() -> None:
+def test_a_greeting_that_cannot_be_settled_here_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk, where the peer's incarnation must be stored, or an answer of a newer build."""
 
     async def scenario(one: Peer, two: Peer) -> None:
@@ -252,7 +252,7 @@ def test_a_greeting_that_cannot_be_settled_here_is_tried_again() -> None:
                 raise failures.pop()
             return await admit(hello)
 
-        one.admit = failing  # type: ignore[method-assign]
+        monkeypatch.setattr(one, "admit", failing)
         await two.start()
         await one.start()
         await one.until(lambda: len(one.up) == 2)
