@@ -49,6 +49,7 @@ from ledgermq.raft.types import LogIndex
 
 from .invariants import InvariantError
 from .loop import SimLoop
+from .parts import NoMetrics
 
 if TYPE_CHECKING:
     from .broker_world import BrokerWorld
@@ -90,18 +91,6 @@ class SimCheckpointing(Checkpointing):
         """Nothing."""
 
 
-class _Metric:
-    def inc(self) -> None:
-        """Nobody looks."""
-
-
-class _Metrics:
-    """Raft's metrics of one node."""
-
-    def counter(self, _name: str, *_labels: str) -> _Metric:
-        return _Metric()
-
-
 class BrokerLife:
     """Made when the data folder is open, before the core: `applied` says where the log must go on."""
 
@@ -139,7 +128,7 @@ class BrokerLife:
         self.replica.attach(self.pipeline, self.next_timestamp, life.log.header_nowait)
         self.replica.observe(lambda effects: self.world.on_effects(self, effects))
         driver: Any = SimpleNamespace(next_timestamp=self.next_timestamp, settle=life.pump, pump=life.pump)
-        metrics: Any = _Metrics()
+        metrics: Any = NoMetrics()
         self.raft_leadership = Leadership(
             life.node.config, life.core, driver, self.replica, metrics, life.fail
         )

@@ -167,9 +167,8 @@ class BrokerModel:
         else:
             demand(known is None or epoch > known.epoch, f"B1: an old epoch at entry {self.index}")
             wanted = 0
-        if (
-            known is not None or self.streams_before < 0
-        ):  # else it may have been forgotten, while this was on its way
+        # Else it may have been forgotten, while this was on its way.
+        if known is not None or self.streams_before < 0:
             demand(
                 sequence == wanted, f"B1 sequence: entry {self.index}: {sequence} of {key}, due is {wanted}"
             )

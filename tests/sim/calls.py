@@ -68,7 +68,6 @@ class Calls:
     def __init__(self, world: World, rng: random.Random) -> None:
         self.world = world
         self.rng = rng
-        self.broken = 0
         self._open: list[Call] = []
 
     def grpc_module(self) -> SimpleNamespace:
@@ -116,7 +115,6 @@ class Calls:
     def cut(self, call: Call) -> None:
         """The connection is gone; both ends notice."""
         if self.end(call):
-            self.broken += 1
             gone = _error(grpc.StatusCode.UNAVAILABLE, "connection lost")
             self._tell(call, gone, to_server=False)
             self._tell(call, _CUT_OFF, to_server=True)

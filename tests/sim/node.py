@@ -244,17 +244,21 @@ class SimNode:
         self.starting = False
         if self.life is not None:
             self._remember(self.life, power=keep is not None)
-            if self.life.broker is not None:
-                self.life.broker.end()
-            self.life = None
-        if self.loop is not None:
-            self.loop.kill()
+        self.end_tasks()
+        self.life = None
         self.port = None
         self.world.calls.process_ended(self)
         self.world.horizon.on_life(self)
         self.files.crash(keep)
         if keep is not None:
             self.machine.power_on()
+
+    def end_tasks(self) -> None:
+        """Nothing of this process runs any more."""
+        if self.life is not None and self.life.broker is not None:
+            self.life.broker.end()
+        if self.loop is not None:
+            self.loop.kill()
 
     def _remember(self, life: Life, *, power: bool) -> None:
         core = self.last_core = life.core

@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,27 +40,6 @@ _OUTSIDE = ("started", "crash", "isolate", "cut_off")
 _OF_LOOPS = ("loop", "call")
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a run did. Equal seeds give equal results, `trace` included."""
-
-    seed: int
-    nodes: int
-    flush: str
-    events: int
-    disk_calls: int
-    committed: int
-    terms: int
-    crashes: int
-    reads: int
-    rejoins: int
-    resets: int
-    segments_deleted: int
-    repairs: int
-    equal_bytes: int  # compared between the disks at the end (I11)
-    trace: int
-
-
 class World:
     """Owns time. Every event is (time, number, node, life, kind, payload)."""
 
@@ -85,10 +63,7 @@ class World:
         self.values = 0
         self.reads_asked = 0
         self.reads_served = 0
-        self.cold_reads = 0
-        self.refusals = 0
         self.rejoins = 0
-        self.bad_entries = 0
         self.segments_deleted = 0
         self.repairs = 0
         self.steps = 0  # of the loops of all nodes
@@ -162,7 +137,7 @@ class World:
             node.start()
 
     # --- running -----------------------------------------------------------------------------------------------
-    def run(self) -> Result:
+    def run(self) -> None:
         """Run both phases. Raises: InvariantError, SimulationError (an AssertionError both)."""
         with patched(self._modules, self.parts.patches):
             try:
@@ -174,28 +149,10 @@ class World:
                 if self.broker is not None:
                     self.broker.finish()
                     self.trace = hash((self.trace, self.broker.trace))
-                equal = self.invariants.compare_disks()
+                self.invariants.compare_disks()
             finally:
                 for node in self.nodes.values():
-                    if node.loop is not None:
-                        node.loop.kill()
-        return Result(
-            self.seed,
-            len(self.names),
-            self.flush,
-            self.events,
-            sum(node.files.calls for node in self.nodes.values()),
-            self.invariants.max_committed,
-            max(int(n.core.term) for n in self.nodes.values() if n.up or n.last_core is not None),
-            self.faults.crashes,
-            self.reads_served,
-            self.rejoins,
-            self.horizon.resets,
-            self.segments_deleted,
-            self.repairs,
-            equal,
-            self.trace & 0xFFFFFFFFFFFFFFFF,
-        )
+                    node.end_tasks()
 
     def later(self, delay_us: int, node: str, kind: str, payload: Any = None) -> None:
         """Let something happen to a node, if it lives on until then (node "" : to the world)."""
@@ -290,10 +247,6 @@ class World:
         if node.name in self.atlas.hurt:
             node.wants_rejoin = True
         self.later(self.faults.rng.randint(50, 1000) * MS, "", "restart", node.name)
-
-    def on_bad_entries(self, node: SimNode, source: str, error: Exception) -> None:
-        """A follower dropped entries: damaged ones of a leader whose disk is hurt, or stale ones that do not chain."""
-        self.bad_entries += 1
 
     # --- events ------------------------------------------------------------------------------------------------
     def run_until(self, end: int) -> None:
