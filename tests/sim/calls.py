@@ -204,9 +204,8 @@ class Call:
     client: SimNode
     server: SimNode
     method: str
-    last: list[int] = field(
-        default_factory=lambda: [0, 0]
-    )  # arrival of the last frame, to the client, to the server
+    #: Arrival of the last frame: to the client, to the server.
+    last: list[int] = field(default_factory=lambda: [0, 0])
     _inbox: deque[Any] = field(default_factory=deque)
     _waiter: asyncio.Future[None] | None = None
     _task: asyncio.Task[None] | None = None
