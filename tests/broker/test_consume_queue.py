@@ -288,17 +288,21 @@ def test_a_bad_sector_is_damage_of_its_block_and_nothing_else_is(
 
 
 def test_a_file_that_went_with_its_messages_is_no_damage(tmp_path: Path) -> None:
-    queues, files = queues_in(tmp_path)
+    queues, _ = queues_in(tmp_path)
     queue = queues.named(*KEY)
     queues.append(queue, some_units(0, 3 * BLOCK_UNITS))
     queue.begin = BLOCK_UNITS
     gone = ConsumeQueueError("x", "the file is gone")
+    noticed: list[ConsumeQueueError] = []
+    queues.on_damage = noticed.append
     queues.unreadable(ColdRead(KEY, "orders@1", 0), gone)
-    with pytest.raises(ConsumeQueueError):
-        queues.attach(files)
+    assert noticed == []
+    with pytest.raises(ConsumeQueueError, match="the file is gone"):
         queues.unreadable(ColdRead(KEY, "orders@1", 1), gone)
+    assert [error.block for error in noticed] == [(KEY, 1)]
     queues.remove_topic(1, 1)
     queues.unreadable(ColdRead(KEY, "orders@1", 1), gone)
+    assert len(noticed) == 1
 
 
 def test_a_part_of_a_block_is_checked_together_with_the_tail_in_memory(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ import pytest
 from ledgermq.broker.commands import (
     LATEST,
     Ack,
-    ChangeInvisible,
     Command,
     CommitOffsets,
     DeleteTopic,
@@ -21,60 +18,14 @@ from ledgermq.broker.commands import (
     SessionLost,
     SetPositions,
     StartPosition,
-    change_rows,
     lease_rows,
     position_rows,
 )
-from ledgermq.broker.effects import GrantResult, RowsResult
-from ledgermq.broker.leader_view import Delivery, GrantPlan, ReceiveRequest, Verdict
+from ledgermq.broker.leader_view import Delivery, Verdict
 from ledgermq.proto.record import RecordFlags, decode_section, walk_sections
 
 from .entry_log import Node, records, section
-
-
-def request(
-    group: int, topic: int, count: int = 10, invisible_ms: int = 1_000, **options: Any
-) -> ReceiveRequest:
-    return ReceiveRequest(group, topic, count, invisible_ms, **options)
-
-
-def receive(node: Node, asked: ReceiveRequest) -> list[Delivery]:
-    """Select, propose, apply, and return what would be sent."""
-    turn = node.view.open_turn()
-    plan = turn.grant(asked, node.log.now)
-    if turn.is_empty:
-        return plan.repeats
-    effects = node.commit(turn)
-    return deliveries(plan, effects.results)
-
-
-def deliveries(plan: GrantPlan, results: Sequence[object]) -> list[Delivery]:
-    if plan.slot is None:
-        return plan.repeats
-    result = results[plan.slot]
-    assert isinstance(result, GrantResult)
-    return plan.deliveries(result)
-
-
-def offsets(found: list[Delivery]) -> list[tuple[int, int]]:
-    return [(item.queue_id, item.queue_offset) for item in found]
-
-
-def ack(node: Node, asked: ReceiveRequest, found: list[Delivery], *, force: bool = False) -> list[bool]:
-    rows = lease_rows([(item.queue_id, item.queue_offset, item.lease_id) for item in found])
-    return accepted(node, Ack(asked.group_id, asked.topic_id, rows, force))
-
-
-def accepted(node: Node, command: Command) -> list[bool]:
-    result = node.command(command).results[0]
-    assert isinstance(result, RowsResult)
-    rows: list[bool] = result.accepted.tolist()
-    return rows
-
-
-def change(node: Node, asked: ReceiveRequest, item: Delivery, ms: int) -> list[bool]:
-    rows = change_rows([(item.queue_id, item.queue_offset, item.lease_id, ms)])
-    return accepted(node, ChangeInvisible(asked.group_id, asked.topic_id, rows))
+from .receiving import accepted, ack, change, deliveries, offsets, receive, request
 
 
 # --- offsets and retries ----------------------------------------------------------------------------------------
@@ -219,7 +170,6 @@ def test_nothing_is_taken_for_a_topic_that_is_being_deleted() -> None:
     assert turn.add_records(section(topic + 1, 0, records(1))).verdict is Verdict.TOPIC_GONE
 
 
-# --- where a new group begins -------------------------------------------------------------------------------------
 def test_a_second_deletion_that_is_not_proposed_leaves_the_first_one_standing() -> None:
     """Records behind the first deletion would be acknowledged, and be nowhere."""
     node = Node()
@@ -233,6 +183,7 @@ def test_a_second_deletion_that_is_not_proposed_leaves_the_first_one_standing() 
     assert node.view.open_turn().add_records(section(topic, 0, records(1))).verdict is Verdict.TOPIC_GONE
 
 
+# --- where a new group begins -------------------------------------------------------------------------------------
 def test_a_new_group_begins_at_the_first_message_by_default() -> None:
     node = Node()
     topic, group = node.topic(queues=1), node.group()
@@ -278,22 +229,6 @@ def test_what_is_leased_is_not_given_twice_before_it_expires() -> None:
     assert ack(node, asked, again) == [True, True]
     assert ack(node, asked, again) == [True, True], "twice is fine"
     assert node.state.committed_offset(group, topic, 0) == 2
-
-
-def test_what_two_turns_choose_before_either_is_applied_is_disjoint() -> None:
-    node = Node()
-    topic, group = node.topic(queues=1), node.group()
-    node.fill(topic, 0, 5)
-    asked = request(group, topic, 2)
-    turn = node.view.open_turn()
-    plans = [turn.grant(asked, node.log.now), turn.grant(asked, node.log.now)]
-    entry = node.propose(turn)
-    later = node.view.open_turn()
-    plans.append(later.grant(asked, node.log.now))
-    later_entry = node.propose(later)
-    results = [node.commit_proposed(entry).results, node.commit_proposed(later_entry).results]
-    found = [offsets(deliveries(plan, results[i])) for plan, i in zip(plans, (0, 0, 1), strict=True)]
-    assert found == [[(0, 0), (0, 1)], [(0, 2), (0, 3)], [(0, 4)]]
 
 
 def test_a_turn_that_was_not_proposed_gives_its_messages_back() -> None:
@@ -500,73 +435,6 @@ def test_all_queues_get_their_turn() -> None:
     first = [receive(node, request(group, topic, 1))[0].queue_id for _ in range(3)]
     assert sorted(first) == [0, 1, 2]
     assert len(receive(node, request(group, topic, 100))) == 9
-
-
-# --- FIFO ------------------------------------------------------------------------------------------------------------
-def test_a_fifo_queue_is_locked_while_a_batch_is_in_flight() -> None:
-    node = Node()
-    topic, group = node.topic(queues=1), node.group(fifo=True)
-    node.fill(topic, 0, 5)
-    asked = request(group, topic, 2, attempt_id="a")
-    other = request(group, topic, 2, attempt_id="b")
-    first = receive(node, asked)
-    assert offsets(first) == [(0, 0), (0, 1)]
-    assert receive(node, other) == []
-    assert not node.view.has_deliverable(other, node.log.now)
-    again = receive(node, asked)
-    assert (offsets(again), [item.attempt for item in again]) == (offsets(first), [1, 1])
-    ack(node, asked, first[:1])
-    assert receive(node, other) == []
-    node.command(Ack(group, topic, lease_rows([(0, 1, first[1].lease_id)])))
-    assert offsets(receive(node, other)) == [(0, 2), (0, 3)]
-
-
-def test_a_repeated_fifo_batch_ends_before_a_message_whose_lease_has_ended() -> None:
-    """Its handle is void; and what is behind it must not come before it."""
-    node = Node()
-    topic, group = node.topic(queues=1), node.group(fifo=True)
-    node.fill(topic, 0, 5)
-    asked = request(group, topic, 3, attempt_id="a")
-    first = receive(node, asked)
-    node.command(ReleaseLeases(group, topic, lease_rows([(0, 1, first[1].lease_id)])))
-    assert offsets(receive(node, asked)) == [(0, 0)]
-    ack(node, asked, first[:1])
-    assert receive(node, asked) == []
-    node.log.now += 1_000
-    assert offsets(receive(node, asked)) == [(0, 1), (0, 2)]
-
-
-def test_two_undecided_turns_do_not_share_a_fifo_queue() -> None:
-    node = Node()
-    topic, group = node.topic(queues=1), node.group(fifo=True)
-    node.fill(topic, 0, 5)
-    turn = node.view.open_turn()
-    assert turn.grant(request(group, topic, 1), node.log.now).slot is not None
-    assert turn.grant(request(group, topic, 1), node.log.now).slot is None
-
-
-def test_an_expired_fifo_batch_comes_again_from_its_first_open_message_with_acknowledged_ones() -> None:
-    node = Node()
-    topic, group = node.topic(queues=1), node.group(fifo=True)
-    node.fill(topic, 0, 5)
-    asked = request(group, topic, 3)
-    first = receive(node, asked)
-    ack(node, asked, [first[1]])
-    assert node.view.next_expiry(group, topic) == node.log.now + 1_000
-    node.log.now += 1_000
-    again = receive(node, asked)
-    assert offsets(again) == [(0, 0), (0, 1), (0, 2)]
-    ack(node, asked, again)
-    assert offsets(receive(node, asked)) == [(0, 3), (0, 4)]
-
-
-def test_the_end_of_a_fifo_batch_wakes_those_who_wait() -> None:
-    node = Node()
-    topic, group = node.topic(queues=1), node.group(fifo=True)
-    node.fill(topic, 0, 1)
-    (item,) = receive(node, request(group, topic))
-    effects = node.command(Ack(group, topic, lease_rows([(0, 0, item.lease_id)])))
-    assert effects.released == {(group, topic)}
 
 
 # --- everything at once against a dumb second version ---------------------------------------------------------------

@@ -10,7 +10,7 @@ from ledgermq.broker.leader_view import Delivery, GrantPlan, ReceiveRequest
 from ledgermq.proto.entry import EntryHeader
 
 from .entry_log import Node, records, section
-from .test_leader_view import deliveries, offsets, request
+from .receiving import deliveries, offsets, receive, request
 
 
 class Pipelined:
@@ -61,6 +61,22 @@ def test_a_moved_position_holds_up_no_consumer_while_messages_keep_coming(how: s
     assert found[-1][1] == len(found) + found[0][1] - 1, "none is left out"
 
 
+def test_what_two_turns_choose_before_either_is_applied_is_disjoint() -> None:
+    node = Node()
+    topic, group = node.topic(queues=1), node.group()
+    node.fill(topic, 0, 5)
+    asked = request(group, topic, 2)
+    turn = node.view.open_turn()
+    plans = [turn.grant(asked, node.log.now), turn.grant(asked, node.log.now)]
+    entry = node.propose(turn)
+    later = node.view.open_turn()
+    plans.append(later.grant(asked, node.log.now))
+    later_entry = node.propose(later)
+    results = [node.commit_proposed(entry).results, node.commit_proposed(later_entry).results]
+    found = [offsets(deliveries(plan, results[i])) for plan, i in zip(plans, (0, 0, 1), strict=True)]
+    assert found == [[(0, 0), (0, 1)], [(0, 2), (0, 3)], [(0, 4)]]
+
+
 def test_several_receives_of_one_turn_go_on_where_the_last_of_them_ended() -> None:
     node = Node()
     topic, group = node.topic(queues=1), node.group()
@@ -79,31 +95,6 @@ def test_several_receives_of_one_turn_go_on_where_the_last_of_them_ended() -> No
     found += deliveries(plans[2], node.commit_proposed(later).results)
     found += deliveries(plans[3], node.commit(third).results)
     assert offsets(found) == [(0, offset) for offset in range(8)]
-
-
-@pytest.mark.parametrize("how", ["retention", "an offset that was committed"])
-def test_what_is_left_of_a_fifo_batch_when_its_open_message_goes_is_done(how: str) -> None:
-    """Acknowledged messages come again only because of an open one before them."""
-    node = Node()
-    topic, group = node.topic(queues=1), node.group(fifo=True)
-    node.fill(topic, 0, 5)
-    asked = request(group, topic, 3)
-    found = deliveries_of(node, asked)
-    rows = lease_rows([(0, each.queue_offset, each.lease_id) for each in found[1:]])
-    node.command(Ack(group, topic, rows))
-    move: Command = CommitOffsets(group, position_rows([(topic, 0, 1)]))
-    if how == "retention":
-        move = TrimQueues(position_rows([(topic, 0, 1)]))
-    effects = node.command(move)
-    assert node.state.committed_offset(group, topic, 0) == 3
-    assert (group, topic) in effects.released, "whoever waits for the queue is woken"
-    assert offsets(deliveries_of(node, asked)) == [(0, 3), (0, 4)]
-
-
-def deliveries_of(node: Node, asked: ReceiveRequest) -> list[Delivery]:
-    turn = node.view.open_turn()
-    plan = turn.grant(asked, node.log.now)
-    return deliveries(plan, node.commit(turn).results)
 
 
 def test_sessions_that_hold_nothing_are_forgotten_on_nodes_that_never_lead(
@@ -125,4 +116,4 @@ def test_sessions_that_hold_nothing_are_forgotten_on_nodes_that_never_lead(
 
 def deliveries_of_session(node: Node, group: int, topic: int, session: int) -> list[Delivery]:
     node.fill(topic, 0, 1)
-    return deliveries_of(node, request(group, topic, 1, session=session))
+    return receive(node, request(group, topic, 1, session=session))

@@ -19,6 +19,8 @@ from ledgermq.proto import nameserver_pb2_grpc, route_pb2
 
 from .test_route_table import route
 
+NO_CONTEXT: Any = None  # of a call that is made without a server; it is asked only to refuse one
+
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(coroutine, 30))
@@ -201,12 +203,12 @@ def test_the_end_of_an_old_stream_says_nothing_when_the_node_beats_on_a_new_one(
     async def scenario() -> None:
         server = NameServer({}, 10_000)
         calls = service.NameServerService(server.table, server._changes, "default")
-        await calls.Register(registration(), None)  # type: ignore[arg-type]
+        await calls.Register(registration(), NO_CONTEXT)
 
         async def beats() -> AsyncIterator[pb.HeartbeatBeat]:
             yield pb.HeartbeatBeat(cluster="local", group="g0", node_id="n1", term=1, leader_id="n1")
 
-        streams: list[Any] = [calls.Heartbeat(beats(), None) for _ in range(2)]  # type: ignore[arg-type]
+        streams: list[Any] = [calls.Heartbeat(beats(), NO_CONTEXT) for _ in range(2)]
         for stream in streams:
             assert not (await anext(stream)).register_again
         for stream, leader in zip(streams, ("n1", ""), strict=True):
@@ -219,20 +221,18 @@ def test_the_end_of_an_old_stream_says_nothing_when_the_node_beats_on_a_new_one(
 def test_a_slow_watcher_gets_the_newest_view_and_no_backlog() -> None:
     """The service keeps nothing for a watcher: what changed while it did not read is one view."""
 
-    no_context: Any = None  # it is asked only to refuse a call
-
     async def scenario() -> None:
         server = NameServer({}, 10_000)
         calls = service.NameServerService(server.table, server._changes, "default")
-        watch = calls.WatchRoutes(pb.WatchRoutesRequest(), no_context)
+        watch = calls.WatchRoutes(pb.WatchRoutesRequest(), NO_CONTEXT)
         assert isinstance(watch, AsyncGenerator)
         assert not (await anext(watch)).groups
         for term in range(1, 100):
-            await calls.Register(registration(term=term), no_context)
+            await calls.Register(registration(term=term), NO_CONTEXT)
         assert (await anext(watch)).groups[0].term == 99
         waiting = asyncio.ensure_future(anext(watch))
-        await calls.Register(registration(term=99), no_context)  # nothing new
-        await calls.Register(registration(term=100), no_context)
+        await calls.Register(registration(term=99), NO_CONTEXT)  # nothing new
+        await calls.Register(registration(term=100), NO_CONTEXT)
         assert (await waiting).groups[0].term == 100
         await watch.aclose()
         assert calls._watchers == 0

@@ -144,8 +144,9 @@ def test_the_scrubber_replaces_an_index_file_that_cannot_be_read(tmp_path: Path)
         await fill(cluster)
         index = tmp_path / "n1" / "entryindex" / f"{0:020d}"
         await cluster.until(index.exists)
-        disk.bad = index, index.stat().st_ino
-        await cluster.until(lambda: index.stat().st_ino != disk.bad[1], "replaced")  # type: ignore[index]
+        bad = index.stat().st_ino
+        disk.bad = index, bad
+        await cluster.until(lambda: index.stat().st_ino != bad, "replaced")
         passes = cluster.nodes["n1"].status().log_check.passes
         await cluster.until(lambda: cluster.nodes["n1"].status().log_check.passes > passes)
 

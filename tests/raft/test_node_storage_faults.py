@@ -7,6 +7,8 @@ import errno
 import time
 from pathlib import Path
 
+import pytest
+
 from ledgermq.raft.files import RealFile, RealFileSystem
 from ledgermq.raft.storage import open_storage
 from ledgermq.raft.storage_opening import storage_config
@@ -85,13 +87,15 @@ def test_a_failed_fsync_silences_the_node_for_ever_and_the_others_go_on(tmp_path
     run(Cluster(tmp_path), scenario)
 
 
-def test_a_fault_in_the_middle_of_a_stop_silences_the_node_and_ends_the_hand_over(tmp_path: Path) -> None:
+def test_a_fault_in_the_middle_of_a_stop_silences_the_node_and_ends_the_hand_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.start()
         await cluster.send(b"one")
         first = await cluster.leader()
         node = cluster.nodes.pop(first)
-        node._core.transfer_leadership = lambda to=None: NodeId("n0")  # type: ignore[method-assign]
+        monkeypatch.setattr(node._core, "transfer_leadership", lambda to=None: NodeId("n0"))
         stopping = asyncio.create_task(node.stop())
         await cluster.until(lambda: node._stopping)
         assert not stopping.done(), "nobody takes the lead"

@@ -1,8 +1,8 @@
 """Which nodes lost, or may lose, what they acknowledged. Never more than a minority at a time: beyond that, loss is fair.
 
 A node is hurt from the fault until it votes again after it has fetched everything as a learner; one that only lost power
-keeps its log, so until it votes again, and one whose log has a bad byte stays hurt until that is noticed. Damage is repaired per node,
-not per range, so the account is per node, too.
+keeps its log, so until it votes again, and one whose log has a bad byte stays hurt until that is noticed. Damage is
+repaired per node, not per range, so the account is per node, too.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ class Atlas:
     def note(self, name: str, what: str) -> None:
         """A node was hurt."""
         assert name in self.hurt or self.may_hurt(name)
-        if (
-            self.hurt.get(name, POWER_LOST) == POWER_LOST
-        ):  # what damaged the log outlives what only cut its end
+        # What damaged the log outlives what only cut its end.
+        if self.hurt.get(name, POWER_LOST) == POWER_LOST:
             self.hurt[name] = what
 
     def is_damaged(self, name: str) -> bool:

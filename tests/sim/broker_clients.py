@@ -81,9 +81,8 @@ class Consumer(Client):
 
     def _on_received(self, request: ReceiveRequest, answer: Answer, _newest: bool) -> None:
         if answer.status == "unknown" and self._session:
-            self._session = (
-                self.rng.getrandbits(60) | 1
-            )  # what was leased under the old one comes back with its end
+            # What was leased under the old one comes back with its end.
+            self._session = self.rng.getrandbits(60) | 1
         deliveries: list[Delivery] = answer.value if answer.status == "ok" else []
         for delivery in deliveries:
             self.world.on_delivered(request.group_id, request.topic_id, delivery)
@@ -206,7 +205,8 @@ class Puller(Client):
         if queue is not None:
             demand(end <= queue.end, f"B visible: {key} ends at {end} for a reader, committed is {queue.end}")
             demand(
-                asked <= begin or begin == asked, f"B visible: {key} is read at {begin}, asked was {asked}"
+                begin == asked or asked < begin <= queue.begin,
+                f"B visible: {key} is read from {begin}, asked was {asked}, hidden are those below {queue.begin}",
             )
         for place, row in enumerate(rows):
             self.world.on_seen(*key, begin + place, tuple(row))

@@ -1,7 +1,7 @@
 """The broker of one life of a simulated node: the real state, leader's view, append pipeline, checkpoints and queue files.
 
 Stands where `server.py`, the services and the event loop stand in a process: Raft's seam is driven by events of the life,
-coroutines and futures run on a `TinyLoop` whose turns are events, the worker of the checkpoints reports when the
+coroutines and futures run on a loop whose turns are events, the worker of the checkpoints reports when the
 simulated disk is done. Requests of the simulated clients come in through `on_request`.
 """
 
@@ -47,8 +47,9 @@ from ledgermq.raft.proposals import PendingProposals
 from ledgermq.raft.state_machine import Proposal
 from ledgermq.raft.types import LogIndex
 
-from .broker_loop import TinyLoop
 from .invariants import InvariantError
+from .loop import SimLoop
+from .parts import NoMetrics
 
 if TYPE_CHECKING:
     from .broker_world import BrokerWorld
@@ -90,18 +91,6 @@ class SimCheckpointing(Checkpointing):
         """Nothing."""
 
 
-class _Metric:
-    def inc(self) -> None:
-        """Nobody looks."""
-
-
-class _Metrics:
-    """Raft's metrics of one node."""
-
-    def counter(self, _name: str, *_labels: str) -> _Metric:
-        return _Metric()
-
-
 class BrokerLife:
     """Made when the data folder is open, before the core: `applied` says where the log must go on."""
 
@@ -110,7 +99,14 @@ class BrokerLife:
         self.world = world
         self.node = node
         files, folder = node.files, node.config.data_dir
-        self.loop = TinyLoop(self._wake, self._timer, self._when_disk_is_done)
+        self._ready: list[asyncio.Handle] = []  # for the next turn
+        self.loop = SimLoop(
+            now=lambda: world.world.now,
+            soon=self._soon,
+            later=self._timer,
+            when_disk_is_done=lambda handle: self.life.when_disk_is_done("broker_call", handle),
+            on_defect=self._on_defect,
+        )
         self.leadership = BrokerLeadership(node.name)
         self.store = SimCheckpointStore(
             files, folder / "checkpoint", ConsumeQueueFiles(files, folder / "consumequeue")
@@ -125,14 +121,14 @@ class BrokerLife:
         """The core stands: join them."""
         self.life = life
         life.handlers |= {
-            "broker_turn": self.on_turn, "timer": self.on_timer, "request": self.on_request, "broker_call": self.on_call,
+            "broker_turn": self.on_turn, "timer": self.on_timer, "request": self.on_request, "broker_call": self.loop.run,
             "checkpoint": self.on_checkpoint,
         }  # fmt: skip
         self.pipeline = AppendPipeline(self, life.log.max_entry_size)
         self.replica.attach(self.pipeline, self.next_timestamp, life.log.header_nowait)
         self.replica.observe(lambda effects: self.world.on_effects(self, effects))
         driver: Any = SimpleNamespace(next_timestamp=self.next_timestamp, settle=life.pump, pump=life.pump)
-        metrics: Any = _Metrics()
+        metrics: Any = NoMetrics()
         self.raft_leadership = Leadership(
             life.node.config, life.core, driver, self.replica, metrics, life.fail
         )
@@ -154,23 +150,28 @@ class BrokerLife:
 
     def end(self) -> None:
         """The process is gone."""
-        self.loop.end()
+        self.loop.kill()
 
     # --- the loop ------------------------------------------------------------------------------------------------
-    def _wake(self) -> None:
-        self.life.later(self.world.draw_lateness(), "broker_turn")
+    def _soon(self, handle: asyncio.Handle) -> None:
+        self._ready.append(handle)
+        if len(self._ready) == 1:
+            self.life.later(self.world.draw_lateness(), "broker_turn")
 
     def _timer(self, delay_us: int, handle: asyncio.Handle) -> None:
         self.life.later(delay_us, "timer", handle)
 
-    def _when_disk_is_done(self, call: Callable[[], None]) -> None:
-        self.life.when_disk_is_done("broker_call", call)
+    def _on_defect(self, error: BaseException) -> None:
+        where = f"B defect of {self.node.name}"
+        known = isinstance(error, AssertionError)
+        self.world.world.note_defect(error if known else InvariantError(f"{where}: {error!r}"))
 
     def on_turn(self, _payload: None) -> None:
-        """One turn of the event loop; what it proposes shares a flush."""
+        """One turn of the event loop: what was ready when it began. What it proposes shares a flush."""
         if self.life.core.fault is None:
-            with defects(f"B defect of {self.node.name}"):
-                self.loop.turn()
+            ready, self._ready = self._ready, []
+            for handle in ready:
+                self.loop.run(handle)
             if self._pump_due:
                 self._pump_due = False
                 self.life.pump()
@@ -178,13 +179,8 @@ class BrokerLife:
     def on_timer(self, handle: asyncio.Handle) -> None:
         if self.world.is_quiet:
             self._timer(100 * MS, handle)
-        else:
-            self.loop.run_handle(handle)
-
-    def on_call(self, call: Callable[[], None]) -> None:
-        """The disk is done with something that a worker asked of it."""
-        with self.loop.running():
-            call()
+        elif not handle.cancelled():
+            self._soon(handle)
 
     def on_checkpoint(self, _payload: None) -> None:
         """Write a checkpoint, unless the disk is in trouble."""

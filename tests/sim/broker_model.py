@@ -104,12 +104,10 @@ class BrokerModel:
         self.places: dict[bytes, list[tuple[int, int, int]]] = {}  # message id -> where it is stored
         self.stored_at: dict[bytes, int] = {}  # log time
         self.ids_before = self.streams_before = -1  # what deduplication may have forgotten (log time)
-        self.granted: dict[
-            tuple[int, int, int, int, int], int
-        ] = {}  # lease, group, topic, queue, offset -> attempt
+        #: lease, group, topic, queue, offset -> attempt
+        self.granted: dict[tuple[int, int, int, int, int], int] = {}
         self.reset_at: dict[tuple[int, int, int], int] = {}  # entry that last set a position back, or forth
         self.results: list[Any] = []
-        self.counts = {"messages": 0, "grants": 0, "acks": 0, "commands": 0}
 
     def apply(self, index: int, stamp: int, place: int, kind: int, sections: int, payload: bytes) -> None:
         """Take the next committed entry; `place`: physical offset of its header. Raises: InvariantError."""
@@ -129,7 +127,6 @@ class BrokerModel:
                 self._records((topic, queue), base, count, body, place + 64 + at, producer, epoch, sequence)
             else:
                 for number, version, raw in _commands(body, count):
-                    self.counts["commands"] += 1
                     self.results.append(_COMMANDS[number](self, raw, version))
             at += size
         demand(at == len(payload), f"entry {index}: bytes behind the last section")
@@ -157,7 +154,6 @@ class BrokerModel:
             queue.messages.append(Message(value, place + at, size, tag, self.stamp))
             at += size
         demand(at == len(body), f"entry {self.index}: records do not fill their section")
-        self.counts["messages"] += count
 
     def _sequence(self, key: tuple[int, int, int], epoch: int, sequence: int, count: int) -> None:
         """A producer's batches come in order, none twice, none missing; what is too long ago is forgotten."""
@@ -167,9 +163,8 @@ class BrokerModel:
         else:
             demand(known is None or epoch > known.epoch, f"B1: an old epoch at entry {self.index}")
             wanted = 0
-        if (
-            known is not None or self.streams_before < 0
-        ):  # else it may have been forgotten, while this was on its way
+        # Else it may have been forgotten, while this was on its way.
+        if known is not None or self.streams_before < 0:
             demand(
                 sequence == wanted, f"B1 sequence: entry {self.index}: {sequence} of {key}, due is {wanted}"
             )
@@ -284,7 +279,6 @@ class BrokerModel:
             if given:
                 granted[queue] = given
                 found.lost = 0
-        self.counts["grants"] += 1
         return granted
 
     def _grant_in(
@@ -338,7 +332,6 @@ class BrokerModel:
                     del found.leases[offset]
                 elif fifo:
                     break
-        self.counts["acks"] += len(touched)
         return verdicts
 
     def _change(self, raw: bytes, _version: int) -> list[bool]:

@@ -68,9 +68,8 @@ class BrokerWorld:
         self._digests: dict[int, int] = {}
         self.acked: dict[bytes, Place] = {}  # message id -> what the first answer said
         self.refused: dict[bytes, None] = {}  # definitely, every time
-        self.done: dict[
-            tuple[int, int, int, int], int
-        ] = {}  # group, topic, queue, offset -> index of the ack
+        #: group, topic, queue, offset -> index of the ack
+        self.done: dict[tuple[int, int, int, int], int] = {}
         self.delivered_count = 0
         self.is_lively = False  # all is well, and clients do as ever
         self.is_draining = False
@@ -253,6 +252,10 @@ class BrokerWorld:
         demand(
             attempt is not None,
             f"B leased: {place} was delivered under lease {delivery.lease_id}, which is none",
+        )
+        demand(
+            attempt == delivery.attempt,
+            f"B leased: {place} was delivered as attempt {delivery.attempt}, granted was attempt {attempt}",
         )
         row = (delivery.physical_offset, delivery.size, delivery.tag_hash)
         self.on_seen(topic_id, delivery.queue_id, delivery.queue_offset, row)

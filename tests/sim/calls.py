@@ -20,8 +20,6 @@ import grpc.aio
 
 from ledgermq.raft.out_stream import END_OF_STREAM
 
-from .loop import SimLoop
-
 if TYPE_CHECKING:
     from .node import SimNode
     from .world import World
@@ -70,7 +68,6 @@ class Calls:
     def __init__(self, world: World, rng: random.Random) -> None:
         self.world = world
         self.rng = rng
-        self.broken = 0
         self._open: list[Call] = []
 
     def grpc_module(self) -> SimpleNamespace:
@@ -83,9 +80,9 @@ class Calls:
         )
 
     def _channel(self, address: str, options: Any = None) -> Channel:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, SimLoop)
-        return Channel(self, loop, self.world.nodes[address.partition(":")[0]])
+        loop: Any = asyncio.get_running_loop()
+        client = next(node for node in self.world.nodes.values() if node.loop is loop)
+        return Channel(self, client, self.world.nodes[address.partition(":")[0]])
 
     def open(self, call: Call, raw: bytes) -> None:
         """Send the request of a new call."""
@@ -100,7 +97,7 @@ class Calls:
         world, rng = self.world, self.rng
         if call not in self._open:
             return world.now
-        ends = (call.client.node.name, call.server.name)
+        ends = (call.client.name, call.server.name)
         source, target = ends if to_server else ends[::-1]
         delays = world.network.deliveries(source, target, world.now)
         if delays:
@@ -118,7 +115,6 @@ class Calls:
     def cut(self, call: Call) -> None:
         """The connection is gone; both ends notice."""
         if self.end(call):
-            self.broken += 1
             gone = _error(grpc.StatusCode.UNAVAILABLE, "connection lost")
             self._tell(call, gone, to_server=False)
             self._tell(call, _CUT_OFF, to_server=True)
@@ -136,12 +132,12 @@ class Calls:
         return True
 
     def _tell(self, call: Call, item: Any, *, to_server: bool) -> None:
-        name = call.server.name if to_server else call.client.node.name
+        name = call.server.name if to_server else call.client.name
         self.world.later(self.rng.randint(1, 2000) * MS, name, "call", Packet(call, to_server, item))
 
     def process_ended(self, node: SimNode) -> None:
         """The connections of a node break."""
-        for call in [call for call in self._open if node in (call.server, call.client.node)]:
+        for call in [call for call in self._open if node in (call.server, call.client)]:
             self.cut(call)
 
     def on_packet(self, node: SimNode, packet: Packet) -> None:
@@ -158,9 +154,9 @@ class Calls:
 class Channel:
     """Stands for grpc.aio.Channel."""
 
-    def __init__(self, calls: Calls, loop: SimLoop, server: SimNode) -> None:
+    def __init__(self, calls: Calls, client: SimNode, server: SimNode) -> None:
         self._calls = calls
-        self._loop = loop
+        self._client = client
         self._server = server
         self._mine: list[Call] = []
 
@@ -194,7 +190,7 @@ class Channel:
             self._calls.hang_up(call)
 
     def _open(self, method: str, raw: bytes) -> Call:
-        call = Call(self._calls, self._loop, self._server, method)
+        call = Call(self._calls, self._client, self._server, method)
         self._mine.append(call)
         self._calls.open(call, raw)
         return call
@@ -205,12 +201,11 @@ class Call:
     """One call: the caller's `read`, and the task that answers."""
 
     calls: Calls
-    client: SimLoop
+    client: SimNode
     server: SimNode
     method: str
-    last: list[int] = field(
-        default_factory=lambda: [0, 0]
-    )  # arrival of the last frame, to the client, to the server
+    #: Arrival of the last frame: to the client, to the server.
+    last: list[int] = field(default_factory=lambda: [0, 0])
     _inbox: deque[Any] = field(default_factory=deque)
     _waiter: asyncio.Future[None] | None = None
     _task: asyncio.Task[None] | None = None
@@ -218,7 +213,7 @@ class Call:
     async def read(self) -> Any:
         """Return the next frame, END_OF_STREAM behind the last. Raises: AioRpcError."""
         while not self._inbox:
-            self._waiter = self.client.create_future()
+            self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         item = self._inbox.popleft()
         if isinstance(item, Exception):

@@ -32,9 +32,8 @@ class Horizon:
         self._invariants = invariants
         self._states: dict[int, int] = {}  # index -> checksum of the state
         self._agreed = 1  # highest beginning that any node has applied
-        self._shown: dict[
-            int, int
-        ] = {}  # term -> where its leader, when it was ready, said that the log begins
+        #: Term -> where its leader, when it was ready, said that the log begins.
+        self._shown: dict[int, int] = {}
         self.decided: dict[str, ResetPlan] = {}  # silent since then
         self.resets = 0
 

@@ -207,16 +207,16 @@ class Invariants:
             f"I6 durable quorum: {node.name} commits {index}, durable only on {', '.join(holders) or 'nobody'}",
         )
 
-    def compare_disks(self) -> int:
-        """I11 at the end: compare the disks below the lowest commit index; return how many bytes were equal."""
+    def compare_disks(self) -> None:
+        """I11 at the end: compare the disks below the lowest commit index."""
         running = [
             n for n in self.nodes.values() if n.up and n.name not in self.atlas.hurt and n.core.is_voter
         ]
         if len(running) < 2:
-            return 0
+            return
         upto = min(int(min(n.core.commit_index, n.core.stable_index)) for n in running)
         if any(upto <= n.image.base or n.image.crc(upto) is None for n in running):
-            return 0
+            return
         begin = max(n.image.begin() for n in running)
         ends = {n.image.end_of(upto) for n in running}
         demand(len(ends) == 1, f"I11: entry {upto} ends at different places")
@@ -224,7 +224,6 @@ class Invariants:
         pieces = [n.image.log_bytes(begin, end) for n in running]
         for node, piece in zip(running, pieces, strict=True):
             demand(piece == pieces[0], f"I11: the log of {node.name} differs from that of {running[0].name}")
-        return max(0, end - begin)
 
 
 def demand(holds: bool, what: str) -> None:

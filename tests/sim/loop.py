@@ -1,8 +1,9 @@
-"""asyncio in simulated time: the coroutines of the code under test run on the world's heap of events.
+"""asyncio in simulated time: coroutines of the code under test run on the world's heap of events.
 
-Owns: the tasks of one life of a node. Time is the world's; what is given to a thread is done at once on the simulated
-disk, and is reported when the disk is done. When the process dies its tasks end where they wait, and nothing that
-their `finally` blocks ask of the disk happens.
+Owns: the tasks of one process, or of one part of it. When something is carried out is the simulator's business: its
+callables put it on the heap. What is given to a thread is done at once on the simulated disk, and is reported when the
+disk is done. When the process dies its tasks end where they wait, and nothing that their `finally` blocks ask of the
+disk happens.
 """
 
 from __future__ import annotations
@@ -10,37 +11,44 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .node import SimNode
+from typing import Any
 
 _SECOND = 1_000_000
 _MOST_FINALLY = 20  # awaits in `finally` blocks of one task
+#: What no caller is meant to catch: a task that ends so has a bug, even if nobody asks how it ended.
+_BUGS = (AssertionError, AttributeError, LookupError, NameError, TypeError)
 
 
 class _ProcessEnded(BaseException):
     """Goes through a task whose process died."""
 
 
-_Loop: Any = asyncio.AbstractEventLoop  # to a type checker it has dozens of methods that must be there
-
-
-class SimLoop(_Loop):  # type: ignore[misc]
+class SimLoop:
     """As much of an event loop as tasks, futures, timeouts, locks and threads need."""
 
-    def __init__(self, node: SimNode) -> None:
-        self.node = node
-        self._world = node.world
-        self._tasks: dict[int, asyncio.Task[Any]] = {}
-        self._number = 0
+    def __init__(
+        self,
+        now: Callable[[], int],
+        soon: Callable[[asyncio.Handle], None],
+        later: Callable[[int, asyncio.Handle], None],
+        when_disk_is_done: Callable[[asyncio.Handle], None],
+        on_defect: Callable[[BaseException], None],
+    ) -> None:
+        """`now` and what is passed to `later` are microseconds; handles come back through `run`."""
+        self._self: Any = self  # asyncio asks for far more of a loop than its futures and tasks use
+        self._now = now
+        self._soon = soon
+        self._later = later
+        self._when_disk_is_done = when_disk_is_done
+        self._on_defect = on_defect
+        self._tasks: list[tuple[asyncio.Task[Any], Coroutine[Any, Any, Any]]] = []
         self._dead = False
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Be the loop that code asks for."""
         before = asyncio._get_running_loop()
-        asyncio._set_running_loop(self)
+        asyncio._set_running_loop(self._self)
         try:
             yield
         finally:
@@ -56,23 +64,22 @@ class SimLoop(_Loop):  # type: ignore[misc]
         """The process ends: throw every task out of where it waits."""
         self._dead = True
         with self.running():
-            self._end_tasks()
-
-    def _end_tasks(self) -> None:
-        for task in list(self._tasks.values()):
-            vars_of: Any = task
-            vars_of._log_destroy_pending = False
-            coroutine: Any = task.get_coro()
-            for _ in range(_MOST_FINALLY):
-                try:
-                    coroutine.throw(_ProcessEnded())
-                except BaseException:  # noqa: BLE001 (it has ended, whatever it says)
-                    break
+            for task, coroutine in self._tasks:
+                self._end(task, coroutine)
         self._tasks.clear()
+
+    def _end(self, task: asyncio.Task[Any], coroutine: Coroutine[Any, Any, Any]) -> None:
+        vars_of: Any = task
+        vars_of._log_destroy_pending = False
+        for _ in range(_MOST_FINALLY):
+            try:
+                coroutine.throw(_ProcessEnded())
+            except BaseException:  # noqa: BLE001 (it has ended, whatever it says)
+                break
 
     # --- AbstractEventLoop ---------------------------------------------------------------------------------------
     def time(self) -> float:
-        return self._world.now / _SECOND
+        return self._now() / _SECOND
 
     def get_debug(self) -> bool:
         return False
@@ -84,8 +91,9 @@ class SimLoop(_Loop):  # type: ignore[misc]
         return self._dead
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
-        self._schedule(0, handle)
+        handle = asyncio.Handle(callback, args, self._self, context)
+        if not self._dead:
+            self._soon(handle)
         return handle
 
     def call_later(
@@ -96,32 +104,21 @@ class SimLoop(_Loop):  # type: ignore[misc]
     def call_at(
         self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        self._schedule(max(0, round(when * _SECOND) - self._world.now), handle)
+        handle = asyncio.TimerHandle(when, callback, args, self._self, context)
+        if not self._dead:
+            self._later(max(0, round(when * _SECOND) - self._now()), handle)
         return handle
 
-    def _schedule(self, delay_us: int, handle: asyncio.Handle) -> None:
-        if not self._dead:
-            self._world.later(delay_us, self.node.name, "loop", handle)
-
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass
+        """Nothing is kept of timers here."""
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        return asyncio.Future(loop=self._self)
 
-    def create_task(self, coro: Coroutine[Any, Any, Any], **_: Any) -> asyncio.Task[Any]:
-        task = asyncio.Task(coro, loop=self)
-        self._number += 1
-        number = self._number
-        self._tasks[number] = task
-
-        def done(ended: asyncio.Task[Any]) -> None:
-            self._tasks.pop(number, None)
-            if not ended.cancelled() and isinstance(error := ended.exception(), AssertionError):
-                self._world.note_defect(error)
-
-        task.add_done_callback(done)
+    def create_task(self, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
+        task = asyncio.Task(_Watched(coro, self._on_defect), loop=self._self, name=options.get("name"))
+        self._tasks = [each for each in self._tasks if not each[0].done()]
+        self._tasks.append((task, coro))
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
@@ -133,18 +130,56 @@ class SimLoop(_Loop):  # type: ignore[misc]
         try:
             result = func(*args)
         except AssertionError as error:
-            self._world.note_defect(error)
+            self._on_defect(error)
             failure = error
         except Exception as error:  # noqa: BLE001 (it is the caller's)
             failure = error
-        until = max(0, self.node.files.busy_until - self._world.now) / _SECOND
-        self.call_later(until, _report, future, result, failure)
+        self._when_disk_is_done(asyncio.Handle(_report, (future, result, failure), self._self))
         return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """A callback raised: that is a defect. (Futures whose error nobody read end with their node.)"""
         error = context.get("exception")
         if "handle" in context and isinstance(error, Exception):
-            self._world.note_defect(error)
+            self._on_defect(error)
+
+
+def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine that never waits: without threads, the log's reads do not."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("a read of the log waited for something")
+
+
+class _Watched(Coroutine[Any, Any, Any]):
+    """A coroutine whose bugs are told at once, whoever waits for its task and whatever they make of them."""
+
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, Any], on_defect: Callable[[BaseException], None]
+    ) -> None:
+        self._coroutine = coroutine
+        self._on_defect = on_defect
+
+    def send(self, value: Any) -> Any:
+        return self._go_on(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._go_on(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Any:
+        return self._coroutine.__await__()
+
+    def _go_on(self, step: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return step(*args)
+        except _BUGS as bug:
+            self._on_defect(bug)
+            raise
 
 
 def _report(future: asyncio.Future[Any], result: Any, failure: Exception | None) -> None:

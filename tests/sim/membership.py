@@ -156,7 +156,6 @@ class Membership:
         return None
 
     def _refuse(self, greeting: Greeting, refusal: Refusal) -> None:
-        self._life.node.world.refusals += 1
         if not greeting.is_answer:
             reply = pb.HelloReply(hello=self.hello().to_proto())
             reply.refusal, reply.refusal_kind = refusal.text, refusal.kind.value

@@ -32,12 +32,8 @@ from .mutants_storage import STORAGE_MUTANTS, StorageMutant
 
 __all__ = ["MUTANTS", "Death", "find", "known_deaths"]
 
-FAMILIES = (
-    mutants_votes,
-    mutants_log,
-    mutants_resets,
-    mutants_broker,
-)  # importing them registers their mutants
+#: Importing them registers their mutants.
+FAMILIES = (mutants_votes, mutants_log, mutants_resets, mutants_broker)
 MAX_SEEDS = 1000
 STORAGE_SEEDS = 60
 TARGET_MEDIAN = 50

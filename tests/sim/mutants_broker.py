@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ledgermq.broker import checkpoint, checkpoint_store
 from ledgermq.broker.commands import CommitOffsets, GrantLeases
@@ -115,15 +116,17 @@ broker_mutant(
 )  # fmt: skip
 
 _on_leader_ready = Replica.on_leader_ready
+_kept_views: WeakKeyDictionary[Replica, LeaderView] = WeakKeyDictionary()
 
 
 def _ready_with_the_old_view(self: Replica, term: Term, timestamp: int) -> None:
-    view = getattr(self, "kept_view", None)
+    view = _kept_views.get(self)
     _on_leader_ready(self, term, timestamp)
     if view is not None:
         self.view = view
         self._pipeline.on_leader(view)
-    self.kept_view = self.view  # type: ignore[attr-defined]
+    assert self.view is not None
+    _kept_views[self] = self.view
 
 
 broker_mutant(

@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ledgermq.raft import reset_install, reset_sender
 from ledgermq.raft.core import RaftCore
 from ledgermq.raft.files import File, FileSystem
-from ledgermq.raft.hard_state import DurableState, HardStateFile
+from ledgermq.raft.hard_state import DurableState
 from ledgermq.raft.messages import AppendEntriesReply, Message
 from ledgermq.raft.outputs import Role
 from ledgermq.raft.progress import ProgressState
-from ledgermq.raft.reset_install import InstallState, ResetPlan
+from ledgermq.raft.reset_install import ResetPlan
 from ledgermq.raft.reset_receiver import ResetReceiver
 from ledgermq.raft.segment_keeper import LogFolders
 
@@ -54,7 +55,7 @@ async def _whatever_came(self: ResetReceiver, call: Any, plan: ResetPlan, file: 
     """A frame that is no chunk ends the state, whatever it says."""
     done = 0
     while (frame := await _next_frame(call)).WhichOneof("body") == "chunk" and done < plan.state_size // 2:
-        await self._on_disk(lambda data=frame.chunk.data, at=done: file.pwritev([data], at))  # type: ignore[misc]
+        await self._on_disk(partial(file.pwritev, [frame.chunk.data], done))
         done += len(frame.chunk.data)
     await self._on_disk(file.fdatasync)
 
@@ -73,19 +74,11 @@ patch_mutant(
 )
 
 
-def _forget_the_note_first(
-    files: FileSystem,
-    folders: LogFolders,
-    node: str,
-    segment_size: int,
-    plan: ResetPlan,
-    hard: HardStateFile,
-    install_state: InstallState,
-) -> None:
+def _forget_the_note_first(files: FileSystem, folders: LogFolders, *others: Any) -> None:
     files.unlink(folders.data / "reset" / "marker")
     files.sync_directory(folders.data / "reset")
     with _skipping(files, folders.data / "reset" / "marker"):
-        _install(files, folders, node, segment_size, plan, hard, install_state)
+        _install(files, folders, *others)
 
 
 @contextmanager

@@ -5,9 +5,11 @@ A start opens the data folder with the real recovery code; a crash takes the dis
 
 from __future__ import annotations
 
+import asyncio
 import random
 import uuid
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ledgermq.raft.config import Member, RaftConfig
@@ -156,7 +158,7 @@ class SimNode:
         """Open the data folder; the node is there when the disk is done with it."""
         self.life_number += 1
         self.starting = True
-        self.loop, self.port, self.installed, self.is_repaired = SimLoop(self), Port(), None, False
+        self.loop, self.port, self.installed, self.is_repaired = self._make_loop(), Port(), None, False
         self.config = self._config(rejoin=self.wants_rejoin and len(self.world.names) > 1)
         held = self.image.known() if self.wants_rejoin else {}
         try:
@@ -171,6 +173,21 @@ class SimNode:
             self.world.on_start_failed(self, error)
             return
         self._opened(storage, held)
+
+    def _make_loop(self) -> SimLoop:
+        """Every handle is an event of its own."""
+        world = self.world
+
+        def later(delay_us: int, handle: asyncio.Handle) -> None:
+            world.later(delay_us, self.name, "loop", handle)
+
+        return SimLoop(
+            now=lambda: world.now,
+            soon=partial(later, 0),
+            later=later,
+            when_disk_is_done=lambda handle: later(max(0, self.files.busy_until - world.now), handle),
+            on_defect=world.note_defect,
+        )
 
     def _opened(self, storage: RaftStorage, held: dict[int, int]) -> None:
         self.is_refetched = self.is_refetched or storage.log.last_index < storage.log.first_index
@@ -227,17 +244,21 @@ class SimNode:
         self.starting = False
         if self.life is not None:
             self._remember(self.life, power=keep is not None)
-            if self.life.broker is not None:
-                self.life.broker.end()
-            self.life = None
-        if self.loop is not None:
-            self.loop.kill()
+        self.end_tasks()
+        self.life = None
         self.port = None
         self.world.calls.process_ended(self)
         self.world.horizon.on_life(self)
         self.files.crash(keep)
         if keep is not None:
             self.machine.power_on()
+
+    def end_tasks(self) -> None:
+        """Nothing of this process runs any more."""
+        if self.life is not None and self.life.broker is not None:
+            self.life.broker.end()
+        if self.loop is not None:
+            self.loop.kill()
 
     def _remember(self, life: Life, *, power: bool) -> None:
         core = self.last_core = life.core

@@ -93,9 +93,8 @@ class Promises:
         """A node read its disk: is the vote that it told of there?"""
         core = node.core
         assert node.life is not None
-        if (
-            node.life.membership.standing is Standing.LEARNER
-        ):  # a new node has nothing that it could have lost
+        # A new node has nothing that it could have lost.
+        if node.life.membership.standing is Standing.LEARNER:
             self._must_hold[node.name] = self._invariants.max_committed
         if node.name in self._atlas.hurt:
             return

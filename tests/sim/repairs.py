@@ -1,6 +1,6 @@
 """Repair of a damaged log at the start of a node, in the simulation: the real code, asking peers over simulated calls.
 
-Owns: what the repair finds in the place of metrics, and the question to the platter whether it is whole again.
+Owns: the question to the platter whether it is whole again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ledgermq.raft.types import LogIndex
 
 from . import retention
 from .atlas import OLD_DISK
+from .parts import NoMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,13 +24,6 @@ if TYPE_CHECKING:
 
     from .life import Life
     from .node import SimNode
-
-
-class _NoMetrics:
-    """Takes every number and keeps none."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: self
 
 
 def serve_refetch(life: Life) -> None:
@@ -66,7 +60,7 @@ def repair(
     def applied() -> LogIndex:
         return LogIndex(retention.load(node.files, node.config.data_dir).applied)
 
-    metrics: Any = _NoMetrics()
+    metrics: Any = NoMetrics()
     start = StartRepair(node.config, node.files, open_folder, applied, metrics)
 
     async def run() -> None:

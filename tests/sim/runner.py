@@ -199,7 +199,7 @@ class Total:
 
 
 def soak(book: Path, seconds: float, *, workers: int = WORKERS) -> Total:
-    """Run seeds that the book does not have yet, for so long; append a line per batch. May be stopped at any time."""
+    """Run seeds that the book does not have yet, for so long (one batch at least); append a line per batch. May be stopped at any time."""
     book.parent.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     total = Total()
@@ -207,8 +207,6 @@ def soak(book: Path, seconds: float, *, workers: int = WORKERS) -> Total:
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         for first in count(next_seed(book), SOAK_BATCH):
             seeds = range(first, first + SOAK_BATCH)
-            if time.monotonic() - begin >= seconds:
-                break
             batch, started = Total(), time.monotonic()
             for outcome in pool.map(run_seed, seeds):
                 batch.add(outcome)
@@ -225,6 +223,8 @@ def soak(book: Path, seconds: float, *, workers: int = WORKERS) -> Total:
             with book.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             print(f"seeds {seeds[0]}-{seeds[-1]}: {batch}", flush=True)
+            if time.monotonic() - begin >= seconds:
+                break
     return total
 
 
@@ -249,18 +249,6 @@ def sum_of(book: Path) -> dict[str, Total]:
     totals: dict[str, Total] = {}
     for line in read_book(book):
         total = totals.setdefault(line["commit"], Total())
-        counts = (
-            "seeds",
-            "events",
-            "disk_calls",
-            "segments_deleted",
-            "repairs",
-            "crashes",
-            "rejoins",
-            "resets",
-            "segments_deleted",
-        )
-        for name in counts:  # older lines have fewer
-            setattr(total, name, getattr(total, name) + line.get(name, 0))
-        total.violations += line["violations"]
+        for name, known in asdict(total).items():  # older lines have fewer
+            setattr(total, name, known + line.get(name, type(known)()))
     return totals

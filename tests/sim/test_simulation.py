@@ -5,9 +5,11 @@ SEEDS=40 makes it shorter; the bounds below are those of a full run.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from ledgermq.raft.recovery import LogRecovery
 from .file_system import SimFileSystem
 from .mutants_votes import ForgetsItsTerm
 from .parts import Parts
-from .runner import ROOT, Outcome, Total, next_seed, report, run_many, run_seed, shrink, soak
+from .runner import ROOT, Outcome, Total, next_seed, report, run_many, run_seed, shrink, soak, sum_of
 
 ONE = os.environ.get("SEED")
 COUNT = int(os.environ.get("SEEDS") or 320)
@@ -67,10 +69,20 @@ def test_a_soak_goes_on_where_its_book_ends(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("tests.sim.runner.SOAK_BATCH", 2)
     book = tmp_path / "soak.jsonl"
     assert next_seed(book) == 0
-    assert soak(book, 0.001).seeds == 2
+    assert soak(book, 0).seeds == 2
     with book.open("a") as file:
         file.write('{"commit": "abc", "la')  # stopped amid a line
     assert next_seed(book) == 2
+
+
+@not_for_one_seed
+def test_the_totals_of_a_book_are_the_sums_of_its_lines(tmp_path: Path) -> None:
+    book = tmp_path / "soak.jsonl"
+    batch = Total(40, 1, 2, 3, 4, 5, 6, 7, 8, [9])
+    line = {"commit": "abc", **asdict(batch)}
+    older = {"commit": "abc", "seeds": 40, "events": 100, "violations": [10]}
+    book.write_text("".join(json.dumps(each) + "\n" for each in (line, line, older)))
+    assert sum_of(book) == {"abc": Total(120, 102, 4, 6, 8, 10, 12, 14, 16, [9, 9, 10])}
 
 
 @not_for_one_seed

@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,27 +40,6 @@ _OUTSIDE = ("started", "crash", "isolate", "cut_off")
 _OF_LOOPS = ("loop", "call")
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a run did. Equal seeds give equal results, `trace` included."""
-
-    seed: int
-    nodes: int
-    flush: str
-    events: int
-    disk_calls: int
-    committed: int
-    terms: int
-    crashes: int
-    reads: int
-    rejoins: int
-    resets: int
-    segments_deleted: int
-    repairs: int
-    equal_bytes: int  # compared between the disks at the end (I11)
-    trace: int
-
-
 class World:
     """Owns time. Every event is (time, number, node, life, kind, payload)."""
 
@@ -85,29 +63,12 @@ class World:
         self.values = 0
         self.reads_asked = 0
         self.reads_served = 0
-        self.cold_reads = 0
-        self.refusals = 0
         self.rejoins = 0
-        self.bad_entries = 0
         self.segments_deleted = 0
         self.repairs = 0
         self.steps = 0  # of the loops of all nodes
         self.defect: BaseException | None = None  # the first one that code under test might have swallowed
-        count = rng.choice((3, 3, 3, 5, 5, 1) if seed % 10 == 0 else (3, 5))
-        self.names = [f"n{i + 1}" for i in range(count)]
-        self.flush = rng.choice(("sync", "sync", "sync", "async_timed", "async_notify"))
-        self.segment_size = rng.choice((4096, 4096, 8192, 65_536))
-        self.cache_bytes = rng.choice((2000, 20_000, 1 << 20))
-        self.limits: dict[str, Any] = {
-            "max_inflight_messages": rng.choice((1, 2, 8, 64)),
-            "max_inflight_bytes": rng.choice((600, 4_000, 1 << 20)),
-            "max_append_bytes": rng.choice((1, 700, 4_000, 1 << 20)),
-            "max_uncommitted_bytes": rng.choice((2_000, 20_000, 1 << 20)),
-        }
-        if (
-            self.limits["max_append_bytes"] == 1
-        ):  # 256 messages that overtake each other are refused one by one
-            self.limits["max_inflight_messages"] = min(8, self.limits["max_inflight_messages"])
+        self._draw_settings()
         has_broker = seed % BROKER_EVERY == BROKER_EVERY - 1 if broker is None else broker
         self.broker = BrokerWorld(self) if has_broker else None
         self.network = Network(random.Random(rng.getrandbits(64)))
@@ -134,6 +95,24 @@ class World:
         with patched(self._modules, self.parts.patches):
             self._make_nodes()
 
+    def _draw_settings(self) -> None:
+        """How large the group is, and what its nodes are configured to."""
+        rng = self.rng
+        count = rng.choice((3, 3, 3, 5, 5, 1) if self.seed % 10 == 0 else (3, 5))
+        self.names = [f"n{i + 1}" for i in range(count)]
+        self.flush = rng.choice(("sync", "sync", "sync", "async_timed", "async_notify"))
+        self.segment_size = rng.choice((4096, 4096, 8192, 65_536))
+        self.cache_bytes = rng.choice((2000, 20_000, 1 << 20))
+        self.limits: dict[str, Any] = {
+            "max_inflight_messages": rng.choice((1, 2, 8, 64)),
+            "max_inflight_bytes": rng.choice((600, 4_000, 1 << 20)),
+            "max_append_bytes": rng.choice((1, 700, 4_000, 1 << 20)),
+            "max_uncommitted_bytes": rng.choice((2_000, 20_000, 1 << 20)),
+        }
+        if self.limits["max_append_bytes"] == 1:
+            # 256 messages that overtake each other are refused one by one.
+            self.limits["max_inflight_messages"] = min(8, self.limits["max_inflight_messages"])
+
     @property
     def is_sync(self) -> bool:
         return self.flush == "sync"
@@ -158,7 +137,7 @@ class World:
             node.start()
 
     # --- running -----------------------------------------------------------------------------------------------
-    def run(self) -> Result:
+    def run(self) -> None:
         """Run both phases. Raises: InvariantError, SimulationError (an AssertionError both)."""
         with patched(self._modules, self.parts.patches):
             try:
@@ -170,28 +149,10 @@ class World:
                 if self.broker is not None:
                     self.broker.finish()
                     self.trace = hash((self.trace, self.broker.trace))
-                equal = self.invariants.compare_disks()
+                self.invariants.compare_disks()
             finally:
                 for node in self.nodes.values():
-                    if node.loop is not None:
-                        node.loop.kill()
-        return Result(
-            self.seed,
-            len(self.names),
-            self.flush,
-            self.events,
-            sum(node.files.calls for node in self.nodes.values()),
-            self.invariants.max_committed,
-            max(int(n.core.term) for n in self.nodes.values() if n.up or n.last_core is not None),
-            self.faults.crashes,
-            self.reads_served,
-            self.rejoins,
-            self.horizon.resets,
-            self.segments_deleted,
-            self.repairs,
-            equal,
-            self.trace & 0xFFFFFFFFFFFFFFFF,
-        )
+                    node.end_tasks()
 
     def later(self, delay_us: int, node: str, kind: str, payload: Any = None) -> None:
         """Let something happen to a node, if it lives on until then (node "" : to the world)."""
@@ -202,9 +163,8 @@ class World:
     def transmit(self, source: str, target: str, kind: str, packet: Any) -> None:
         """Put a frame or a greeting on the wire."""
         delays = self.network.deliveries(source, target, self.now)
-        if (
-            self._on_wire[target] >= CROWDED
-        ):  # answers to repeated messages are repeated, too: no network keeps that up
+        if self._on_wire[target] >= CROWDED:
+            # Answers to repeated messages are repeated, too: no network keeps that up.
             del delays[1:]
         for delay in delays:
             self._number += 1
@@ -232,7 +192,7 @@ class World:
         return next(node for node in self.nodes.values() if node.config.data_dir == data)
 
     def note_defect(self, error: BaseException) -> None:
-        """Something broke where the code under test may go on: the run ends at the next step."""
+        """Something broke where the code under test may go on: the run ends with this event."""
         self.defect = self.defect or error
 
     def leader(self) -> SimNode | None:
@@ -288,10 +248,6 @@ class World:
             node.wants_rejoin = True
         self.later(self.faults.rng.randint(50, 1000) * MS, "", "restart", node.name)
 
-    def on_bad_entries(self, node: SimNode, source: str, error: Exception) -> None:
-        """A follower dropped entries: damaged ones of a leader whose disk is hurt, or stale ones that do not chain."""
-        self.bad_entries += 1
-
     # --- events ------------------------------------------------------------------------------------------------
     def run_until(self, end: int) -> None:
         """Let everything happen that is due by then."""
@@ -318,6 +274,8 @@ class World:
                 self._happen_outside(node, kind, payload)
             elif node.life is not None:
                 self._happen(node, kind, payload)
+            if self.defect is not None:
+                raise self.defect
         self.now = end
 
     def _happen_outside(self, node: SimNode, kind: str, payload: Any) -> None:
@@ -339,20 +297,18 @@ class World:
             self.later(node.paused_until - self.now, node.name, kind, payload)
             return
         self.steps += 1
+        self._must_end()
         if kind == "call":
             self.calls.on_packet(node, payload)
         else:
             assert node.loop is not None
             node.loop.run(payload)
         self.invariants.after(node)
-        if self.defect is not None:
-            raise self.defect
         self.trace = hash((self.trace, self.now, self._place[node.name], self.steps, node.files.calls))
 
     def _happen(self, node: SimNode, kind: str, payload: Any) -> None:
         self.events += 1
-        if self.events > MAX_EVENTS or self.steps > MAX_EVENTS:
-            raise InvariantError(f"I10 liveness: {MAX_EVENTS:,} events and no end: {self.describe()}")
+        self._must_end()
         life = node.life
         assert life is not None
         if self.now < node.paused_until:
@@ -368,6 +324,10 @@ class World:
         core = life.core
         self.trace = hash((self.trace, self.now, self._place[node.name], core.term, core.commit_index,
                            core.last_index, core.stable_index, node.files.calls))  # fmt: skip
+
+    def _must_end(self) -> None:
+        if self.events > MAX_EVENTS or self.steps > MAX_EVENTS:
+            raise InvariantError(f"I10 liveness: {MAX_EVENTS:,} events and no end: {self.describe()}")
 
     def _deliver_queued(self, node: SimNode) -> None:
         inbox, node.inbox = node.inbox, []
