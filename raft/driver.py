@@ -263,7 +263,8 @@ class Driver:
     def _carry_out(self, output: Output) -> None:
         for event in output.events:
             if type(event) is BecameLeader:
-                self._stage_noop(event)
+                if not self._stage_noop(event):
+                    return
             elif type(event) is SteppedDown:
                 self._lost.inc(self.proposals.lost("this node no longer leads"))
         if output.persist is not None and not self._persist(output.persist):
@@ -293,8 +294,8 @@ class Driver:
     def _apply(self) -> None:
         self._applier.advance(self._to_apply)
 
-    def _stage_noop(self, event: BecameLeader) -> None:
-        """Build the entry that opens the term. `persist.append` of the same output covers it."""
+    def _stage_noop(self, event: BecameLeader) -> bool:
+        """Build the entry that opens the term; return whether it could be. `persist.append` of the same output covers it."""
         try:
             self.log.stage_entry(
                 EntryKind.NOOP,
@@ -306,6 +307,8 @@ class Driver:
             )
         except RaftError as error:
             self._owner.on_fault(f"the first entry of term {event.term} cannot be stored: {error}")
+            return False
+        return True
 
     def _persist(self, persist: Persist) -> bool:
         """Queue one storage operation; return whether it could be."""

@@ -46,6 +46,7 @@ from ledgermq.raft.wire import decode, encode_append, encode_control
 from ledgermq.raft.wire_batch import WireBatch
 
 from .disk_work import DiskWork
+from .file_system import ROOMY
 from .loop import finished
 from .membership import AIM, Membership
 from .repairs import serve_refetch
@@ -255,8 +256,8 @@ class Life:
         self.pump()
 
     def on_disk_failed(self, reason: str) -> None:
-        """A thread of the storage failed."""
-        self.fail(reason)
+        """A thread of the storage failed; where a real one waits for room, that of the simulation gives up."""
+        self.fail(reason, full=self.node.files.capacity != ROOMY)
 
     # --- outputs -------------------------------------------------------------------------------------------------
     def pump(self) -> None:
@@ -277,8 +278,8 @@ class Life:
                 self._noop_index = event.noop_index
                 world.invariants.on_leader(self.node, event)
                 world.promises.on_leader(self.node)
-                if event.noop_index:  # a mutant has none
-                    self._stage_noop(event)
+                if event.noop_index and not self._stage_noop(event):  # a mutant has none
+                    return
                 world.faults.on_leader(self.node)
             elif isinstance(event, Faulted) and not self.faulted:
                 world.promises.on_fault(self.node, event.reason)
@@ -311,11 +312,13 @@ class Life:
         if changed:
             self._after.append(self.membership.advance)
 
-    def _stage_noop(self, event: BecameLeader) -> None:
+    def _stage_noop(self, event: BecameLeader) -> bool:
         try:
             self._stage(EntryKind.NOOP, [], event.noop_index, event.term)
         except DiskFullError as error:
             self.fail(f"the first entry of term {event.term} cannot be stored: {error}", full=True)
+            return False
+        return True
 
     def _stage(
         self, kind: EntryKind, parts: list[Any], index: LogIndex, term: Term, *, sections: int = 1
