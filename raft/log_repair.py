@@ -204,9 +204,8 @@ class LogRepair:
         try:
             file.pwritev([data], position)
         except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            _give_up_pages(file, position, len(data))
+            if error.errno != errno.EIO or not _give_up_pages(file, position, len(data)):
+                raise  # the write itself failed: terminal (P15)
             file.pwritev([data], position)
         if header.kind is EntryKind.FILLER:  # only its header travels; the rest are zeros by definition
             write_zeros(file, position + HEADER_SIZE, self.segment_size)
@@ -237,8 +236,12 @@ def renew_identity(files: FileSystem, folders: LogFolders, identity: Identity, i
     return identity
 
 
-def _give_up_pages(file: File, position: int, size: int) -> None:
-    """Zero the pages that the disk cannot read: a part of one cannot be written, the kernel would read the rest first."""
+def _give_up_pages(file: File, position: int, size: int) -> bool:
+    """Zero the pages that the disk cannot read, and return whether there were any.
+
+    A part of such a page cannot be written: the kernel would read the rest first.
+    """
+    found = False
     for page in range(position // _PAGE * _PAGE, position + size, _PAGE):
         try:
             file.pread(_PAGE, page)
@@ -246,6 +249,8 @@ def _give_up_pages(file: File, position: int, size: int) -> None:
             if error.errno != errno.EIO:
                 raise
             write_zeros(file, page, page + _PAGE)
+            found = True
+    return found
 
 
 class StoppedLog:

@@ -436,6 +436,23 @@ def test_sectors_that_cannot_be_read_are_damage_like_any_other() -> None:
         assert after.read_all() == whole.entries
 
 
+def test_write_of_a_repair_that_fails_where_the_disk_can_be_read_is_not_tried_again() -> None:
+    whole = filled()
+    disk = filled().disk.killed()
+    zero(disk, *place_of(whole, 10))
+    failed: list[int] = []
+
+    def fail(step: int, operation: str, path: Path) -> None:
+        if operation == "write" and path.parent.name == "commitlog":
+            failed.append(step)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    disk.on_step = fail
+    with pytest.raises(OSError, match="Input/output error"):
+        repaired(disk, Peer(whole))
+    assert len(failed) == 1
+
+
 def first_of_second_segment(rig: LogRig) -> int:
     return next(i for i in range(1, LAST) if place_of(rig, i)[0] == SEGMENT)
 
