@@ -53,12 +53,17 @@ class Progress:
         return not self.probe_sent
 
     def on_sent(self, hi: LogIndex, size: int) -> None:
-        """Note that the open message went out with entries up to `hi`."""
+        """Note that the open message went out with entries up to `hi`.
+
+        Its acknowledgement may be here already (of a copy that left before, or quicker than this report). None follows,
+        so it takes no place in the window.
+        """
         self.open_append = None
         if self.state is ProgressState.REPLICATE:
-            self.next_index = LogIndex(hi + 1)
-            self.inflight.append((hi, size))
-            self.inflight_bytes += size
+            self.next_index = max(self.next_index, LogIndex(hi + 1))
+            if hi > self.match_index:
+                self.inflight.append((hi, size))
+                self.inflight_bytes += size
         else:
             self.probe_sent = True
 

@@ -46,6 +46,15 @@ def test_replication_sends_ahead_within_the_window() -> None:
     assert progress.may_send(8, 100)
 
 
+def test_what_is_acknowledged_before_it_is_reported_sent_takes_no_place_in_the_window() -> None:
+    progress = follower()
+    assert progress.on_success(LogIndex(9))
+    assert progress.on_success(LogIndex(14))
+    progress.on_sent(LogIndex(12), 30)
+    assert (progress.next_index, len(progress.inflight), progress.inflight_bytes) == (15, 0, 0)
+    assert progress.may_send(1, 100)
+
+
 def test_a_refusal_in_replication_goes_back_to_what_matches() -> None:
     progress = follower()
     progress.on_success(LogIndex(9))
