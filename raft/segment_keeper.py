@@ -91,7 +91,8 @@ class SegmentKeeper:
         self.full = False
         self.deleting = 0  # segments that `delete` was asked for and that still take space
         self._no_room_for: int | None = None  # the segment that is to be made as soon as there is room
-        self._postponed: deque[tuple[Manifest, Sequence[int]]] = deque()  # deletions that found no room
+        #: Deletions that found no room for the base point. A stop gives them up: the next start finds all segments.
+        self._postponed: deque[tuple[Manifest, Sequence[int]]] = deque()
 
     # --- life --------------------------------------------------------------------------------------------------
     def start(

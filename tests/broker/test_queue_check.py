@@ -90,6 +90,12 @@ class Rig:
     async def _no_repair(self, error: object) -> bool:
         return False
 
+    async def check_until_repaired(self) -> None:
+        self.check.start()
+        async with asyncio.timeout(30):
+            while not self.counts.repaired:  # noqa: ASYNC110 (nothing announces it)
+                await asyncio.sleep(0)
+
     def path(self, queue_id: int) -> Path:
         return self.files.path(self.state.topics.named("orders").folder, queue_id, 0)
 
@@ -123,9 +129,7 @@ def test_a_pass_finds_a_flipped_bit_and_makes_the_block_again(tmp_path: Path, un
     async def scenario(rig: Rig) -> None:
         before = [rig.units(0).tobytes(), rig.units(1).tobytes()]
         flip(rig.path(1), unit * UNIT_SIZE + 3)
-        rig.check.start()
-        while not rig.counts.repaired:  # noqa: ASYNC110 (nothing announces it)
-            await asyncio.sleep(0)
+        await rig.check_until_repaired()
         assert [rig.units(0).tobytes(), rig.units(1).tobytes()] == before
         assert (rig.counts.found, rig.counts.repaired, rig.failed) == (1, 1, [])
         assert "rebuilt" in rig.counts.last
@@ -150,9 +154,7 @@ def test_a_pass_makes_a_block_again_that_the_disk_cannot_read(
 
         monkeypatch.setattr(RealFile, "pread", pread)
         monkeypatch.setattr(RealFile, "pwritev", pwritev)
-        rig.check.start()
-        while not rig.counts.repaired:  # noqa: ASYNC110 (nothing announces it)
-            await asyncio.sleep(0)
+        await rig.check_until_repaired()
         assert (rig.counts.found, rig.failed, bad) == (1, [], set())
         assert "the disk cannot read it; rebuilt" in rig.counts.last
 
@@ -172,10 +174,7 @@ def test_a_queue_that_cannot_be_checked_now_keeps_no_other_from_it(
 
         monkeypatch.setattr(rig.files, "load", failing)
         flip(rig.path(1), 3)
-        rig.check.start()
-        async with asyncio.timeout(30):
-            while not rig.counts.repaired:  # noqa: ASYNC110 (nothing announces it)
-                await asyncio.sleep(0)
+        await rig.check_until_repaired()
         assert (rig.counts.found, rig.failed) == (1, [])
 
     run(tmp_path, scenario)

@@ -166,17 +166,22 @@ def test_repeated_crashes_end_in_the_new_folder(seed: int) -> None:
     check_new(disk, start(disk))
 
 
+def acknowledge(disk: SimulatedDisk, count: int) -> None:
+    """Finish what is pending, then store entries durably behind it."""
+    start(disk).close(clean=False)
+    rig = LogRig(disk)
+    for number in range(count):
+        rig.append(b"new %d " % number * 30, term=7)
+    rig.persist()
+    rig.flusher.step(10)
+
+
 @pytest.mark.parametrize("keep", list(Keep))
 def test_what_is_acknowledged_after_a_reset_is_never_wiped_by_it(keep: Keep) -> None:
     """The installation must not be repeated once the new log may grow."""
     disk = old_folder()
     decided(disk)
-    start(disk).close(clean=False)
-    rig = LogRig(disk)
-    for number in range(30):
-        rig.append(b"new %d " % number * 30, term=7)
-    rig.persist()
-    rig.flusher.step(10)
+    acknowledge(disk, 30)
     after = disk.crash(random.Random(1), keep)
     storage = start(after)
     assert (storage.log.first_index, storage.log.last_index, storage.log.last_term) == (101, 130, 7)
@@ -198,12 +203,7 @@ def test_what_is_acknowledged_after_a_killed_installation_is_never_wiped_by_it(k
         disk = old_folder()
         decided(disk)
         disk = killed_at(step, disk, start)
-        start(disk).close(clean=False)
-        rig = LogRig(disk)
-        for number in range(3):
-            rig.append(b"new %d " % number * 30, term=7)
-        rig.persist()
-        rig.flusher.step(10)
+        acknowledge(disk, 3)
         storage = start(disk.crash(random.Random(step), keep))
         assert (storage.log.first_index, storage.log.last_index) == (101, 103), step
 
