@@ -12,14 +12,14 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any, Final
 
 import grpc.aio
 
+from ledgermq.raft.port_front import PortFront, take_port
+
 from .config import ListenerConfig, split_address
-from .front import Front
+from .front import TlsJudge
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +68,7 @@ class Listener:
         self.config = config
         self._log_server = grpc.aio.server(options=_OPTIONS)
         self._messaging_server = grpc.aio.server(options=_OPTIONS)
-        self._front: Front | None = None
-        self._folder: Path | None = None
+        self._front: PortFront | None = None
 
     async def start(self, log_handlers: Handlers, messaging_handlers: Handlers, *, tls_front: bool) -> None:
         """Open both ports. Raises: PortError."""
@@ -86,23 +85,19 @@ class Listener:
 
     async def _start_front(self, address: str) -> None:
         """Serve on a private Unix socket behind a front that listens on `address`."""
-        self._folder = Path(mkdtemp(prefix="ledgermq-"))
-        path = str(self._folder / "messaging")
-        self._messaging_server.add_insecure_port(f"unix:{path}")
-        self._front = Front(path)
+        self._front = PortFront(TlsJudge())
+        self._messaging_server.add_insecure_port(self._front.inner_address)
         try:
-            await self._front.start(*split_address(address))
+            await self._front.listen(take_port(address))
         except OSError as error:
+            self._front.close()
             raise PortError("messaging_bind", address, os.strerror(error.errno or 0)) from None
 
     async def stop(self, grace: float) -> None:
         """Refuse new calls, give open ones `grace` seconds, close."""
         await asyncio.gather(self._log_server.stop(grace), self._messaging_server.stop(grace))
         if self._front is not None:
-            await self._front.stop()
-        if self._folder is not None:
-            (self._folder / "messaging").unlink(missing_ok=True)
-            self._folder.rmdir()
+            self._front.close()
 
 
 def _add_port(server: grpc.aio.Server, key: str, address: str) -> None:

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class RaftServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """By gRPC, on the same port.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -34,16 +35,6 @@ class RaftServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Append = channel.stream_stream(
-                '/ledgermq.v1.RaftService/Append',
-                request_serializer=ledgermq_dot_proto_dot_raft__pb2.RaftFrame.SerializeToString,
-                response_deserializer=ledgermq_dot_proto_dot_raft__pb2.HelloReply.FromString,
-                _registered_method=True)
-        self.Control = channel.stream_stream(
-                '/ledgermq.v1.RaftService/Control',
-                request_serializer=ledgermq_dot_proto_dot_raft__pb2.RaftFrame.SerializeToString,
-                response_deserializer=ledgermq_dot_proto_dot_raft__pb2.HelloReply.FromString,
-                _registered_method=True)
         self.Refetch = channel.unary_unary(
                 '/ledgermq.v1.RaftService/Refetch',
                 request_serializer=ledgermq_dot_proto_dot_raft__pb2.RefetchRequest.SerializeToString,
@@ -52,19 +43,8 @@ class RaftServiceStub:
 
 
 class RaftServiceServicer:
-    """Missing associated documentation comment in .proto file."""
-
-    def Append(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Control(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
+    """By gRPC, on the same port.
+    """
 
     def Refetch(self, request, context):
         """Committed entries, for a member whose copy of them is damaged: it writes the same bytes at the same place.
@@ -76,16 +56,6 @@ class RaftServiceServicer:
 
 def add_RaftServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Append': grpc.stream_stream_rpc_method_handler(
-                    servicer.Append,
-                    request_deserializer=ledgermq_dot_proto_dot_raft__pb2.RaftFrame.FromString,
-                    response_serializer=ledgermq_dot_proto_dot_raft__pb2.HelloReply.SerializeToString,
-            ),
-            'Control': grpc.stream_stream_rpc_method_handler(
-                    servicer.Control,
-                    request_deserializer=ledgermq_dot_proto_dot_raft__pb2.RaftFrame.FromString,
-                    response_serializer=ledgermq_dot_proto_dot_raft__pb2.HelloReply.SerializeToString,
-            ),
             'Refetch': grpc.unary_unary_rpc_method_handler(
                     servicer.Refetch,
                     request_deserializer=ledgermq_dot_proto_dot_raft__pb2.RefetchRequest.FromString,
@@ -100,61 +70,8 @@ def add_RaftServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RaftService:
-    """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def Append(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/ledgermq.v1.RaftService/Append',
-            ledgermq_dot_proto_dot_raft__pb2.RaftFrame.SerializeToString,
-            ledgermq_dot_proto_dot_raft__pb2.HelloReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Control(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/ledgermq.v1.RaftService/Control',
-            ledgermq_dot_proto_dot_raft__pb2.RaftFrame.SerializeToString,
-            ledgermq_dot_proto_dot_raft__pb2.HelloReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
+    """By gRPC, on the same port.
+    """
 
     @staticmethod
     def Refetch(request,

@@ -64,7 +64,7 @@ from .wire_batch import WireBatch
 
 logger = logging.getLogger(__name__)
 
-RaftTransport = Transport[Message | Hello, bytes]
+RaftTransport = Transport[Message | Hello, tuple[bytes, bytes]]
 _SIZE: Final = struct.Struct("<I")
 _INDEX: Final = struct.Struct("<Q")
 #: Control messages that share a frame.
@@ -178,7 +178,7 @@ class Driver:
     def _lead_timestamp(self) -> int:
         return self.log_time.lead(time.time() * 1000, time.monotonic() * 1000)
 
-    def on_frame(self, peer: NodeId, frame: bytes) -> Hello | None:
+    def on_frame(self, peer: NodeId, frame: Buffer) -> Hello | None:
         """Step the messages of one frame; return the news about the sender that came with them."""
         if self.closed:
             return None
@@ -457,7 +457,7 @@ def last_index_of(data: bytes) -> LogIndex:
     return LogIndex(_INDEX.unpack_from(data, last + 16)[0] if position == end else 0)
 
 
-def make_control_frame(queue: deque[Message | Hello]) -> bytes:
+def make_control_frame(queue: deque[Message | Hello]) -> tuple[bytes]:
     """Take messages off a control queue, several into one frame; of greetings the latest counts."""
     messages: list[Message] = []
     hello: Hello | None = None
@@ -467,10 +467,10 @@ def make_control_frame(queue: deque[Message | Hello]) -> bytes:
             hello = item
         else:
             messages.append(item)
-    return encode_control(messages, hello)
+    return (encode_control(messages, hello),)
 
 
-def make_append_frame(queue: deque[bytes]) -> bytes:
+def make_append_frame(queue: deque[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
     """Take one append frame off its queue."""
     return queue.popleft()
 

@@ -1,66 +1,67 @@
 """One outgoing stream to one peer: connect, greet, write frames, notice its end, connect again.
 
-Owns: one gRPC channel of its own (its own TCP connection, D10) and a bounded queue. Must not: know Raft. Frames are
-made when the stream is ready to take them, so nothing stale waits in buffers. While the stream is down everything is
-dropped: Raft sends again. Invariant: nothing is written before the peer accepted the greeting.
+Owns: one TCP connection (D10) and a bounded queue. Must not: know Raft. Frames are made when the stream is ready to
+take them, so little that is stale waits in buffers. While the stream is down everything is dropped: Raft sends again.
+Invariant: nothing is written before the peer accepted the greeting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
-import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError
+
+from ledgermq.proto.entry import Buffer
+
+from .frame_stream import FrameStream, connect
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
-Frame = bytes
-MakeFrame = Callable[["deque[Item]"], Frame]  # takes at least one item off the queue
+MakeFrame = Callable[
+    ["deque[Item]"], Sequence[Buffer]
+]  # takes at least one item off the queue; parts of a frame
 
-END_OF_STREAM: Final[Any] = vars(grpc.aio)["EOF"]  # the type stubs do not know it
+CONNECT_TIMEOUT_S: Final = 1.0
 GREETING_TIMEOUT_S: Final = 2.0
 RECONNECT_DELAY_S: Final = 0.02
 RECONNECT_DELAY_MAX_S: Final = 0.08
 REFUSED_DELAY_S: Final = 1.0  # after the peer refused the greeting: a person must act
 LOST_HINT_DELAY_S: Final = 0.1  # without a new connection by then, the peer counts as gone (D10)
-
-CHANNEL_OPTIONS: Final = (
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 1000),  # how long one connection attempt may take
-    ("grpc.max_reconnect_backoff_ms", 80),
-    ("grpc.keepalive_time_ms", 2000),  # finds a peer that vanished without a reset
-    ("grpc.keepalive_timeout_ms", 1500),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),
-)
+#: A greeting and its answer are far smaller.
+MAX_GREETING_SIZE: Final = 1 << 20
 
 
 class StreamKind(Enum):
-    """The two streams to a peer; the value is the RPC's name."""
+    """The two streams to a peer."""
 
     CONTROL = "Control"
     APPEND = "Append"
+
+    @property
+    def preamble(self) -> bytes:
+        """What a connection opens with: a name, the version of this framing, the kind."""
+        return PREAMBLE + self.value[:1].encode()
+
+
+#: Not how HTTP/2 begins, which gRPC speaks on the same port.
+PREAMBLE: Final = b"LMQR\x01"
 
 
 class StreamOwner(Protocol):
     """Told about the life of a stream, on the loop."""
 
-    def greeting(self, kind: StreamKind) -> Frame:
+    def greeting(self, kind: StreamKind) -> bytes:
         """Return the first frame to send."""
 
-    async def on_accepted(self, kind: StreamKind, answer: Frame) -> bool:
+    async def on_accepted(self, kind: StreamKind, answer: Buffer) -> bool:
         """The peer answered the greeting; return whether the stream may be used.
 
         Raises: OSError (what must be stored first cannot be), ValueError, DecodeError (the answer cannot be read).
@@ -95,8 +96,7 @@ class OutStream(Generic[Item]):
         self._owner = owner
         self._make_frame = make_frame
         self._queue: deque[Item] = deque(maxlen=limit)  # full: the oldest goes
-        self._wakeup = asyncio.Event()
-        self._channel: Any = None
+        self._stream: FrameStream | None = None  # greeted
         self._task: asyncio.Task[None] | None = None
         self._hint: asyncio.TimerHandle | None = None
         self._was_connected = False
@@ -112,73 +112,101 @@ class OutStream(Generic[Item]):
         self.silence()
         if self._task is not None:
             await asyncio.wait([self._task])
-        if self._channel is not None:
-            await self._channel.close(0)
 
     def silence(self) -> None:
         """End the stream for good; `close` must follow."""
         self.connected = False
         self._queue.clear()
+        if self._stream is not None:
+            self._stream.abort("silenced")
         if self._hint is not None:
             self._hint.cancel()
         if self._task is not None:
             self._task.cancel()
 
     def put(self, item: Item) -> None:
-        """Queue one item; dropped when the stream is down (Raft sends again)."""
-        if not self.connected:
+        """Send one item, when the stream can take it; dropped when the stream is down (Raft sends again)."""
+        stream = self._stream
+        if not self.connected or stream is None or not stream.is_open:
             self.dropped += 1
             return
         if len(self._queue) == self._queue.maxlen:
             self.dropped += 1
         self._queue.append(item)
-        self._wakeup.set()
+        if stream.may_send:
+            self._write()
 
     def __len__(self) -> int:
         return len(self._queue)
 
+    def _write(self) -> None:
+        queue, stream = self._queue, self._stream
+        if self.connected and stream is not None:
+            while queue and stream.may_send:
+                stream.send(self._make_frame(queue))
+
     async def _run(self) -> None:
-        self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
-        delay = RECONNECT_DELAY_S
+        delay = 0.0
         while True:
             try:
                 await self._session()
             except _Ended as end:
                 was = self.connected
                 self._disconnected(end)
-                delay = RECONNECT_DELAY_S if was else min(delay * 2, RECONNECT_DELAY_MAX_S)
+                # A peer whose process ended refuses at once, and says so; one that cut a connection is back at once.
+                delay = 0.0 if was else min(max(delay * 2, RECONNECT_DELAY_S), RECONNECT_DELAY_MAX_S)
                 await asyncio.sleep(REFUSED_DELAY_S if end.not_wanted else delay)
 
     async def _session(self) -> None:
-        """Open one stream and write until it ends. Raises: _Ended, always."""
-        method = self._channel.stream_stream(f"/ledgermq.v1.RaftService/{self.kind.value}")
-        call = method()
-        try:
-            await self._greet(call)
-            await self._exchange(call)
-        except grpc.aio.AioRpcError as error:
-            raise _ended(error) from None
-        except (TimeoutError, asyncio.InvalidStateError) as error:
-            raise _Ended(f"no answer to the greeting ({type(error).__name__})") from None
-        finally:
-            call.cancel()
+        """Open one stream, and return when it has ended. Raises: _Ended, always."""
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Buffer] = loop.create_future()
+        lost: asyncio.Future[str] = loop.create_future()
 
-    async def _greet(self, call: Any) -> None:
-        async with asyncio.timeout(GREETING_TIMEOUT_S):
-            await call.write(self._owner.greeting(self.kind))
-            answer = await call.read()
-        if answer is END_OF_STREAM:
-            raise _Ended("closed during the greeting")
-        if not await self._is_wanted(answer):
+        def on_frame(frame: Buffer) -> None:  # the peer only ever answers the greeting
+            if not answered.done():
+                answered.set_result(frame)
+
+        def on_lost(reason: str) -> None:
+            if not lost.done():  # cancelled with the task that waited for it
+                lost.set_result(reason)
+
+        stream = FrameStream(on_frame, on_lost, self._write, MAX_GREETING_SIZE)
+        try:
+            await connect(self.address, stream, CONNECT_TIMEOUT_S)
+        except socket.gaierror as error:
+            raise _Ended(f"its name is not known: {error.strerror}") from None
+        except OSError as error:  # refused, unreachable, no answer
+            raise _Ended(str(error) or "no connection in time", unreachable=True) from None
+        try:
+            stream.send_preamble(self.kind.preamble)
+            stream.send((self._owner.greeting(self.kind),))
+            await self._greeted(stream, answered, lost)
+            raise _Ended(await lost)
+        finally:
+            self._stream = None
+            stream.abort()
+
+    async def _greeted(
+        self, stream: FrameStream, answered: asyncio.Future[Buffer], lost: asyncio.Future[str]
+    ) -> None:
+        """Return when the stream may be used. Raises: _Ended."""
+        await asyncio.wait((answered, lost), timeout=GREETING_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not answered.done():
+            raise _Ended(lost.result() if lost.done() else "no answer to the greeting")
+        if not await self._is_wanted(answered.result()):
             raise _Ended("the peer does not want this stream", not_wanted=True)
+        if lost.done():
+            raise _Ended(lost.result())
         self._queue.clear()
+        self._stream = stream
         self.connected = self._was_connected = True
         if self._hint is not None:
             self._hint.cancel()
             self._hint = None
         self._owner.on_up(self.kind)
 
-    async def _is_wanted(self, answer: Frame) -> bool:
+    async def _is_wanted(self, answer: Buffer) -> bool:
         try:
             return await self._owner.on_accepted(self.kind, answer)
         except (OSError, ValueError, DecodeError) as error:
@@ -190,30 +218,6 @@ class OutStream(Generic[Item]):
                 error,
             )
             return False
-
-    async def _exchange(self, call: Any) -> None:
-        """Write frames; the peer sends nothing more, so a finished read is the stream's end."""
-        loop = asyncio.get_running_loop()
-        reader = loop.create_task(call.read())
-        writer = loop.create_task(self._write(call))
-        try:
-            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (reader, writer):
-                task.cancel()
-            ended = await asyncio.gather(reader, writer, return_exceptions=True)
-        for error in ended:
-            if isinstance(error, Exception):
-                raise error
-        raise _Ended("closed by the peer")
-
-    async def _write(self, call: Any) -> None:
-        queue, wakeup = self._queue, self._wakeup
-        while True:
-            while queue:
-                await call.write(self._make_frame(queue))
-            wakeup.clear()
-            await wakeup.wait()
 
     def _disconnected(self, end: _Ended) -> None:
         if self.connected:
@@ -233,9 +237,3 @@ class OutStream(Generic[Item]):
         if self._was_connected:  # told once per lost connection
             self._was_connected = False
             self._owner.on_lost(self.kind, gone=True)
-
-
-def _ended(error: grpc.aio.AioRpcError) -> _Ended:
-    details = error.details() or ""
-    connecting = error.code() is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details.lower()
-    return _Ended(f"{error.code().name}: {details}"[:200], unreachable=connecting)

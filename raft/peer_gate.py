@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ledgermq.proto.entry import Buffer
+
 from .core import RaftCore
 from .driver import Driver, RaftTransport
 from .hello import Hello, Refusal, RefusalKind
 from .metrics import RaftMetrics
 from .node_status import StatusView
-from .out_stream import Frame, StreamKind
+from .out_stream import StreamKind
 from .types import NodeId
 from .voting_rights import VotingRights
 
@@ -49,7 +51,7 @@ class PeerGate:
         """Judge a peer's greeting. Raises: OSError."""
         return await self._rights.admit(hello)
 
-    def on_frame(self, peer: NodeId, kind: StreamKind, frame: Frame) -> None:
+    def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
         """Take a frame of a peer."""
         with self._driver.defects_fault(f"handling a message of {peer}"):
             self._view.heard(peer)

@@ -28,7 +28,6 @@ from .errors import DiskFullError, StateTransferError, defect_text
 from .files import File, FileSystem, is_full
 from .hello import Hello
 from .identity import Manifest
-from .out_stream import CHANNEL_OPTIONS, END_OF_STREAM
 from .outputs import ResetOffered, Role
 from .reset_install import ResetPlan, check_space, decide, discard_staging, open_staging
 from .reset_sender import FORMAT, SERVICE
@@ -43,6 +42,20 @@ CHUNK_TIMEOUT_S: Final = 30.0
 RETRY_S: Final = 0.5
 RETRY_MAX_S: Final = 10.0
 _T = TypeVar("_T")
+
+END_OF_STREAM: Final[Any] = vars(grpc.aio)["EOF"]  # the type stubs do not know it
+#: Of the connection that a state is fetched on.
+CHANNEL_OPTIONS: Final = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.min_reconnect_backoff_ms", 1000),  # how long one connection attempt may take
+    ("grpc.keepalive_time_ms", 2000),  # finds a peer that vanished without a reset
+    ("grpc.keepalive_timeout_ms", 1500),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+)
 
 
 class ResetReceiver:

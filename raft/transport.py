@@ -1,8 +1,8 @@
 """Streams between the nodes of a group: accepts those of the peers, keeps two open to each of them (D10).
 
-Owns: the gRPC server on the Raft port, one `PeerLink` per peer. Must not: know what the frames mean, nor decide who
-may talk: it asks the `Gate`. A frame is handed up only from a stream whose greeting was accepted and whose sender's
-incarnation is still the known one.
+Owns: the Raft port with the gRPC server that shares it, one `PeerLink` per peer. Must not: know what the frames mean,
+nor decide who may talk: it asks the `Gate`. A frame is handed up only from a stream whose greeting was accepted and
+whose sender's incarnation is still the known one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import grpc
@@ -20,11 +19,21 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ledgermq.proto import raft_pb2 as pb
+from ledgermq.proto.entry import Buffer
 
 from .config import Member
 from .errors import AddressInUseError
+from .frame_stream import MAX_FRAME_SIZE, FrameStream, set_options
 from .hello import Hello, Refusal, RefusalKind, Standing
-from .out_stream import END_OF_STREAM, GREETING_TIMEOUT_S, Frame, MakeFrame, OutStream, StreamKind
+from .out_stream import (
+    GREETING_TIMEOUT_S,
+    MAX_GREETING_SIZE,
+    PREAMBLE,
+    MakeFrame,
+    OutStream,
+    StreamKind,
+)
+from .port_front import PortFront, Verdict, take_port
 from .types import NodeId
 
 logger = logging.getLogger(__name__)
@@ -56,7 +65,7 @@ class Gate(Protocol):
         Raises: OSError (it cannot be stored now).
         """
 
-    def on_frame(self, peer: NodeId, kind: StreamKind, frame: Frame) -> None:
+    def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
         """Take one frame of an accepted stream. Runs on the loop and must not wait."""
 
     def on_refused(self, peer: NodeId, refusal: Refusal, group_id: int) -> None:
@@ -89,13 +98,13 @@ class PeerLink(Generic[ControlItem, AppendItem]):
         self.control = OutStream(StreamKind.CONTROL, peer.address, self, control, CONTROL_LIMIT)
         self.append = OutStream(StreamKind.APPEND, peer.address, self, append, APPEND_LIMIT)
 
-    def greeting(self, kind: StreamKind) -> Frame:
+    def greeting(self, kind: StreamKind) -> bytes:
         """Return the serialized Hello that opens a stream."""
         return self._gate.hello(self.peer.node_id).to_proto().SerializeToString()
 
-    async def on_accepted(self, kind: StreamKind, answer: Frame) -> bool:
+    async def on_accepted(self, kind: StreamKind, answer: Buffer) -> bool:
         """Judge the peer's answer; both sides must agree."""
-        reply = pb.HelloReply.FromString(answer)
+        reply = pb.HelloReply.FromString(bytes(answer))
         if reply.refusal_kind:
             refusal = Refusal(RefusalKind(reply.refusal_kind), reply.refusal)
             self._on_answered(self.peer.node_id, refusal)
@@ -126,12 +135,40 @@ class PeerLink(Generic[ControlItem, AppendItem]):
         await asyncio.gather(self.control.close(), self.append.close())
 
 
-@dataclass(slots=True, eq=False)
 class _Incoming:
-    """One accepted stream of a peer."""
+    """One stream that a peer opened: its greeting, then its frames."""
 
-    incarnation: int
-    task: asyncio.Task[Any]
+    def __init__(self, transport: Transport[Any, Any], kind: StreamKind) -> None:
+        self.incarnation = 0
+        self.stream = FrameStream(self._on_frame, self._on_lost, max_frame_size=MAX_GREETING_SIZE)
+        self._transport = transport
+        self._kind = kind
+        self._peer: NodeId | None = None  # accepted
+        self._timer = asyncio.get_running_loop().call_later(
+            GREETING_TIMEOUT_S, self.stream.abort, "no greeting"
+        )
+
+    def accepted(self, hello: Hello) -> None:
+        """Frames are handed up from now on."""
+        self._peer, self.incarnation = hello.node_id, hello.incarnation
+        self.stream.max_frame_size = MAX_FRAME_SIZE
+
+    def end(self) -> None:
+        """Hand up nothing more, and end the stream for the peer."""
+        self._timer.cancel()
+        self.stream.abort()
+
+    def _on_frame(self, frame: Buffer) -> None:
+        if self._peer is not None:
+            self._transport.on_frame(self._peer, self._kind, frame)
+            return
+        self._timer.cancel()
+        self.stream.hold()
+        self._transport.judge_greeting(self, frame)
+
+    def _on_lost(self, reason: str) -> None:
+        self._timer.cancel()
+        self._transport.on_incoming_lost(self, self._peer)
 
 
 class Transport(Generic[ControlItem, AppendItem]):
@@ -149,9 +186,12 @@ class Transport(Generic[ControlItem, AppendItem]):
         self.bind = bind
         self._rpc_handlers = tuple(rpc_handlers)  # what the layer above serves on the Raft port
         self._gate = gate
+        self._sockets: list[socket.socket] = []
         self._server: Any = None
-        self._listening = False
+        self._front: PortFront | None = None
         self._silent = False
+        self._greeting: set[_Incoming] = set()  # not accepted yet
+        self._judging: set[asyncio.Task[None]] = set()
         self._incoming: dict[NodeId, set[_Incoming]] = {peer.node_id: set() for peer in peers}
         self._logged: set[tuple[NodeId, RefusalKind]] = set()
         self.refused: dict[NodeId, Refusal] = {}  # peers whose last greeting this node refused
@@ -166,26 +206,22 @@ class Transport(Generic[ControlItem, AppendItem]):
 
     def open_port(self) -> None:
         """Take the Raft port; nothing is served yet. Raises: AddressInUseError."""
-        if not _can_bind(self.bind):  # gRPC would print lines of its own before it fails
-            raise AddressInUseError(self.bind)
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
         try:
-            self._server.add_insecure_port(self.bind)
-        except RuntimeError:
+            self._sockets = take_port(self.bind)
+        except OSError:
             raise AddressInUseError(self.bind) from None
+        for each in self._sockets:
+            set_options(each)
 
     async def listen(self) -> None:
         """Serve the streams, and what the layer above serves to the other nodes on this port."""
-        handlers = {
-            StreamKind.CONTROL.value: grpc.stream_stream_rpc_method_handler(
-                self._handler(StreamKind.CONTROL)
-            ),
-            StreamKind.APPEND.value: grpc.stream_stream_rpc_method_handler(self._handler(StreamKind.APPEND)),
-        }
-        service = grpc.method_handlers_generic_handler("ledgermq.v1.RaftService", handlers)
-        self._server.add_generic_rpc_handlers((service, *self._rpc_handlers))
+        self._front = PortFront(self._judge)
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server.add_generic_rpc_handlers(self._rpc_handlers)
+        self._server.add_insecure_port(self._front.inner_address)
         await self._server.start()
-        self._listening = True
+        sockets, self._sockets = self._sockets, []
+        await self._front.listen(sockets)
 
     def serve_also(self, handler: grpc.GenericRpcHandler[Any, Any]) -> None:
         """Serve more on the Raft port; before `listen`."""
@@ -198,11 +234,17 @@ class Transport(Generic[ControlItem, AppendItem]):
 
     async def close(self) -> None:
         """Close every stream and the port at once."""
+        self._silent = True
+        for each in self._sockets:
+            each.close()
+        if self._front is not None:
+            self._front.stop_listening()
         await asyncio.gather(*(link.close() for link in self.links.values()))
+        self._end_incoming()
         if self._server is not None:
-            if not self._listening:
-                await self._server.start()  # gRPC gives back only the port of a server that has run
             await self._server.stop(0)
+        if self._front is not None:
+            self._front.close()
 
     def silence(self) -> None:
         """Say nothing more to anybody and listen to nobody; `close` must follow."""
@@ -210,83 +252,96 @@ class Transport(Generic[ControlItem, AppendItem]):
         for link in self.links.values():
             link.control.silence()
             link.append.silence()
-        for streams in self._incoming.values():
-            for stream in list(streams):
-                streams.discard(stream)
-                stream.task.cancel()
+        self._end_incoming()
+
+    def _end_incoming(self) -> None:
+        for task in self._judging:
+            task.cancel()
+        for streams in (*self._incoming.values(), self._greeting):
+            for incoming in list(streams):
+                streams.discard(incoming)
+                incoming.end()
 
     def drop_other_incarnations(self, peer: NodeId, incarnation: int) -> None:
         """End the incoming streams of a peer's former data folder: whatever is still in them must not count."""
-        for stream in list(self._incoming[peer]):
-            if stream.incarnation != incarnation:
-                self._incoming[peer].discard(stream)
-                stream.task.cancel()
+        for incoming in list(self._incoming[peer]):
+            if incoming.incarnation != incarnation:
+                self._incoming[peer].discard(incoming)
+                incoming.end()
 
     def is_heard(self, peer: NodeId) -> bool:
         """Tell whether the peer has a stream open to this node."""
         return bool(self._incoming[peer])
 
-    def _handler(self, kind: StreamKind) -> Callable[[Any, Any], Awaitable[None]]:
-        async def serve(_requests: Any, context: Any) -> None:
-            await self._serve(kind, context)
+    # --- what comes in -----------------------------------------------------------------------------------------
+    def _judge(self, connection: asyncio.Transport, first: bytes) -> Verdict:
+        """Take a connection that opens as a stream between nodes does; all others speak gRPC."""
+        size = len(PREAMBLE) + 1
+        kind = next((each for each in StreamKind if each.preamble.startswith(first[:size])), None)
+        if kind is None:
+            return Verdict.PASS_ON
+        if len(first) < size:
+            return Verdict.WAIT
+        if self._silent:
+            connection.abort()
+            return Verdict.TAKEN
+        incoming = _Incoming(self, kind)
+        self._greeting.add(incoming)
+        connection.set_protocol(incoming.stream)
+        incoming.stream.connection_made(connection)
+        incoming.stream.feed(first[size:])
+        if not incoming.stream.is_held:
+            connection.resume_reading()
+        return Verdict.TAKEN
 
-        return serve
+    def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
+        """Take one frame of an accepted stream."""
+        self._gate.on_frame(peer, kind, frame)
 
-    async def _serve(self, kind: StreamKind, context: Any) -> None:
-        greeted = None if self._silent else await self._greeted(context)
-        if greeted is None or self._silent:
+    def on_incoming_lost(self, incoming: _Incoming, peer: NodeId | None) -> None:
+        """A stream that a peer opened has ended."""
+        self._greeting.discard(incoming)
+        if peer is not None:
+            self._incoming[peer].discard(incoming)
+
+    def judge_greeting(self, incoming: _Incoming, frame: Buffer) -> None:
+        """Answer the greeting of a stream; frames are taken from it when it is accepted."""
+        task = asyncio.get_running_loop().create_task(self._answer(incoming, bytes(frame)))
+        self._judging.add(task)
+        task.add_done_callback(self._judging.discard)
+
+    async def _answer(self, incoming: _Incoming, greeting: bytes) -> None:
+        try:
+            hello, answer = await self._judged(greeting)
+        except OSError as error:
+            logger.warning("greeting not settled, it comes again error=%s", error)
+            incoming.end()
             return
-        hello, answer = greeted
+        self._greeting.discard(incoming)
+        stream = incoming.stream
+        if self._silent or not stream.is_open:
+            incoming.end()
+            return
+        if hello is not None:  # in the turn that accepted it: its folder may be replaced while it is answered
+            self._incoming[hello.node_id].add(incoming)
+            incoming.accepted(hello)
+        stream.send((answer,))
         if hello is None:
-            await context.write(answer)
-            return
-        task = asyncio.current_task()
-        assert task is not None
-        stream = _Incoming(hello.incarnation, task)
-        streams = self._incoming[hello.node_id]
-        streams.add(stream)  # in the turn that accepted it: its folder may be replaced while it is answered
-        try:
-            await context.write(answer)
-            await self._receive(kind, hello.node_id, stream, context)
-        except asyncio.CancelledError:
-            if stream in streams:
-                raise  # the server stops
-            task.uncancel()  # `drop_other_incarnations`, `silence`: a return ends the stream for the peer too
-        finally:
-            streams.discard(stream)
+            stream.close()
+        else:
+            stream.resume()
 
-    async def _receive(self, kind: StreamKind, peer: NodeId, stream: _Incoming, context: Any) -> None:
-        streams, on_frame, read, eof = self._incoming[peer], self._gate.on_frame, context.read, END_OF_STREAM
-        while True:
-            frame = await read()
-            if frame is eof or stream not in streams:
-                return
-            on_frame(peer, kind, frame)
-
-    async def _greeted(self, context: Any) -> tuple[Hello | None, bytes] | None:
-        """Take and judge the greeting; return it (None: it is refused) and the answer. None: say nothing."""
+    async def _judged(self, greeting: bytes) -> tuple[Hello | None, bytes]:
+        """Return the greeting (None: it is refused) and the answer. Raises: OSError (it cannot be settled now)."""
         try:
-            async with asyncio.timeout(GREETING_TIMEOUT_S):
-                first = await context.read()
-        except TimeoutError:
-            return None
-        if first is END_OF_STREAM:
-            return None
-        try:
-            hello = Hello.from_proto(pb.Hello.FromString(first))
+            hello = Hello.from_proto(pb.Hello.FromString(greeting))
         except (ValueError, DecodeError) as error:
             refusal = Refusal(RefusalKind.MALFORMED, f"the greeting cannot be read: {error}")
             return None, _reply(self._gate.hello(None), refusal)
-        try:
-            refused = await self._gate.admit(hello)
-        except OSError as error:
-            logger.warning("greeting not settled peer=%s, it comes again error=%s", hello.node_id, error)
-            return None
+        refused = await self._gate.admit(hello)
         answer = _reply(self._gate.hello(None), refused)
         self._note_judged(hello.node_id, refused)
-        if refused is not None:
-            return None, answer
-        return hello, answer
+        return (hello if refused is None else None), answer
 
     def _note_judged(self, peer: NodeId, refusal: Refusal | None) -> None:
         """Keep what this node said to the last greeting of a peer."""
@@ -311,24 +366,6 @@ class Transport(Generic[ControlItem, AppendItem]):
         if (peer, refusal.kind) not in self._logged:
             self._logged.add((peer, refusal.kind))
             logger.error("peer refused peer=%s reason=%s: %s", peer, refusal.kind.name.lower(), refusal.text)
-
-
-def _can_bind(address: str) -> bool:
-    """Tell whether the port can be taken on one of the addresses of a host, as gRPC would take it."""
-    host, _, port = address.rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    for family, kind, protocol, _, where in found:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(where)
-        except OSError:
-            continue
-        return True
-    return False
 
 
 def _reply(hello: Hello, refusal: Refusal | None) -> bytes:

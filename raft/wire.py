@@ -1,7 +1,7 @@
 """Frames of the Raft streams: the core's messages as protobuf, log bytes beside them (proto/raft.proto).
 
 Pure. A frame is a valid serialized RaftFrame, yet neither side copies the entries through protobuf: `entries` is its
-last field, so the sender joins [rest, tag, length, log bytes], and the receiver cuts there.
+last field, so the sender writes [rest, tag, length] and the log bytes, and the receiver cuts there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from ledgermq.proto import raft_pb2 as pb
+from ledgermq.proto.entry import Buffer
 from ledgermq.proto.errors import CorruptError
 
 from .hello import Hello
@@ -60,18 +61,18 @@ def encode_control(messages: Iterable[Message], hello: Hello | None = None) -> b
     return frame.SerializeToString()
 
 
-def encode_append(message: AppendEntries, entries: bytes) -> bytes:
-    """Return the frame of one AppendEntries with its log bytes."""
+def encode_append(message: AppendEntries, entries: bytes) -> tuple[bytes, bytes]:
+    """Return the frame of one AppendEntries in two parts: what stands in front of its log bytes, and these, not copied."""
     head = pb.RaftFrame(messages=[_encode_append(message)]).SerializeToString()
-    return b"".join((head, bytes((_ENTRIES_TAG,)), _varint(len(entries)), entries))
+    return b"".join((head, bytes((_ENTRIES_TAG,)), _varint(len(entries)))), entries
 
 
-def decode(frame: bytes, from_: NodeId, to: NodeId) -> tuple[list[Message], Hello | None, memoryview]:
+def decode(frame: Buffer, from_: NodeId, to: NodeId) -> tuple[list[Message], Hello | None, memoryview]:
     """Return (messages, news about the sender, log bytes) of a frame. Raises: CorruptError."""
     cut = _entries_at(frame)
     view = memoryview(frame)
     try:
-        parsed = pb.RaftFrame.FromString(frame if cut is None else bytes(view[: cut[0]]))
+        parsed = pb.RaftFrame.FromString(bytes(view if cut is None else view[: cut[0]]))
         messages: list[Message] = [
             _DECODERS[message.WhichOneof("body") or ""](message, from_, to) for message in parsed.messages
         ]
@@ -186,7 +187,7 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(frame: bytes, position: int) -> tuple[int, int]:
+def _read_varint(frame: Buffer, position: int) -> tuple[int, int]:
     """Return (value, position behind it). Raises: CorruptError."""
     value = shift = 0
     while position < len(frame) and shift < 64:
@@ -199,7 +200,7 @@ def _read_varint(frame: bytes, position: int) -> tuple[int, int]:
     raise CorruptError("raft frame ends inside a length", position)
 
 
-def _entries_at(frame: bytes) -> tuple[int, int] | None:
+def _entries_at(frame: Buffer) -> tuple[int, int] | None:
     """Return (where the field `entries` starts, where its bytes start), or None when there are none.
 
     An append frame is exactly: one `messages` field, then `entries` to the end.

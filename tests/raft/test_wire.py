@@ -51,13 +51,13 @@ def test_every_control_message_survives_the_wire_many_in_one_frame() -> None:
 
 @pytest.mark.parametrize("size", [1, 127, 128, 70_000, 3 << 20])
 def test_an_append_carries_its_entry_bytes_behind_it(size: int) -> None:
-    messages, _, entries = decode(encode_append(APPEND, b"e" * size), N1, N2)
+    messages, _, entries = decode(b"".join(encode_append(APPEND, b"e" * size)), N1, N2)
     assert messages == [APPEND]
     assert bytes(entries) == b"e" * size
 
 
 def test_an_append_frame_is_valid_protobuf_for_anybody_else() -> None:
-    frame = pb.RaftFrame.FromString(encode_append(APPEND, b"entry bytes"))
+    frame = pb.RaftFrame.FromString(b"".join(encode_append(APPEND, b"entry bytes")))
     assert frame.entries == b"entry bytes"
     assert frame.messages[0].append_entries.last_index == 9
 
@@ -65,7 +65,7 @@ def test_an_append_frame_is_valid_protobuf_for_anybody_else() -> None:
 @pytest.mark.parametrize("cut", [1, 2, 10, -1])
 def test_a_frame_that_was_cut_short_is_told(cut: int) -> None:
     with pytest.raises(CorruptError):
-        decode(encode_append(APPEND, b"e" * 300)[:cut], N1, N2)
+        decode(b"".join(encode_append(APPEND, b"e" * 300))[:cut], N1, N2)
 
 
 def test_a_message_of_an_unknown_kind_is_told() -> None:

@@ -426,7 +426,7 @@ class Life:
             return
         self._shipped[message.to] = message.lo
         shortened = message if hi == message.hi else message.shortened(hi, len(data))
-        self._put(message.to, encode_append(shortened, data))
+        self._put(message.to, b"".join(encode_append(shortened, data)))
         self.core.append_sent(message, hi, len(data))
 
     def _is_whole(self, message: AppendEntries, data: bytes) -> bool:
