@@ -48,6 +48,7 @@ class CoreState:
         self.is_voter: bool = hard_state.is_voter
         self.role = Role.FOLLOWER
         self.leader_id: NodeId | None = None
+        self.resigned_in = Term(0)  # the last term whose leader told us that it leads no longer
         self.log = TermRuns(log_view.first_index, log_view.base_term, log_view.term_runs, log_view.last_index)
         self.disk = PersistQueue(log_view.stable_index)
         self.applied_index = LogIndex(max(log_view.applied_index, self.log.base_index))

@@ -124,6 +124,7 @@ def on_heartbeat(state: CoreState, message: Heartbeat) -> None:
 
 def on_resign(state: CoreState, message: Resign) -> None:
     """The leader stops: no need to wait for its silence."""
+    state.resigned_in = state.term
     if message.from_ == state.leader_id:
         forget_leader(state)
 
@@ -165,8 +166,12 @@ def check_caught_up(state: CoreState) -> None:
 
 
 def _hear_leader(state: CoreState, leader_id: NodeId) -> bool:
-    """Note a sign of life; return False for what cannot come from the one leader of this term."""
-    if state.role is Role.LEADER:
+    """Note a sign of life; return False for what cannot come from the one leader of this term, or came late.
+
+    What a leader said before it resigned may arrive after its resignation: it travels on two connections. Believed, it
+    would protect a leader that is gone for a whole election timeout.
+    """
+    if state.role is Role.LEADER or state.resigned_in == state.term:
         return False
     if state.role is not Role.FOLLOWER or state.leader_id is None:
         become_follower(state, state.term, leader_id)

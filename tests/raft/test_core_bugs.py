@@ -12,6 +12,7 @@ from ledgermq.raft.messages import (
     ReadIndexReply,
     RequestVote,
     RequestVoteReply,
+    Resign,
     TimeoutNow,
 )
 from ledgermq.raft.outputs import FollowerBehind, FollowerLostEntries, Role
@@ -110,6 +111,21 @@ def test_e10_after_a_resignation_the_next_leader_is_there_within_a_few_ticks() -
     cluster.settle()
     cluster.tick(6)
     assert any(cluster[n].role is Role.LEADER for n in ("n2", "n3"))
+
+
+@pytest.mark.parametrize("late", ["heartbeat", "append"])
+def test_e10_what_a_leader_said_before_it_resigned_does_not_bring_it_back(late: str) -> None:
+    """It comes on another connection, or was overtaken; believed, it would protect nobody for an election timeout."""
+    core = make_core("n2")
+    core.step(Heartbeat(Term(1), N1, N2, LogIndex(0)))
+    core.step(Resign(Term(1), N1, N2))
+    if late == "heartbeat":
+        core.step(Heartbeat(Term(1), N1, N2, LogIndex(0)))
+    else:
+        core.step(AppendEntries(Term(1), N1, N2, LogIndex(0), Term(0), LogIndex(1), LogIndex(0), LogIndex(0)))
+    assert core.leader_id is None
+    core.step(Heartbeat(Term(2), N1, N2, LogIndex(0)))
+    assert core.leader_id == N1, "elected again, it leads"
 
 
 def test_forget_leader_elects_within_a_few_ticks_after_a_refused_connection() -> None:

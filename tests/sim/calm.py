@@ -83,6 +83,8 @@ class Calm:
         leader = self._leader()
         term = leader.core.term
         assert leader.life is not None
+        if self._rng.random() < 0.5:  # what it says now may arrive after its resignation
+            leader.life.propose([100])
         leader.core.resign()
         leader.life.pump()
         end = world.now + RESIGN_US

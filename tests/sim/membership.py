@@ -38,6 +38,7 @@ class Greeting(NamedTuple):
     run: int
     hello: bytes
     answers: int  # the run whose greeting this answers; 0: this is no answer
+    heard_by: int  # the receiver's run when it was sent: a connection does not outlive either end
 
     @property
     def is_answer(self) -> bool:
@@ -103,7 +104,9 @@ class Membership:
 
     def _send(self, peer: str, data: bytes, answers: int) -> None:
         node = self._life.node
-        node.world.transmit(node.name, peer, "greeting", Greeting(node.name, node.life_number, data, answers))
+        heard_by = node.world.nodes[peer].life_number
+        greeting = Greeting(node.name, node.life_number, data, answers, heard_by)
+        node.world.transmit(node.name, peer, "greeting", greeting)
 
     def announce(self) -> None:
         """Tell every peer what changed about this node."""
@@ -112,7 +115,8 @@ class Membership:
 
     def on_greeting(self, greeting: Greeting) -> None:
         """Judge a greeting or an answer; the answer to it may have to wait for the disk."""
-        if greeting.is_answer and greeting.answers != self._life.node.life_number:
+        here = self._life.node.life_number
+        if greeting.heard_by != here or (greeting.is_answer and greeting.answers != here):
             return  # a connection of an earlier run
         if self._storing:
             self._waiting.append(greeting)

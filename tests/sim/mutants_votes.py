@@ -188,6 +188,15 @@ class BelievesInALeaderThatResigned(RaftCore):
             super().step(message)
 
 
+@core_mutant("E10")
+class BelievesALateWordOfWhoResigned(RaftCore):
+    """What a leader said before it resigned, and what comes after its resignation, brings it back."""
+
+    def step(self, message: Message) -> None:
+        super().step(message)
+        self.resigned_in = Term(0)
+
+
 @core_mutant("E11")
 class IgnoresHigherTermsInAnswers(RaftCore):
     """A leader does not step down when an answer shows it a higher term."""
