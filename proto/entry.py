@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -34,6 +33,7 @@ import numpy as np
 from crc32c import crc32c
 
 from .errors import CorruptError, NewerFormatError
+from .values import value
 
 MAGIC: Final = b"LMQ"
 VERSION: Final = 1
@@ -76,7 +76,10 @@ class EntryKind(IntEnum):
     FILLER = 4  # closes a segment; has no index of its own
 
 
-@dataclass(frozen=True, slots=True)
+_KINDS: Final = {int(kind): kind for kind in EntryKind}
+
+
+@value
 class EntryHeader:
     """A decoded entry header. Sizes are bytes, `timestamp` is ms of log time."""
 
@@ -180,10 +183,9 @@ def decode_header(buffer: Buffer, position: int = 0) -> EntryHeader:
         if raw[:3] == MAGIC and raw[3] > VERSION:
             raise NewerFormatError("log entry", raw[3], VERSION)
         raise CorruptError("no entry magic", position)
-    try:
-        known_kind = EntryKind(kind)
-    except ValueError:
-        raise CorruptError(f"unknown entry kind {kind}", position) from None
+    known_kind = _KINDS.get(kind)
+    if known_kind is None:
+        raise CorruptError(f"unknown entry kind {kind}", position)
     if flags or reserved:
         raise CorruptError("reserved header bits are set", position)
     filler = known_kind is EntryKind.FILLER

@@ -44,7 +44,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import Final
 
@@ -53,6 +52,7 @@ from crc32c import crc32c
 
 from .entry import Buffer, padded
 from .errors import CorruptError, NewerFormatError
+from .values import value
 
 SECTION_HEADER_SIZE: Final = 64
 RECORD_HEADER_SIZE: Final = 64
@@ -116,7 +116,7 @@ class RecordFlags(IntFlag):
 PRODUCER_FLAGS: Final = int(RecordFlags.GZIP | RecordFlags.V1_ID | RecordFlags.FIFO)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SectionHeader:
     """A decoded section header. `size` and `entry_distance` are bytes."""
 
@@ -138,7 +138,7 @@ class SectionHeader:
         return SECTION_HEADER_SIZE + self.size
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RecordView:
     """One record inside a buffer; its runs are slices, nothing is copied."""
 
@@ -280,7 +280,7 @@ def decode_section(buffer: Buffer, position: int = 0) -> SectionHeader:
     if size % 8 or position + SECTION_HEADER_SIZE + size > len(buffer):
         raise CorruptError("section size does not fit", position)
     return SectionHeader(
-        SectionKind(kind), queue_id, topic_id, base_queue_offset, count, size, crc, entry_distance,
+        SectionKind.RECORDS if kind == 1 else SectionKind.COMMANDS, queue_id, topic_id, base_queue_offset, count, size, crc, entry_distance,
         producer_id, producer_epoch, base_sequence,
     )  # fmt: skip
 

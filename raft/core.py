@@ -98,7 +98,7 @@ class RaftCore(CoreState):
         self.disk.done(seq)
         self.release_held()
         if self.leading is not None:
-            self._after_commit(replication.advance_commit(self, self.leading))
+            self._after_commit(replication.advance_commit(self, self.leading, self.stable_index))
         elif self.role is Role.CANDIDATE:
             candidate.count_own_vote(self)
         else:

@@ -47,6 +47,7 @@ class CoreState:
         self.voted_for: NodeId | None = hard_state.voted_for
         self.is_voter: bool = hard_state.is_voter
         self.role = Role.FOLLOWER
+        self.is_silent = False  # FAULTED or RESETTING: it takes no input and says nothing any more
         self.leader_id: NodeId | None = None
         self.resigned_in = Term(0)  # the last term whose leader told us that it leads no longer
         self.log = TermRuns(log_view.first_index, log_view.base_term, log_view.term_runs, log_view.last_index)
@@ -101,11 +102,6 @@ class CoreState:
         One that holds them and has not heard that they are committed must: perhaps nobody else can win.
         """
         return self.is_voter and self.last_index >= self.state_index
-
-    @property
-    def is_silent(self) -> bool:
-        """It takes no input and says nothing any more."""
-        return self.role in (Role.FAULTED, Role.RESETTING)
 
     @property
     def hard_state(self) -> HardState:
@@ -221,6 +217,8 @@ class CoreState:
 
     def release_held(self) -> None:
         """Send what waited for the operations that are done now; messages of a past term are dropped (P9)."""
+        if not self._held_for_term and not self._held_for_log:
+            return
         acknowledged: dict[NodeId, AppendEntriesReply] = {}
         done = self.disk.done_seq
         for queue in (self._held_for_term, self._held_for_log):
@@ -235,8 +233,9 @@ class CoreState:
                 if newest is None or newest.match_index < message.match_index:
                     acknowledged[message.to] = message  # acknowledgements are cumulative: one is enough
         for message in acknowledged.values():
-            match_index = min(message.match_index, self.stable_index)
-            self._out.send.append(replace(message, match_index=match_index))
+            if message.match_index > self.stable_index:
+                message = replace(message, match_index=self.stable_index)
+            self._out.send.append(message)
 
     def fail(self, reason: str) -> None:
         """Stop for ever: forget what was to be sent, say why."""
@@ -250,6 +249,7 @@ class CoreState:
     def fall_silent(self, role: Role) -> None:
         """Say nothing any more, not even what waits for the disk."""
         self.role = role
+        self.is_silent = True
         self.leader_id = None
         self._held_for_term.clear()
         self._held_for_log.clear()
@@ -260,13 +260,16 @@ class CoreState:
         """Return one turn's decisions. Messages go with the last storage operation of a turn, never before it."""
         if self.is_silent:
             return self._take_last_words()
-        if self.disk.has_several:
-            return Output(persist=self.disk.take())
-        out = self._out
-        out.persist = self.disk.take()
-        if self.commit_index > self._told_commit:
-            out.commit_index = self._told_commit = self.commit_index
-        apply_to = min(self.commit_index, self.disk.stable_index)
+        disk, out = self.disk, self._out
+        if disk.has_any:
+            if disk.has_several:
+                return Output(persist=disk.take())
+            out.persist = disk.take()
+        commit_index, apply_to = self.commit_index, disk.stable_index
+        if commit_index > self._told_commit:
+            out.commit_index = self._told_commit = commit_index
+        if commit_index < apply_to:
+            apply_to = commit_index
         if apply_to > self.applied_index:
             out.committed = (LogIndex(self.applied_index + 1), apply_to)
             self.applied_index = apply_to

@@ -121,6 +121,7 @@ class Driver:
             None  # lo, hi, max, generation, bytes
         )
         self._shipped: dict[NodeId, LogIndex] = {}  # first entry of what was last sent to each
+        self._last_frame: tuple[AppendEntries, bytes, bytes] | None = None  # message, its entries, its frame
         self._dropped = {
             reason: metrics.counter("ledgermq_raft_messages_dropped_total", reason)
             for reason in ("unreadable", "entries", "disk_full")
@@ -145,7 +146,7 @@ class Driver:
                 header = self._stage(answer, parts, section_count)
         except Exception as error:  # a bug of ours, of any kind
             # The core may count an entry that the log does not hold: nobody may hear of it.
-            self._defect("appending an entry", error)
+            self.defect("appending an entry", error)
             raise NodeStoppedError("this node stops; nothing was appended") from error
         if type(answer) is not Accepted:
             raise _refusal(answer)
@@ -232,13 +233,15 @@ class Driver:
         """Carry out everything that the core has decided."""
         self._pump_scheduled = False
         self._promised_timestamp = 0
-        poll = self.core.poll
-        with self.defects_fault("carrying out what the core decided"):
+        poll, after = self.core.poll, self._after
+        try:
             while not self.closed and (output := poll()) is not None:
                 self._carry_out(output)
             self._batch = None  # callbacks may propose: what is staged then is not from this message
-            while self._after:
-                self._after.popleft()()
+            while after:
+                after.popleft()()
+        except Exception as error:  # noqa: BLE001 (as `defects_fault`, without its cost)
+            self.defect("carrying out what the core decided", error)
 
     def close(self) -> None:
         """Carry out nothing more."""
@@ -253,9 +256,10 @@ class Driver:
         try:
             yield
         except Exception as error:  # noqa: BLE001 (a bug of ours, of any kind)
-            self._defect(doing, error)
+            self.defect(doing, error)
 
-    def _defect(self, doing: str, error: Exception) -> None:
+    def defect(self, doing: str, error: Exception) -> None:
+        """Fault the node on an exception that nobody expected."""
         logger.error("defect node=%s", self.node_id, exc_info=error)
         self._owner.on_fault(defect_text(doing, error))
 
@@ -267,10 +271,18 @@ class Driver:
                     return
             elif type(event) is SteppedDown:
                 self._lost.inc(self.proposals.lost("this node no longer leads"))
-        if output.persist is not None and not self._persist(output.persist):
+        persist = output.persist
+        # A leader's new entries go to the followers first: what they have flushed commits without this node's own flush,
+        # whose thread takes the interpreter away as soon as it has something to do.
+        is_urgent = persist is not None and (
+            persist.hard_state is not None or self.core.role is not Role.LEADER
+        )
+        if persist is not None and is_urgent and not self._persist(persist):
             return
         for message in output.send:
             self._send(message)
+        if persist is not None and not is_urgent and not self._persist(persist):
+            return
         if output.commit_index is not None:
             self.proposals.committed(output.commit_index)
         after, owner = self._after, self._owner
@@ -419,7 +431,7 @@ class Driver:
 
     def forget_reads(self) -> None:
         """What was read before a repair is used no more."""
-        self._last_read = None
+        self._last_read = self._last_frame = None
 
     def _ship(self, message: AppendEntries, data: bytes) -> None:
         hi = last_index_of(data)
@@ -429,8 +441,24 @@ class Driver:
             return
         self._shipped[message.to] = message.lo
         shortened = message if hi == message.hi else message.shortened(hi, len(data))
-        self._links[message.to].append.put(encode_append(shortened, data))
+        self._links[message.to].append.put(self._frame(shortened, data))
         self.core.append_sent(message, hi, len(data))
+
+    def _frame(self, message: AppendEntries, data: bytes) -> bytes:
+        """Encode an append; two followers that are told the same get the same bytes."""
+        last = self._last_frame
+        if (
+            last is not None
+            and last[1] is data
+            and last[0].hi == message.hi
+            and last[0].commit_index == message.commit_index
+            and last[0].prev_index == message.prev_index
+            and last[0].term == message.term
+        ):
+            return last[2]
+        frame = encode_append(message, data)
+        self._last_frame = (message, data, frame)
+        return frame
 
     def _is_whole(self, message: AppendEntries, data: bytes) -> bool:
         """Verify what is sent once more: perhaps the follower could not use it, because it is damaged here."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Final, Protocol
 
 from .errors import DiskFullError, StorageDefectError, StorageError, StorageFailedError
@@ -143,8 +144,10 @@ class Flusher:
         self._on_done = on_done
         self._on_failed = on_failed
         self._path = path
-        self._queue: deque[PersistOp] = deque()
-        self._wake = threading.Condition()
+        # None wakes the thread to look what happened. One C call hands an operation over: a Condition takes a dozen
+        # Python functions on either side, while both threads want the interpreter.
+        self._queue: SimpleQueue[PersistOp | None] = SimpleQueue()
+        self._lock = threading.Lock()
         self._sync_wake = threading.Event()
         self._closing = False
         self._failed: StorageError | None = None
@@ -168,24 +171,28 @@ class Flusher:
 
     def submit(self, op: PersistOp) -> None:
         """Queue an operation. Never waits."""
-        with self._wake:
-            self._queue.append(op)
-            self._wake.notify()
+        self._queue.put(op)
 
     def close(self) -> bool:
         """Finish what is queued, sync, end the threads; return whether all of it is durable."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
+        self._closing = True
+        self._queue.put(None)
         self._sync_wake.set()
         for thread in self._threads:
             thread.join()
-        if self._failed is None and not self._queue:
+        if self._failed is None:
             try:
                 self._writer.sync()
             except OSError as error:
                 self._fail(error)
-        return self._failed is None and not self._queue
+        return self._failed is None and not self._has_work_left()
+
+    def _has_work_left(self) -> bool:
+        """Tell, when the threads have ended, whether something came that they did not see any more."""
+        while not self._queue.empty():
+            if self._queue.get() is not None:
+                return True
+        return False
 
     def statistics(self, *, disk_full: bool) -> FlushStatistics:
         """Return the counters. Any thread."""
@@ -216,11 +223,11 @@ class Flusher:
     def _fail(self, error: OSError | StorageError) -> None:
         if isinstance(error, OSError):
             error = StorageFailedError(Path(error.filename or self._path), error)
-        with self._wake:
+        with self._lock:
             if self._failed is not None:
                 return
             self._failed = error
-            self._wake.notify()
+        self._queue.put(None)
         self._sync_wake.set()
         self._on_failed(error)
         if self._learner_after_failure and not isinstance(error, DiskFullError):  # a full disk loses nothing
@@ -251,20 +258,27 @@ class Flusher:
     def _next_turn(self) -> list[PersistOp]:
         """Wait for work and take it; empty when the thread must end."""
         turn: list[PersistOp] = []
-        size = 0
-        with self._wake:
-            while not self._queue and not self._closing and self._failed is None:
-                waits = FLOOR_INTERVAL_SECONDS if self._quiet_store_is_due else None
-                if not self._wake.wait(waits):
-                    self._store_floor()
-                    self._quiet_store_is_due = self._floor_behind()
-            if self._failed is not None:
-                return []
-            while self._queue and size < MAX_TURN_BYTES:
-                op = self._queue.popleft()
+        size, queue = 0, self._queue
+        while self._failed is None and size < MAX_TURN_BYTES:
+            if turn or self._closing:  # take what is there
+                if queue.empty():
+                    break
+                op = queue.get()
+            else:
+                op = self._wait_for_work()
+            if op is not None:
                 turn.append(op)
                 size += op.size
-        return turn
+        return turn if self._failed is None else []
+
+    def _wait_for_work(self) -> PersistOp | None:
+        """Return the next operation; None: look what happened. An idle second stores the floor."""
+        try:
+            return self._queue.get(timeout=FLOOR_INTERVAL_SECONDS if self._quiet_store_is_due else None)
+        except Empty:
+            self._store_floor()
+            self._quiet_store_is_due = self._floor_behind()
+            return None
 
     def _sync_work(self) -> None:
         while not self._closing and self._failed is None:

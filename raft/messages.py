@@ -10,7 +10,9 @@ Raft paper: figure 2; thesis §3.10 (TimeoutNow), §6.4 (read index), §9.6 (pre
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from ledgermq.proto.values import value
 
 from .types import NO_INDEX, NO_TERM, LogIndex, NodeId, Term
 
@@ -18,7 +20,7 @@ TermRun = tuple[LogIndex, Term]
 """(first index, term) of a run of entries with one term; the run ends before the next one starts."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestVote:
     """A candidate asks for a vote, or (pre-vote) whether it would get one."""
 
@@ -31,7 +33,7 @@ class RequestVote:
     transfer: bool = False  # the leader asked for this election: do not protect it
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestVoteReply:
     """The answer. A refusal carries the voter's own term; a granted pre-vote the asked one."""
 
@@ -42,7 +44,7 @@ class RequestVoteReply:
     pre_vote: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AppendEntries:
     """Entries lo..hi (inclusive) follow the entry (prev_index, prev_term). Empty when hi < lo.
 
@@ -76,7 +78,7 @@ class AppendEntries:
         return replace(self, hi=hi, term_runs=runs, size=size)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AppendEntriesReply:
     """Success: everything up to `match_index` equals the leader's log and is durable here.
 
@@ -96,7 +98,7 @@ class AppendEntriesReply:
     wants_commit: bool = False  # somebody waits at the sender for the commit index to move
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Heartbeat:
     """The leader lives. `commit_index` is at most what is known to match on the receiver."""
 
@@ -108,7 +110,7 @@ class Heartbeat:
     log_time_ms: int = 0  # the shell fills it in before it sends, and reads it before `step` (D21)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HeartbeatReply:
     """Answered from memory. The indexes are for the status page only, never for commit (rule P6)."""
 
@@ -122,7 +124,7 @@ class HeartbeatReply:
     wants_commit: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TimeoutNow:
     """The leader hands over: campaign at once, without pre-vote."""
 
@@ -131,7 +133,7 @@ class TimeoutNow:
     to: NodeId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Resign:
     """The leader stops without a successor: forget it and campaign soon."""
 
@@ -140,7 +142,7 @@ class Resign:
     to: NodeId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadIndexRequest:
     """A follower asks the leader for an index that includes everything committed before the question."""
 
@@ -150,7 +152,7 @@ class ReadIndexRequest:
     context: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadIndexReply:
     """The answer, after a quorum confirmed the leader. `index` 0: not answered, ask again."""
 

@@ -464,9 +464,11 @@ class RaftNode:
     def _on_durable(self, seq: int) -> None:
         if self._driver.closed:
             return
-        with self._driver.defects_fault("taking note of what is durable"):
+        try:
             self._driver.storage_done(seq)
             self._rights.note_durable(seq)
+        except Exception as error:  # noqa: BLE001 (a bug of ours, of any kind)
+            self._driver.defect("taking note of what is durable", error)
 
     def _on_storage_failed(self, error: StorageError) -> None:
         self.fail(str(error))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ledgermq.proto.values import value
+
 from .messages import Message
 from .types import HardState, LogIndex, NodeId, Term
 
@@ -23,7 +25,7 @@ class Role(Enum):
     FAULTED = "faulted"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Persist:
     """One storage operation: hard state, then truncation, then append; in this order, and in order of `seq`.
 
@@ -124,7 +126,7 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadReady:
     """A read may be served once `index` is applied."""
 
@@ -150,7 +152,7 @@ class Output:
     aborted: list[IndexRange] = field(default_factory=list)  # own proposals whose fate is now unknown
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Accepted:
     """The proposal got `first_index` and the indexes after it, in `term`. It is not committed yet."""
 

@@ -53,11 +53,13 @@ class PeerGate:
 
     def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
         """Take a frame of a peer."""
-        with self._driver.defects_fault(f"handling a message of {peer}"):
+        try:
             self._view.heard(peer)
             news = self._driver.on_frame(peer, frame)
             if news is not None:
                 self._rights.learn(news)
+        except Exception as error:  # noqa: BLE001 (a bug of ours, of any kind)
+            self._driver.defect(f"handling a message of {peer}", error)
 
     def on_refused(self, peer: NodeId, refusal: Refusal, group_id: int) -> None:
         """A peer does not know this node's data folder: it must not go on as if it were a member.

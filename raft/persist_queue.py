@@ -40,6 +40,10 @@ class PersistQueue:
         return self._last_seq
 
     @property
+    def has_any(self) -> bool:
+        return self._open or bool(self._closed)
+
+    @property
     def has_several(self) -> bool:
         return len(self._closed) + self._open > 1
 

@@ -45,8 +45,8 @@ class Majority:
 
     def committed_index(self, match: Mapping[NodeId, LogIndex]) -> LogIndex:
         zero = LogIndex(0)
-        values = sorted((match.get(voter, zero) for voter in self.voters), reverse=True)
-        return values[self._need - 1] if values else zero
+        values = sorted([match.get(voter, zero) for voter in self.voters])
+        return values[-self._need] if values else zero
 
 
 class Joint:

@@ -26,8 +26,10 @@ def send_appends(state: CoreState, leading: LeaderState) -> None:
             _send_append(state, follower)
 
 
-def advance_commit(state: CoreState, leading: LeaderState) -> bool:
-    """Commit what a quorum holds durably; return whether the commit index moved."""
+def advance_commit(state: CoreState, leading: LeaderState, moved_to: LogIndex) -> bool:
+    """Commit what a quorum holds durably, one node now up to `moved_to`; return whether the commit index moved."""
+    if moved_to <= state.commit_index:
+        return False
     match = {f.node_id: f.match_index for f in leading.followers.values() if not f.is_learner}
     match[state.node_id] = state.own_match_index()
     index = state.quorum.committed_index(match)
@@ -55,7 +57,7 @@ def on_append_reply(state: CoreState, leading: LeaderState, message: AppendEntri
         return False
     if follower.state is ProgressState.RESET and message.match_index < state.log.base_index:
         return False
-    return follower.on_success(message.match_index) and advance_commit(state, leading)
+    return follower.on_success(message.match_index) and advance_commit(state, leading, message.match_index)
 
 
 def on_heartbeat_reply(state: CoreState, leading: LeaderState, message: HeartbeatReply) -> bool:
@@ -64,7 +66,8 @@ def on_heartbeat_reply(state: CoreState, leading: LeaderState, message: Heartbea
     was_learner = follower.is_learner
     _hear(follower, message)
     _probe_again(state, follower, message)
-    return was_learner and not follower.is_learner and advance_commit(state, leading)
+    counts_now = was_learner and not follower.is_learner
+    return counts_now and advance_commit(state, leading, follower.match_index)
 
 
 def _probe_again(state: CoreState, follower: Progress, message: HeartbeatReply) -> None:

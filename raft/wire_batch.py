@@ -6,17 +6,16 @@ Raft paper: the consistency check of section 5.3 is the core's; this is about by
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ledgermq.proto.entry import Buffer, EntryHeader, EntryKind, fits_segment, verify_entry, walk_wire
 from ledgermq.proto.errors import LayoutError
+from ledgermq.proto.values import value
 
 from .errors import InvalidWireError
 from .segment import max_entry_size
 from .types import LogIndex, Term
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WireBatch:
     """Checked entries. `headers[i]` stands at `positions[i]`; fillers are left out, they can be computed."""
 

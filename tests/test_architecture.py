@@ -34,6 +34,7 @@ CORE: dict[str, tuple[str, ...]] = {
         "entry",
         "errors",
         "record",
+        "values",
     ),
     "raft": (
         "bootstrap",
