@@ -11,6 +11,7 @@ believed only when the checksum of their block is right.
 
 from __future__ import annotations
 
+import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ _TAG_WORD: Final = 4  # 8-byte word of a record's header that holds the tag hash
 assert UNIT_SIZE == 20
 assert UNITS_PER_FILE % BLOCK_UNITS == 0
 
+_UNIT: Final = struct.Struct("<qiq")
+_SIZE: Final = struct.Struct("<I")
+_TAG: Final = struct.Struct("<q")
 _FIRST: Final = np.zeros(1, np.int64)
 _FIRST.flags.writeable = False
 
@@ -47,10 +51,10 @@ def record_starts(body: Buffer, count: int) -> np.ndarray:
 
     Raises: CorruptError (the sizes do not fill the body: our own writer was wrong).
     """
+    if count == 1 and len(body) >= RECORD_HEADER_SIZE and _SIZE.unpack_from(body)[0] == len(body):
+        return _FIRST
     words = np.frombuffer(body, "<u4")
     end = len(words)
-    if count == 1 and end and words[0] == 4 * end:
-        return _FIRST
     size = int(words[0]) // 4 if end else 0
     if size * count == end and count and bool((words[::size] == words[0]).all()):
         return np.arange(count, dtype=np.int64) * (4 * size)  # equal records: no loop
@@ -68,6 +72,10 @@ def record_starts(body: Buffer, count: int) -> np.ndarray:
 
 def units_of(body: Buffer, starts: np.ndarray, physical_offset: int) -> np.ndarray:
     """Return the units of the records at `starts`; `physical_offset` is that of the body."""
+    if len(starts) == 1:  # arrays would cost more than the record
+        start = int(starts[0])
+        (size,), (tag_hash,) = _SIZE.unpack_from(body, start), _TAG.unpack_from(body, start + 8 * _TAG_WORD)
+        return np.frombuffer(_UNIT.pack(start + physical_offset, size, tag_hash), UNIT_DTYPE)
     units = np.empty(len(starts), UNIT_DTYPE)
     units["physical_offset"] = starts + physical_offset
     units["size"] = np.frombuffer(body, "<u4")[starts >> 2]

@@ -13,6 +13,8 @@ from typing import Final
 
 import numpy as np
 
+from ledgermq.proto.values import value
+
 #: Results of a stream that are kept for retries.
 KEPT_BATCHES: Final = 64
 #: Message ids that are kept at most, and how many share a generation (evicted together).
@@ -27,7 +29,7 @@ _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
 StreamKey = tuple[int, int, int]  # producer id, topic id, queue id
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stream:
     """One producer in one queue. `batches`: the last results, packed, oldest first."""
 

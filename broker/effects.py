@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ledgermq.proto.values import value
+
 from .commands import LogStart
 from .groups import ConsumerGroup
 from .topics import Topic
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AppliedSection:
     """A run of records that is visible now. `end`: one past its last queue offset. Topic deleted meanwhile: gone."""
 

@@ -20,7 +20,6 @@ Must not: change the state, read clocks (`now` is log time, ms), hold what is ap
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -35,6 +34,7 @@ from ledgermq.proto.record import (
     encode_section,
     seal_section,
 )
+from ledgermq.proto.values import value
 
 from .commands import Command, DeleteTopic, EvictDedup, GrantLeases, SessionLost, encode
 from .consume_queue import QueueKey, record_starts
@@ -75,7 +75,7 @@ class Verdict(Enum):
     QUEUE_NOT_FOUND = "queue_not_found"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Admission:
     """What became of a section. `expected_sequence` is set with SEQUENCE_GAP."""
 
@@ -85,7 +85,7 @@ class Admission:
     expected_sequence: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KnownMessage:
     """A message id that was seen: where it is, and the turn that decides when it is not applied yet."""
 
@@ -94,7 +94,7 @@ class KnownMessage:
     turn: Turn | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _PendingBatch:
     """A batch of a stream that is proposed and not applied."""
 
@@ -114,7 +114,8 @@ class Turn:
         self.index = 0  # of the entry, after `bind`
         self.size = 0  # bytes of payload so far
         self._records_size = 0  # of them, those of records: their sections come first in the payload
-        self._sections: list[bytearray] = []
+        self._sections: list[Buffer] = []  # each in one piece, or header and body
+        self._section_count = 0
         self._commands: list[bytes] = []
         self._assigned: list[tuple[QueueKey, int]] = []
         self._streams: list[StreamKey] = []
@@ -124,11 +125,16 @@ class Turn:
 
     @property
     def is_empty(self) -> bool:
-        return not self._sections and not self._commands
+        return not self._section_count and not self._commands
 
-    def add_records(self, section: bytearray) -> Admission:
-        """Admit one RECORDS section (its structure and checksum are checked already) and seal it in place."""
-        header = decode_section(section)
+    def add_records(
+        self, section: bytearray, body: Buffer = b"", header: SectionHeader | None = None
+    ) -> Admission:
+        """Admit one RECORDS section (its structure and checksum are checked already) and seal it in place.
+
+        With `body`, `section` is its first 64 bytes only, and `header` what they say.
+        """
+        header = decode_section(section) if header is None else header
         admission = self._view._judge(header)
         if admission.verdict is not Verdict.ACCEPTED:
             return admission
@@ -142,15 +148,17 @@ class Turn:
             )
             self._streams.append(stream)
         else:
-            self._remember_ids(header, section, base)
+            self._remember_ids(header, body or memoryview(section)[SECTION_HEADER_SIZE:], base)
         seal_section(section, base_queue_offset=base, entry_distance=HEADER_SIZE + self._records_size)
         self._sections.append(section)
-        self._records_size += len(section)
-        self.size += len(section)
+        if body:
+            self._sections.append(body)
+        self._section_count += 1
+        self._records_size += header.total_size
+        self.size += header.total_size
         return Admission(Verdict.ACCEPTED, base, self)
 
-    def _remember_ids(self, header: SectionHeader, section: bytearray, base: int) -> None:
-        body = memoryview(section)[SECTION_HEADER_SIZE:]
+    def _remember_ids(self, header: SectionHeader, body: Buffer, base: int) -> None:
         ids, originals = message_ids(body, record_starts(body, header.count))
         for i in np.flatnonzero(originals).tolist():
             key = MessageIds.key(header.topic_id, ids[16 * i : 16 * i + 16])
@@ -179,13 +187,14 @@ class Turn:
 
     def close(self) -> tuple[list[Buffer], int]:
         """Return (parts, section count) for `propose`; ([], 0) when there is nothing to propose. Call it once."""
-        parts: list[Buffer] = list(self._sections)
+        parts, count = self._sections, self._section_count
         self._sections = []  # the log keeps the bytes; duplicates may make this turn live much longer
         if self._commands:
             section = encode_section(SectionKind.COMMANDS, self._commands, len(self._commands))
             seal_section(section, base_queue_offset=-1, entry_distance=HEADER_SIZE + sum(map(len, parts)))
             parts.append(section)
-        return parts, len(parts)
+            count += 1
+        return parts, count
 
     def bind(self, index: int) -> None:
         """The entry was proposed with this index."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, decode_header, verify_entry
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 from ledgermq.proto.record import SECTION_HEADER_SIZE, RecordView, decode_record
+from ledgermq.proto.values import value
 from ledgermq.raft.errors import DamagedLogError
 
 _DISTANCE: Final = struct.Struct("<I")
@@ -42,7 +42,7 @@ class LogReads(Protocol):
     async def read_at(self, offset: int, size: int) -> memoryview: ...
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoredSection:
     """A section as it stands in the log, without its bytes."""
 

@@ -80,7 +80,7 @@ class ProduceWork(_ProducerWork):
 
     def place(self, flight: Flight, now: int) -> None:
         for section in self._sections:
-            admission = flight.turn.add_records(bytearray().join((section.header_bytes, section.body)))
+            admission = flight.turn.add_records(section.header_bytes, section.body, section.header)
             self._outcomes.append(
                 SectionOutcome(
                     admission.verdict,

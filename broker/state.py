@@ -8,6 +8,7 @@ nothing but the entry's timestamp; a section's base offset is the end of its que
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -34,7 +35,12 @@ from .topics import Topic, TopicTable
 
 _FLAGS_WORD: Final = 1  # 8-byte words of a record's header: flags are the low half of the second
 _ID_WORD: Final = 6  # and the message id is the seventh and eighth
-_COPY: Final = np.uint64(int(RecordFlags.COPY))
+_FLAGS: Final = struct.Struct("<H")
+_ONE_ORIGINAL: Final = np.ones(1, bool)
+_ONE_COPY_FLAG: Final = int(RecordFlags.COPY)
+_COPY: Final = np.zeros(1, bool)
+_COPY_FLAG: Final = int(RecordFlags.COPY)
+_COPY: Final = np.uint64(_COPY_FLAG)
 
 
 class BrokerState:
@@ -257,6 +263,10 @@ def _refused(rows: np.ndarray) -> RowsResult:
 
 def message_ids(body: memoryview | bytearray, starts: np.ndarray) -> tuple[bytes, np.ndarray]:
     """Return the joined 16-byte ids of the records at `starts`, and which of them are originals (no copies)."""
+    if len(starts) == 1:  # arrays would cost more than the record
+        start = int(starts[0])
+        (flags,), at = _FLAGS.unpack_from(body, start + 8 * _FLAGS_WORD), start + 8 * _ID_WORD
+        return bytes(body[at : at + 16]), _ONE_COPY if flags & _COPY_FLAG else _ONE_ORIGINAL
     words = np.frombuffer(body, "<u8")
     places = starts >> 3
     ids = words[places[:, None] + np.array([_ID_WORD, _ID_WORD + 1])]
