@@ -37,8 +37,7 @@ _FLAGS_WORD: Final = 1  # 8-byte words of a record's header: flags are the low h
 _ID_WORD: Final = 6  # and the message id is the seventh and eighth
 _FLAGS: Final = struct.Struct("<H")
 _ONE_ORIGINAL: Final = np.ones(1, bool)
-_ONE_COPY_FLAG: Final = int(RecordFlags.COPY)
-_COPY: Final = np.zeros(1, bool)
+_ONE_COPY: Final = np.zeros(1, bool)
 _COPY_FLAG: Final = int(RecordFlags.COPY)
 _COPY: Final = np.uint64(_COPY_FLAG)
 
