@@ -62,6 +62,7 @@ class Forwarder:
         self._own_id = own_id
         self._addresses = dict(addresses)
         self._channels: dict[str, Any] = {}
+        self._unary_calls: dict[tuple[str, str], Any] = {}
 
     def channel(self, node_id: str) -> Any:
         """Return the (kept) channel to a node."""
@@ -80,7 +81,10 @@ class Forwarder:
         self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
     ) -> bytes:
         """Return the answer's bytes. Raises: ForwardError."""
-        call = self.channel(node_id).unary_unary(method, None, None)
+        call = self._unary_calls.get((node_id, method))
+        if call is None:
+            call = self.channel(node_id).unary_unary(method, None, None)
+            self._unary_calls[node_id, method] = call
         try:
             answer: bytes = await call(request, timeout=timeout, metadata=metadata)
         except grpc.aio.AioRpcError as error:

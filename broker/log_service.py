@@ -91,7 +91,11 @@ class LogService:
                 async with asyncio.TaskGroup() as tasks:  # what breaks one half ends the other
                     tasks.create_task(self._answer(under_way, context, listener))
                     while (raw := await context.read()) is not _EOF:
-                        await under_way.put(self._submit(raw, listener))
+                        pending = self._submit(raw, listener)
+                        if under_way.full():
+                            await under_way.put(pending)
+                        else:
+                            under_way.put_nowait(pending)
                     await under_way.put(None)
             except* grpc.aio.InternalError:
                 raise asyncio.CancelledError from None  # the client is gone: nobody to answer, nothing to log

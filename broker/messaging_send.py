@@ -38,11 +38,12 @@ async def send(context: NodeContext, request: v2.SendMessageRequest) -> v2.SendM
     except EntryTooLargeError as error:
         raise StatusError(v2.PAYLOAD_TOO_LARGE, str(error)) from None
     entries = [_entry(message_id, sent) for message_id, sent in zip(ids, placed, strict=True)]
-    duplicates = sum(sent.verdict is Verdict.DUPLICATE for sent in placed)
-    context.metrics.messages_in.labels("messaging").inc(len(entries) - duplicates)
+    duplicates = sum([sent.verdict is Verdict.DUPLICATE for sent in placed])
+    context.metrics.messages_sent.inc(len(entries) - duplicates)
     if duplicates:
         context.metrics.duplicates.labels("messaging").inc(duplicates)
-    return v2.SendMessageResponse(status=overall([entry.status for entry in entries]), entries=entries)
+    status = entries[0].status if len(entries) == 1 else overall([entry.status for entry in entries])
+    return v2.SendMessageResponse(status=status, entries=entries)
 
 
 def _records(topic: Topic, request: v2.SendMessageRequest) -> list[tuple[OutgoingRecord, str]]:
@@ -61,7 +62,7 @@ def _records(topic: Topic, request: v2.SendMessageRequest) -> list[tuple[Outgoin
                 f"which takes {topic.message_type.name} messages",
             )
         group = system.message_group if alone else ""
-        found.append((outgoing_record(message), group))
+        found.append((outgoing_record(message, kind), group))
     return found
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.raft.errors import (
@@ -96,11 +98,17 @@ class MessagingService:
     # --- unary ----------------------------------------------------------------------------------------------
     def _unary_handler(self, name: str, listener: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
         response = getattr(v2, f"{name}Response")
+        answer = self._answerer(name)
 
         async def serve(request: bytes, context: Any) -> bytes:
             call = Call.of(context, listener)
             try:
-                return await self._serve(name, request, call)
+                if not call.client_id:
+                    raise StatusError(v2.CLIENT_ID_REQUIRED, "client id cannot be empty")
+                self._sign_of_life(call.client_id)
+                return await answer(request, call)
+            except LeaderUnavailableError as error:
+                return bytes(response(status=self._refused(_unavailable(error))).SerializeToString())
             except (StatusError, *_LIMITS, StorageError) as error:
                 status = self._refused(error)
                 return bytes(response(status=status).SerializeToString())
@@ -121,20 +129,22 @@ class MessagingService:
         self._context.metrics.refusals.labels(v2.Code.Name(error.code)).inc()
         return error.status()
 
-    async def _serve(self, name: str, request: bytes, call: Call) -> bytes:
-        """Serve or forward one call. Raises: StatusError; on forwarded calls also RaftErrors."""
-        if not call.client_id:
-            raise StatusError(v2.CLIENT_ID_REQUIRED, "client id cannot be empty")
-        self._sign_of_life(call.client_id)
+    def _answerer(self, name: str) -> Callable[[bytes, Call], Awaitable[bytes]]:
+        """Return what serves or forwards a call of that name.
+
+        It raises: StatusError, LeaderUnavailableError; on forwarded calls also RaftErrors.
+        """
         if name in self._at_leader:
-            return await self._to_leader(name, request, call)
+            return self._leader_answerer(name)
         if name in self._from_table:
-            return await self._from_topics(name, request, call)
-        if name == "Heartbeat":  # a sign of life, which was noted already
-            return bytes(v2.HeartbeatResponse(status=ok()).SerializeToString())
+            return partial(self._from_topics, name)
         if name == "NotifyClientTermination":
-            return await self._terminated(request, call)
-        raise StatusError(v2.NOT_IMPLEMENTED, f"{name} is not built yet")
+            return self._terminated
+        return self._heartbeat if name == "Heartbeat" else _not_built(name)
+
+    async def _heartbeat(self, request: bytes, call: Call) -> bytes:
+        """A sign of life, which was noted already."""
+        return bytes(v2.HeartbeatResponse(status=ok()).SerializeToString())
 
     def _sign_of_life(self, client_id: str) -> None:
         self._context.clients.heard(client_id, time.monotonic())
@@ -142,24 +152,17 @@ class MessagingService:
         if view is not None:
             view.session_seen(session_of(client_id), self._context.raft.next_timestamp())
 
-    async def _to_leader(self, name: str, request: bytes, call: Call) -> bytes:
-        serve = self._at_leader[name]
-        kind = getattr(v2, f"{name}Request")
+    def _leader_answerer(self, name: str) -> Callable[[bytes, Call], Awaitable[bytes]]:
+        serve, kind, method = self._at_leader[name], getattr(v2, f"{name}Request"), f"/{SERVICE}/{name}"
 
-        async def local() -> bytes:
-            answer = await serve(self._context, _parsed(kind, request))
-            return bytes(answer.SerializeToString())
+        def answer(request: bytes, call: Call) -> Awaitable[bytes]:
+            async def local() -> bytes:
+                answer = await serve(self._context, _parsed(kind, request))
+                return bytes(answer.SerializeToString())
 
-        return await self._in_time(f"/{SERVICE}/{name}", request, call, local)
+            return self._context.calls.unary(method, request, call, local)
 
-    async def _in_time(
-        self, method: str, request: bytes, call: Call, local: Callable[[], Awaitable[bytes]]
-    ) -> bytes:
-        """Have the leader serve the call. Raises: StatusError when none does in time."""
-        try:
-            return await self._context.calls.unary(method, request, call, local)
-        except LeaderUnavailableError as error:
-            raise _unavailable(error) from None
+        return answer
 
     # --- routes ---------------------------------------------------------------------------------------------
     async def _from_topics(self, name: str, request: bytes, call: Call) -> bytes:
@@ -177,7 +180,7 @@ class MessagingService:
                 raise topic_not_found(message.topic.name)
             return build(message, created, call)
 
-        return await self._in_time(f"/{SERVICE}/{name}", request, call, local)
+        return await self._context.calls.unary(f"/{SERVICE}/{name}", request, call, local)
 
     def _route(self, message: v2.QueryRouteRequest, topic: Topic, call: Call) -> bytes:
         context = self._context
@@ -208,7 +211,7 @@ class MessagingService:
                 self._context.replica.keep_house()
             return bytes(v2.NotifyClientTerminationResponse(status=ok()).SerializeToString())
 
-        return await self._in_time(f"/{SERVICE}/NotifyClientTermination", request, call, local)
+        return await self._context.calls.unary(f"/{SERVICE}/NotifyClientTermination", request, call, local)
 
     def _telemetry_handler(self, listener: str) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
         async def serve(requests: AsyncIterator[bytes], context: Any) -> None:
@@ -259,14 +262,19 @@ class MessagingService:
         return serve
 
 
+def _not_built(name: str) -> Callable[[bytes, Call], Awaitable[bytes]]:
+    async def refuse(request: bytes, call: Call) -> bytes:
+        raise StatusError(v2.NOT_IMPLEMENTED, f"{name} is not built yet")
+
+    return refuse
+
+
 def _unavailable(error: LeaderUnavailableError) -> StatusError:
     return StatusError(v2.MASTER_PERSISTENCE_TIMEOUT if error.unknown else v2.HA_NOT_AVAILABLE, str(error))
 
 
 def _parsed(kind: Any, request: bytes) -> Any:
     """Decode a request. Raises: StatusError."""
-    from google.protobuf.message import DecodeError
-
     try:
         return kind.FromString(request)
     except DecodeError:

@@ -76,12 +76,12 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def outgoing_record(message: v2.Message) -> OutgoingRecord:
-    """Take a checked message apart. `message` loses its system properties and body on the way."""
+def outgoing_record(message: v2.Message, kind: v2.MessageType | None = None) -> OutgoingRecord:
+    """Take a checked message apart. `message` loses its system properties and body on the way; `kind` is what it is."""
     system, body = message.system_properties, message.body
     for name in SERVER_FIELDS:
         system.ClearField(name)
-    kind = derived_type(system)
+    kind = derived_type(system) if kind is None else kind
     system.message_type = kind
     message_id, flags = pack_message_id(system.message_id)
     if system.body_encoding == v2.GZIP:

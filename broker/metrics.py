@@ -48,6 +48,7 @@ class Metrics:
             return Counter(name, text, labels, registry=self.registry)
 
         self.messages_in = counter("rocketmq_messages_in", "Messages acknowledged as committed", "service")
+        self.messages_sent = self.messages_in.labels("messaging")
         self.messages_out = counter("rocketmq_messages_out", "Messages handed to consumers", "service")
         self.bytes_in = counter("rocketmq_throughput_in", "Bytes of sections appended by producers")
         self.bytes_out = counter("rocketmq_throughput_out", "Bytes handed to consumers", "service")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Final
 
 from .leader_view import SESSION_TIMEOUT_MS
@@ -17,6 +18,7 @@ SILENCE_SECONDS: Final = 120.0
 CALLER_SECONDS: Final = SILENCE_SECONDS - SESSION_TIMEOUT_MS / 1000
 
 
+@lru_cache(1024)
 def session_of(client_id: str) -> int:
     """Return the session id of a client: 64 bits, never 0."""
     digest = hashlib.blake2b(client_id.encode(), digest_size=8, person=b"session").digest()

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind
+from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind
 from ledgermq.proto.record import (
     SECTION_HEADER_SIZE,
     RecordFlags,
@@ -260,7 +260,7 @@ def _refused(rows: np.ndarray) -> RowsResult:
     return RowsResult(np.zeros(len(rows), bool))
 
 
-def message_ids(body: memoryview | bytearray, starts: np.ndarray) -> tuple[bytes, np.ndarray]:
+def message_ids(body: Buffer, starts: np.ndarray) -> tuple[bytes, np.ndarray]:
     """Return the joined 16-byte ids of the records at `starts`, and which of them are originals (no copies)."""
     if len(starts) == 1:  # arrays would cost more than the record
         start = int(starts[0])
