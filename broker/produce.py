@@ -52,10 +52,10 @@ LARGE_TURN_BYTES: Final = 256 * 1024
 MAX_TURNS_IN_FLIGHT: Final = 8
 #: A turn is closed behind the work that reaches this size.
 MAX_TURN_BYTES: Final = 4 << 20
-#: Who was just answered often asks again at once. After a turn of so many works the next one waits for them, ...
+#: Callers that were just answered often ask again at once. After a turn of so many works the next one waits until half of
+#: all callers are there, as long as some came within the last interval (s). A lone caller is never kept waiting.
 GATHER_FROM_WORKS: Final = 4
-#: ... until so many rounds of the loop brought nobody new. A lone caller is never kept waiting.
-GATHER_ROUNDS: Final = 6
+GATHER_INTERVAL: Final = 0.001
 #: Bytes that may wait for their turn or for commit; then requests are refused.
 MAX_WAITING_BYTES: Final = 64 << 20
 #: So many bytes more for ESSENTIAL commands: who proposes them has nobody to whom a refusal could be passed on.
@@ -253,9 +253,9 @@ class AppendPipeline:
         self._in_flight = 0
         self._flights: dict[int, Flight] = {}  # by index, until applied
         self._scheduled = False
-        self._expected = 0  # works that may be there soon: those that wait, and as many as were just answered
-        self._gathered = 0  # works that waited when one was last seen to come
-        self._quiet_rounds = 0
+        self._expected = 0  # works that the next turn waits for
+        self._gathering: asyncio.TimerHandle | None = None
+        self._gathered = 0  # works that waited when that began
         self.turns = 0
         #: Why nothing but essential works is taken ("" = all are): the disk is nearly full.
         self.refusal = ""
@@ -313,24 +313,28 @@ class AppendPipeline:
 
     def _schedule(self) -> None:
         """Take a turn behind the callbacks that are due now, so that what they submit shares it."""
-        if self._waiting and not self._scheduled and self._may_propose():
-            self._scheduled = True
-            self._gathered = self._quiet_rounds = 0
-            asyncio.get_running_loop().call_soon(self._take_turns)
+        if not self._waiting or self._scheduled or not self._may_propose():
+            return
+        loop = asyncio.get_running_loop()
+        if len(self._waiting) < self._expected and self._waiting_bytes < LARGE_TURN_BYTES:
+            if self._gathering is None:
+                self._gathered = len(self._waiting)
+                self._gathering = loop.call_later(GATHER_INTERVAL, self._look_again)
+            return
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        self._scheduled = True
+        loop.call_soon(self._take_turns)
 
-    def _is_gathering(self) -> bool:
-        """Tell whether callers that were just answered are still coming back: then one entry takes them all."""
-        waiting = len(self._waiting)
-        if waiting >= self._expected or self._waiting_bytes >= LARGE_TURN_BYTES:
-            return False
-        self._quiet_rounds = 0 if waiting > self._gathered else self._quiet_rounds + 1
-        self._gathered = waiting
-        return self._quiet_rounds < GATHER_ROUNDS
+    def _look_again(self) -> None:
+        """Wait on while callers come back; one interval without any is the end of that."""
+        self._gathering = None
+        if len(self._waiting) == self._gathered:
+            self._expected = 0
+        self._schedule()
 
     def _take_turns(self) -> None:
-        if self._is_gathering():
-            asyncio.get_running_loop().call_soon(self._take_turns)
-            return
         self._scheduled = False
         self._expected = 0
         while self._waiting and self._view is not None and self._may_propose():
