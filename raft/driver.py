@@ -121,7 +121,7 @@ class Driver:
             None  # lo, hi, max, generation, bytes
         )
         self._shipped: dict[NodeId, LogIndex] = {}  # first entry of what was last sent to each
-        self._last_frame: tuple[AppendEntries, bytes, bytes] | None = None  # message, its entries, its frame
+        self._last_frame: tuple[AppendEntries, tuple[bytes, bytes]] | None = None  # and its frame
         self._dropped = {
             reason: metrics.counter("ledgermq_raft_messages_dropped_total", reason)
             for reason in ("unreadable", "entries", "disk_full")
@@ -444,20 +444,20 @@ class Driver:
         self._links[message.to].append.put(self._frame(shortened, data))
         self.core.append_sent(message, hi, len(data))
 
-    def _frame(self, message: AppendEntries, data: bytes) -> bytes:
+    def _frame(self, message: AppendEntries, data: bytes) -> tuple[bytes, bytes]:
         """Encode an append; two followers that are told the same get the same bytes."""
         last = self._last_frame
         if (
             last is not None
-            and last[1] is data
+            and last[1][1] is data
             and last[0].hi == message.hi
             and last[0].commit_index == message.commit_index
             and last[0].prev_index == message.prev_index
             and last[0].term == message.term
         ):
-            return last[2]
+            return last[1]
         frame = encode_append(message, data)
-        self._last_frame = (message, data, frame)
+        self._last_frame = (message, frame)
         return frame
 
     def _is_whole(self, message: AppendEntries, data: bytes) -> bool:

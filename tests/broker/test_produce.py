@@ -130,6 +130,87 @@ def test_a_retry_of_an_undecided_message_waits_for_the_first_copy() -> None:
     run(body)
 
 
+class Timers:
+    """Takes the timers of a loop; the test fires them."""
+
+    def __init__(self) -> None:
+        self.armed: list[Callable[[], None]] = []
+        loop = asyncio.get_running_loop()
+        vars(loop)["call_later"] = self._call_later
+
+    def _call_later(self, delay: float, callback: Callable[..., None], *args: Any) -> asyncio.TimerHandle:
+        def fire() -> None:
+            if not handle.cancelled():
+                callback(*args)
+
+        loop = asyncio.get_running_loop()
+        handle = asyncio.TimerHandle(loop.time() + delay, fire, (), loop)
+        self.armed.append(fire)
+        return handle
+
+    async def fire(self) -> None:
+        """Let the oldest timer end, unless it was cancelled."""
+        self.armed.pop(0)()
+        await settle()
+
+
+async def after_a_turn_of(raft: FakeRaft, callers: int) -> Timers:
+    """Answer so many callers of one turn; none has come back yet."""
+    await raft.topic()
+    for sequence in range(callers):
+        raft.pipeline.submit(sections(sequence))
+    await settle()
+    timers = Timers()
+    await raft.decide(1)
+    return timers
+
+
+def test_the_turn_after_one_of_several_callers_waits_until_they_are_back() -> None:
+    async def body(raft: FakeRaft) -> None:
+        await after_a_turn_of(raft, 4)
+        for sequence in range(4, 7):
+            raft.pipeline.submit(sections(sequence))
+            await settle()
+        assert len(raft.proposals) == 2
+        raft.pipeline.submit(sections(7))
+        await settle()
+        assert len(raft.proposals) == 3
+        assert len(list(walk_sections(raft.payloads[2], 4))) == 4
+
+    run(body)
+
+
+def test_callers_that_do_not_come_back_are_not_waited_for_twice() -> None:
+    async def body(raft: FakeRaft) -> None:
+        timers = await after_a_turn_of(raft, 8)
+        raft.pipeline.submit(sections(8))
+        await settle()
+        await timers.fire()
+        assert len(raft.proposals) == 3, "one interval without a new caller ends it"
+        await raft.decide(2)
+        raft.pipeline.submit(sections(9))
+        await settle()
+        assert len(raft.proposals) == 4 and not timers.armed, "a lone caller does not wait"
+
+    run(body)
+
+
+def test_the_wait_for_callers_ends_though_some_still_come() -> None:
+    async def body(raft: FakeRaft) -> None:
+        timers = await after_a_turn_of(raft, 8)
+        for sequence in (8, 9):
+            raft.pipeline.submit(sections(sequence))
+            await settle()
+        await timers.fire()
+        assert len(raft.proposals) == 2, "one came in the first interval: one more"
+        raft.pipeline.submit(sections(10))
+        await settle()
+        await timers.fire()
+        assert len(raft.proposals) == 3
+
+    run(body)
+
+
 def test_small_works_wait_for_the_append_that_is_out_and_large_ones_do_not() -> None:
     async def body(raft: FakeRaft) -> None:
         await raft.topic()
