@@ -43,6 +43,7 @@ from .hello import Hello
 from .log_time import LogTime
 from .messages import AppendEntries, Heartbeat, Message
 from .metrics import RaftMetrics
+from .outgoing_frames import AppendFrames
 from .outputs import (
     Accepted,
     BecameLeader,
@@ -59,7 +60,7 @@ from .proposals import PendingProposals
 from .state_machine import Proposal
 from .transport import Transport
 from .types import LogIndex, NodeId
-from .wire import decode, encode_append, encode_control
+from .wire import decode
 from .wire_batch import WireBatch
 
 logger = logging.getLogger(__name__)
@@ -67,8 +68,6 @@ logger = logging.getLogger(__name__)
 RaftTransport = Transport[Message | Hello, tuple[bytes, bytes]]
 _SIZE: Final = struct.Struct("<I")
 _INDEX: Final = struct.Struct("<Q")
-#: Control messages that share a frame.
-MAX_CONTROL_BATCH: Final = 64
 
 
 class DriverOwner(Protocol):
@@ -121,7 +120,7 @@ class Driver:
             None  # lo, hi, max, generation, bytes
         )
         self._shipped: dict[NodeId, LogIndex] = {}  # first entry of what was last sent to each
-        self._last_frame: tuple[AppendEntries, tuple[bytes, bytes]] | None = None  # and its frame
+        self._frames = AppendFrames()
         self._dropped = {
             reason: metrics.counter("ledgermq_raft_messages_dropped_total", reason)
             for reason in ("unreadable", "entries", "disk_full")
@@ -431,7 +430,8 @@ class Driver:
 
     def forget_reads(self) -> None:
         """What was read before a repair is used no more."""
-        self._last_read = self._last_frame = None
+        self._last_read = None
+        self._frames.forget()
 
     def _ship(self, message: AppendEntries, data: bytes) -> None:
         hi = last_index_of(data)
@@ -441,24 +441,8 @@ class Driver:
             return
         self._shipped[message.to] = message.lo
         shortened = message if hi == message.hi else message.shortened(hi, len(data))
-        self._links[message.to].append.put(self._frame(shortened, data))
+        self._links[message.to].append.put(self._frames.encode(shortened, data))
         self.core.append_sent(message, hi, len(data))
-
-    def _frame(self, message: AppendEntries, data: bytes) -> tuple[bytes, bytes]:
-        """Encode an append; two followers that are told the same get the same bytes."""
-        last = self._last_frame
-        if (
-            last is not None
-            and last[1][1] is data
-            and last[0].hi == message.hi
-            and last[0].commit_index == message.commit_index
-            and last[0].prev_index == message.prev_index
-            and last[0].term == message.term
-        ):
-            return last[1]
-        frame = encode_append(message, data)
-        self._last_frame = (message, frame)
-        return frame
 
     def _is_whole(self, message: AppendEntries, data: bytes) -> bool:
         """Verify what is sent once more: perhaps the follower could not use it, because it is damaged here."""
@@ -483,24 +467,6 @@ def last_index_of(data: bytes) -> LogIndex:
             return LogIndex(0)
         position += size
     return LogIndex(_INDEX.unpack_from(data, last + 16)[0] if position == end else 0)
-
-
-def make_control_frame(queue: deque[Message | Hello]) -> tuple[bytes]:
-    """Take messages off a control queue, several into one frame; of greetings the latest counts."""
-    messages: list[Message] = []
-    hello: Hello | None = None
-    for _ in range(min(len(queue), MAX_CONTROL_BATCH)):
-        item = queue.popleft()
-        if isinstance(item, Hello):
-            hello = item
-        else:
-            messages.append(item)
-    return (encode_control(messages, hello),)
-
-
-def make_append_frame(queue: deque[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
-    """Take one append frame off its queue."""
-    return queue.popleft()
 
 
 def _refusal(answer: NotLeader | Busy | object) -> RaftError:

@@ -22,7 +22,7 @@ from .applier import Applier
 from .commit_log import CommitLog
 from .config import Member, RaftConfig
 from .core import RaftCore
-from .driver import Driver, RaftTransport, make_append_frame, make_control_frame
+from .driver import Driver, RaftTransport
 from .errors import (
     DamagedLogError,
     NodeStoppedError,
@@ -38,6 +38,7 @@ from .log_care import LogCare
 from .log_time import LogTime
 from .metrics import RaftMetrics
 from .node_status import StatusView
+from .outgoing_frames import make_append_frame, make_control_frame
 from .outputs import (
     BecameLeader,
     CaughtUp,
