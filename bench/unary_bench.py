@@ -6,6 +6,7 @@ The echo is a grpc.aio server in a process of its own whose handler returns a re
 least. It is measured in turn with the group in every run, since only the ratios say something on a shared machine.
 Prints calls/s, the ratio to the echo, and CPU per call of the process that was called (medians of the runs).
 """
+# ruff: noqa: I001 (the order of imports matters here)
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-# isort: split  (the client sets how gRPC runs, which gRPC reads while it is loaded)
+from ledgermq.client import Admin  # first: it sets how gRPC runs, which gRPC reads while it is loaded
+
 import grpc
 import grpc.aio
 import uvloop
 
-from ledgermq.client import Admin
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from tests.integration.cluster import Cluster
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.raft.errors import BusyError, DiskFullError, EntryTooLargeError
 
@@ -10,18 +12,26 @@ from .leader_view import Verdict
 from .messaging_route import accepted_types
 from .messaging_status import StatusError, ok, overall, topic_not_found
 from .messaging_validation import check_messages, derived_type
-from .messaging_wire import OutgoingRecord, outgoing_record
+from .messaging_wire import OutgoingRecord, outgoing_record, varint
 from .polls import TooManyPollsError
 from .produce import TooManyRequestsError
 from .produce_works import SendWork, SentMessage
 from .topic_admin import ensure_topic
 from .topics import Topic
 
-_NOT_BUILT = {v2.DELAY: "delayed messages", v2.TRANSACTION: "transactions"}
+_STORED: Final = (Verdict.ACCEPTED, Verdict.DUPLICATE)
+_NOT_BUILT: Final = {v2.DELAY: "delayed messages", v2.TRANSACTION: "transactions"}
 
 
-async def send(context: NodeContext, request: v2.SendMessageRequest) -> v2.SendMessageResponse:
-    """Store the messages; return when a majority has them on disk. Raises: StatusError, and what the pipeline raises."""
+#: The field `status` of an answer and of its entries, when all is well.
+_STATUS_OK: Final = b"\x0a" + varint(ok().ByteSize()) + ok().SerializeToString()
+
+
+async def send(context: NodeContext, request: v2.SendMessageRequest) -> bytes:
+    """Store the messages; return the encoded answer when a majority has them on disk.
+
+    Raises: StatusError, and what the pipeline raises.
+    """
     name = check_messages(request.messages, context.config.max_message_bytes)
     if refused := context.replica.produce_refusal:
         raise StatusError(v2.TOO_MANY_REQUESTS, refused)
@@ -37,13 +47,24 @@ async def send(context: NodeContext, request: v2.SendMessageRequest) -> v2.SendM
         raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
     except EntryTooLargeError as error:
         raise StatusError(v2.PAYLOAD_TOO_LARGE, str(error)) from None
-    entries = [_entry(message_id, sent) for message_id, sent in zip(ids, placed, strict=True)]
     duplicates = sum([sent.verdict is Verdict.DUPLICATE for sent in placed])
-    context.metrics.messages_sent.inc(len(entries) - duplicates)
+    context.metrics.messages_sent.inc(len(ids) - duplicates)
     if duplicates:
         context.metrics.duplicates.labels("messaging").inc(duplicates)
-    status = entries[0].status if len(entries) == 1 else overall([entry.status for entry in entries])
-    return v2.SendMessageResponse(status=status, entries=entries)
+    if len(placed) == 1 and placed[0].verdict in _STORED:
+        return answer_of_one(ids[0], placed[0].offset)
+    entries = [_entry(message_id, sent) for message_id, sent in zip(ids, placed, strict=True)]
+    answer = v2.SendMessageResponse(status=overall([entry.status for entry in entries]), entries=entries)
+    return bytes(answer.SerializeToString())
+
+
+def answer_of_one(message_id: str, offset: int) -> bytes:
+    """Return the encoded SendMessageResponse of one message that is stored, without an object for each of its parts."""
+    name = message_id.encode()
+    size = varint(len(name))
+    place = b"\x20" + varint(offset) if offset > 0 else b""
+    entry = b"".join((_STATUS_OK, b"\x12", size, name, b"\x1a", size, name, place))
+    return b"".join((_STATUS_OK, b"\x12", varint(len(entry)), entry))
 
 
 def _records(topic: Topic, request: v2.SendMessageRequest) -> list[tuple[OutgoingRecord, str]]:
@@ -67,7 +88,7 @@ def _records(topic: Topic, request: v2.SendMessageRequest) -> list[tuple[Outgoin
 
 
 def _entry(message_id: str, sent: SentMessage) -> v2.SendResultEntry:
-    if sent.verdict not in (Verdict.ACCEPTED, Verdict.DUPLICATE):
+    if sent.verdict not in _STORED:
         status = v2.Status(
             code=v2.TOPIC_NOT_FOUND, message="the topic was deleted while the message was sent"
         )

@@ -158,7 +158,7 @@ class MessagingService:
         def answer(request: bytes, call: Call) -> Awaitable[bytes]:
             async def local() -> bytes:
                 answer = await serve(self._context, _parsed(kind, request))
-                return bytes(answer.SerializeToString())
+                return answer if type(answer) is bytes else bytes(answer.SerializeToString())
 
             return self._context.calls.unary(method, request, call, local)
 

@@ -83,8 +83,8 @@ def check_messages(messages: Sequence[v2.Message], max_message_bytes: int = MAX_
         raise StatusError(v2.MESSAGE_CORRUPTED, "no message to send")
     first = messages[0].topic
     check_topic(first.name)
-    for message in messages:
-        if message.topic != first:
+    for i, message in enumerate(messages):
+        if i and message.topic != first:
             raise StatusError(v2.MESSAGE_CORRUPTED, "topic in message is not same")
         check_message(message, max_message_bytes)
     return first.name
@@ -100,20 +100,27 @@ def check_message(message: v2.Message, max_message_bytes: int) -> None:
             v2.MESSAGE_BODY_TOO_LARGE, f"message body cannot exceed the max {max_message_bytes}"
         )
     system = message.system_properties
-    user_size = _check_user_properties(message) if message.user_properties else 0
-    if system.tag:
-        _check_tag(system.tag)
-    if len(system.keys) > MAX_KEYS:
-        raise StatusError(v2.MESSAGE_PROPERTIES_TOO_LARGE, f"too many keys, max is {MAX_KEYS}")
-    for key in system.keys:
-        if not key.strip() or _CONTROL.search(key):
-            raise StatusError(v2.ILLEGAL_MESSAGE_KEY, "message key is blank or has a control character")
-    if user_size + _bytes(system.keys) + _bytes((system.tag,)) > MAX_PROPERTIES_SIZE:
+    labels = _check_user_properties(message) if message.user_properties else 0
+    if tag := system.tag:
+        _check_tag(tag)
+        labels += _bytes((tag,))
+    if keys := system.keys:
+        _check_keys(keys)
+        labels += _bytes(keys)
+    if labels > MAX_PROPERTIES_SIZE:
         raise StatusError(v2.MESSAGE_PROPERTIES_TOO_LARGE, f"properties exceed {MAX_PROPERTIES_SIZE} bytes")
     if not system.message_id.strip():
         raise StatusError(v2.ILLEGAL_MESSAGE_ID, "message id cannot be empty")
     if system.HasField("message_group"):
         _check_message_group(system.message_group)
+
+
+def _check_keys(keys: Sequence[str]) -> None:
+    if len(keys) > MAX_KEYS:
+        raise StatusError(v2.MESSAGE_PROPERTIES_TOO_LARGE, f"too many keys, max is {MAX_KEYS}")
+    for key in keys:
+        if not key.strip() or _CONTROL.search(key):
+            raise StatusError(v2.ILLEGAL_MESSAGE_KEY, "message key is blank or has a control character")
 
 
 def _bytes(texts: Iterable[str]) -> int:
