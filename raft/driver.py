@@ -25,6 +25,7 @@ from ledgermq.proto.errors import CorruptError
 from .applier import Applier
 from .commit_log import CommitLog
 from .core import RaftCore
+from .durable_reports import DurableReports
 from .errors import (
     BusyError,
     DamagedLogError,
@@ -105,6 +106,7 @@ class Driver:
         self.proposals = PendingProposals()
         self.closed = False
         self.last_persist_seq = 0
+        self.reports: DurableReports | None = None  # set when the storage runs
         self._done_seq = 0  # persist operations up to here are durable
         self._to_apply = LogIndex(0)
         self._links = transport.links
@@ -194,6 +196,8 @@ class Driver:
 
     def step(self, message: Message, entries: memoryview) -> None:
         """Give the core one message and carry out what follows."""
+        if self.reports is not None:
+            self.reports.look()  # before an acknowledgement, which may make it matter
         self.settle()
         if type(message) is AppendEntries:
             if not message.is_empty and not self._verify(message, entries):
@@ -206,6 +210,8 @@ class Driver:
     def ticks(self, count: int) -> None:
         """Give the core `count` ticks."""
         with self.defects_fault("a tick of the clock"):
+            if self.reports is not None:
+                self.reports.look()
             self.settle()
             for _ in range(count):
                 if self.closed:
@@ -276,11 +282,11 @@ class Driver:
         is_urgent = persist is not None and (
             persist.hard_state is not None or self.core.role is not Role.LEADER
         )
-        if persist is not None and is_urgent and not self._persist(persist):
+        if persist is not None and is_urgent and not self._persist(persist, is_patient=False):
             return
         for message in output.send:
             self._send(message)
-        if persist is not None and not is_urgent and not self._persist(persist):
+        if persist is not None and not is_urgent and not self._persist(persist, is_patient=bool(self._links)):
             return
         if output.commit_index is not None:
             self.proposals.committed(output.commit_index)
@@ -321,8 +327,16 @@ class Driver:
             return False
         return True
 
-    def _persist(self, persist: Persist) -> bool:
-        """Queue one storage operation; return whether it could be."""
+    def _persist(self, persist: Persist, *, is_patient: bool) -> bool:
+        """Queue one storage operation; return whether it could be.
+
+        `is_patient`: nothing depends on it before a peer answers, which wakes the loop as well.
+        """
+        if self.reports is not None:
+            if is_patient and persist.seq == self._done_seq + 1:
+                self.reports.be_patient()
+            else:
+                self.reports.hurry()
         try:
             if persist.truncate_from is not None:
                 self.log.truncate_from(persist.truncate_from)

@@ -132,7 +132,7 @@ class Flusher:
         interval_seconds: float,
         max_unsynced_bytes: int,
         on_done: Callable[[int], None],
-        on_failed: Callable[[StorageError], None],
+        on_failed: Callable[[StorageError], object],
         path: Path,
         learner_after_failure: bool = False,
     ) -> None:

@@ -142,7 +142,7 @@ class RaftNode:
         except BaseException:
             await self._transport.close()
             raise
-        self._storage.start(
+        self._driver.reports = self._storage.start(
             asyncio.get_running_loop().call_soon_threadsafe,
             on_durable=self._on_durable,
             on_failed=self._on_storage_failed,

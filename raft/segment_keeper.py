@@ -85,9 +85,9 @@ class SegmentKeeper:
         self._urgent = threading.Event()
         self._files_lock = threading.Lock()  # guards _existing and the files behind it
         self._thread: threading.Thread | None = None
-        self._post: Callable[[Callable[[], None]], None] = lambda call: call()
-        self._on_full: Callable[[bool], None] = lambda full: None
-        self._on_failed: Callable[[StorageError], None] = lambda error: None
+        self._post: Callable[[Callable[[], None]], object] = lambda call: call()
+        self._on_full: Callable[[bool], object] = lambda full: None
+        self._on_failed: Callable[[StorageError], object] = lambda error: None
         self.full = False
         self.deleting = 0  # segments that `delete` was asked for and that still take space
         self._no_room_for: int | None = None  # the segment that is to be made as soon as there is room
@@ -97,7 +97,7 @@ class SegmentKeeper:
     # --- life --------------------------------------------------------------------------------------------------
     def start(
         self,
-        post: Callable[[Callable[[], None]], None],
+        post: Callable[[Callable[[], None]], object],
         on_full: Callable[[bool], None],
         on_failed: Callable[[StorageError], None],
     ) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 
 from .commit_log import CommitLog
+from .durable_reports import DurableReports
 from .entry_index import write_index
 from .errors import DamagedFolderError, LockedFolderError, NewerFolderError, StorageError
 from .files import FileSystem, Lock, LockedError
@@ -157,46 +158,43 @@ class RaftStorage:
         on_durable: Callable[[int], None],
         on_failed: Callable[[StorageError], None],
         on_disk_full: Callable[[bool], None],
-    ) -> None:
+    ) -> DurableReports:
         """Start the threads. `post` is `loop.call_soon_threadsafe`; every callback comes through it.
 
         `on_failed` is terminal (P15). `on_disk_full(True)`: no room for another segment; (False): there is again.
         """
-
-        def deliver(call: Callable[[], None]) -> None:
-            post(call)
-
-        def done(seq: int) -> None:
-            self.log.note_written(seq)
-            on_durable(seq)
-
-        self._keeper.start(deliver, on_disk_full, on_failed)
+        self._keeper.start(post, on_disk_full, on_failed)
         for segment in self._unsaved:
             self.log.save_index(segment)
+        reports = DurableReports(post, self._told(on_durable))
         flusher = Flusher(
             self._writer,
             FlushMode(self._config.flush),
             interval_seconds=self._config.flush_interval_ms / 1000,
             max_unsynced_bytes=self._config.flush_bytes,
-            on_done=lambda seq: deliver(lambda: done(seq)),
-            on_failed=lambda error: deliver(lambda: on_failed(error)),
+            on_done=reports.report,
+            on_failed=lambda error: post(lambda: on_failed(error)),
             path=self._config.data_dir,
             learner_after_failure=self._config.learner_after_reboot,
         )
         self._flusher = flusher
         flusher.start()
+        return reports
 
     def start_stepped(self, *, on_durable: Callable[[int], None]) -> SteppedFlusher:
         """Start without threads: the caller runs each turn, and background work with `run_background` (simulators)."""
-
-        def done(seq: int) -> None:
-            self.log.note_written(seq)
-            on_durable(seq)
-
+        done = self._told(on_durable)
         self._flusher = flusher = SteppedFlusher(self._writer, FlushMode(self._config.flush), done)
         for segment in self._unsaved:
             self.log.save_index(segment)
         return flusher
+
+    def _told(self, on_durable: Callable[[int], None]) -> Callable[[int], None]:
+        def done(seq: int) -> None:
+            self.log.note_written(seq)
+            on_durable(seq)
+
+        return done
 
     def note_failure(self) -> None:
         """Do what the flusher's threads do after an error (only after `start_stepped`). Raises: OSError."""
