@@ -38,13 +38,14 @@ def test_a_run_gives_the_records_that_are_made_one_by_one(
 ) -> None:
     bodies = [rng.randbytes(size) for _ in range(count)]
     encoder, ids = RecordEncoder("orders", born_host="host-1"), MessageIds(b"\1\2\3\4\5\6", 4711)
-    run = PlainRun(encoder, distance, size, born_ms, ids.stem(born_ms))
-    texts = [run.add(body, ids.number()) for body in bodies]
-    encoder.encode(64, b"another", ids.next(born_ms + 777), born_ms + 777)  # the encoder is used meanwhile
+    run = PlainRun(encoder, distance, size, born_ms, ids)
+    run.bodies = list(bodies)
+    encoder.encode(64, b"another", (bytes(16), "another"), born_ms + 777)  # the encoder is used meanwhile
+    out = bytearray(b"?" * len(run))
+    run.write(memoryview(out))
     again = MessageIds(b"\1\2\3\4\5\6", 4711)
-    assert texts == [again.next(born_ms)[1] for _ in bodies]
-    assert b"".join(run.encoded()) == one_by_one(bodies, distance, born_ms)
-    assert len(run) == len(one_by_one(bodies, distance, born_ms))
+    assert run.message_ids() == [again.next(born_ms)[1] for _ in bodies]
+    assert bytes(out) == one_by_one(bodies, distance, born_ms)
 
 
 def test_runs_and_single_records_share_a_section() -> None:
@@ -56,15 +57,16 @@ def test_runs_and_single_records_share_a_section() -> None:
     window = SendWindow(lambda: 7)
     lane = window.lane(MessageQueue("orders", "g0", 0), 3)
     section = window.open_section(lane, 0, 1000, 100)
-    runs = [PlainRun(encoder, section.size, 5, now, ids.stem(now))]
-    for number in range(12):
-        runs[0].add(b"%05d" % number, number)
-        window.added_to_run(section, runs[0], number)
+    runs = [PlainRun(encoder, section.size, 5, now, ids)]
+    runs[0].bodies.append(b"00000")
+    window.added_run(section, runs[0], "twelve", grows=True)
+    for number in range(1, 12):
+        runs[0].bodies.append(b"%05d" % number)
+        window.grew(section, 1, runs[0].record_size)
     window.added(section, encoder.encode(section.size, b"labelled", ids.next(now), now, tag="t"), 12)
-    runs.append(PlainRun(encoder, section.size, 5, now + 1, ids.stem(now)))
-    for number in range(13, 16):
-        runs[1].add(b"%05d" % number, number)
-        window.added_to_run(section, runs[1], number)
+    runs.append(PlainRun(encoder, section.size, 5, now + 1, ids))
+    runs[1].bodies = [b"%05d" % number for number in range(13, 16)]
+    window.added_run(section, runs[1], "three", grows=False)
     request = window.next_request(0)
     assert request is not None
     sections = b"".join(request.parts)
