@@ -203,13 +203,13 @@ class SendWindow:
         self._entered(section)
         self.grew(section, 1, len(record))
 
-    def added_run(self, section: Section, run: PlainRun, ticket: object, *, grows: bool) -> None:
-        """Put a new run (its distance is `section.size`) and its one ticket into the section."""
+    def added_run(self, section: Section, run: PlainRun, size: int, ticket: object, *, grows: bool) -> None:
+        """Put a new run (its distance is `section.size`, its records have `size` bytes) and its one ticket into it."""
         section.records.append(run)
         section.run = run if grows else None
         section.tickets.append(ticket)
         self._entered(section)
-        self.grew(section, len(run.bodies), len(run))
+        self.grew(section, len(run.bodies), size)
 
     def _entered(self, section: Section) -> None:
         """A new section enters its lane with its first record: encoding may have failed."""
@@ -223,20 +223,17 @@ class SendWindow:
         section.size += size
         self._waiting_bytes += size
 
-    def room(self, section: Section, record_size: int) -> int:
-        """Return how many more records of a size the section takes."""
-        return max(
-            0, min((self._max_section - section.size) // record_size, MAX_SECTION_COUNT - section.count)
-        )
+    def room(self, section: Section) -> int:
+        """Return the bytes that may still be added to a section."""
+        return self._max_section - section.size
 
-    def growth(self, section: Section, record_size: int) -> int:
-        """Return how many such records may be added before anything has to be looked at again.
+    def growth(self, section: Section) -> int:
+        """Return the bytes that may be added before anything has to be looked at again.
 
         That is: before the section is full, or enough waits to be worth one more request in flight.
         """
         missing = PIPELINE_BYTES - self._waiting_bytes
-        room = self.room(section, record_size)
-        return room if missing <= 0 else min(room, -(-missing // record_size))
+        return min(self.room(section), missing) if missing > 0 else self.room(section)
 
     # --- sending ----------------------------------------------------------------------------------------------
 
@@ -331,12 +328,11 @@ class SendWindow:
         body = memoryview(data)[SECTION_HEADER_SIZE:]
         at = 0
         for part in section.records:
-            end = at + len(part)
             if isinstance(part, PlainRun):
-                part.write(body[at:end])
+                at += part.write(body[at:])
             else:
-                body[at:end] = part
-            at = end
+                body[at : at + len(part)] = part
+                at += len(part)
         assert at == len(body), "the size counts every record"
         put_section_header(
             data,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from .batching import Lane, Section, SendWindow
+from .batching import MAX_SECTION_COUNT, Lane, Section, SendWindow
 from .connection import GroupConnection, now_ms
 from .encoding import RecordEncoder, check_text, encode_text
 from .errors import BufferFullError, ClosedError, MessageTooLargeError, TopicNotFoundError
@@ -32,13 +32,14 @@ _RECORD_ROOM: Final = 256  # what a record needs beside body and labels, for cho
 class TopicLanes:
     """What is kept per topic: the encoder, and the queues that may be written with their lanes and connections."""
 
-    __slots__ = ("connections", "encoder", "lanes", "queues")
+    __slots__ = ("connections", "encoder", "lanes", "largest", "queues")
 
     def __init__(self, encoder: RecordEncoder) -> None:
         self.encoder = encoder
         self.queues: tuple[MessageQueue, ...] = ()
         self.lanes: list[Lane] = []
         self.connections: list[GroupConnection] = []
+        self.largest = 0  # the largest body that all groups take, bytes
 
 
 class Outbox:
@@ -77,6 +78,7 @@ class Outbox:
 
     def use(self, topic: str, lanes: TopicLanes) -> None:
         """Take the queues of a topic as they are now."""
+        lanes.largest = min(connection.group.max_message_bytes for connection in lanes.connections)
         self.topics[topic] = lanes
         self._runs.pop(topic, None)
 
@@ -95,22 +97,24 @@ class Outbox:
     def join(self, topic: str, body: object) -> asyncio.Future[SendReceipt] | None:
         """Add a message without labels to the open run of its topic; None: it must take the long way."""
         run = self._runs.get(topic)
+        if run is None or type(body) is not bytes or not run.smallest <= len(body) <= run.largest:
+            return None
+        size = run.surplus + len(body) & -8
+        section = run.section
         if (
-            run is None
-            or run.left <= 0
-            or type(body) is not bytes
-            or len(body) != run.body_size
+            size > run.left
+            or section.closed
+            or section.count >= MAX_SECTION_COUNT
             or not run.born_ns <= time.time_ns() < run.until_ns
-            or run.section.closed
             or self._bytes >= self._max_bytes
         ):
             return None
-        run.left -= 1
+        run.left -= size
         run.bodies.append(body)
         future = self._new_future()
         run.futures.append(future)
-        run.window.grew(run.section, 1, run.record_size)
-        self._bytes += run.record_size
+        run.window.grew(section, 1, size)
+        self._bytes += size
         return future
 
     def put(
@@ -141,7 +145,7 @@ class Outbox:
         future = self.new_future()
         window = lanes.connections[number].window
         if not (tag or keys or properties or message_group) and lanes.encoder.is_plain(data):
-            size = self._put_plain(window, section, lanes.encoder, data, born_ms, future)
+            size = self._put_plain(lanes, window, section, data, born_ms, future)
         else:
             message_id = self._ids.next(born_ms)
             record = lanes.encoder.encode(
@@ -179,28 +183,30 @@ class Outbox:
 
     def _put_plain(
         self,
+        lanes: TopicLanes,
         window: SendWindow,
         section: Section,
-        encoder: RecordEncoder,
         body: bytes,
         born_ms: int,
         future: asyncio.Future[SendReceipt],
     ) -> int:
-        """Add a message without labels to the last run of a section or to a new one; return its size in the log."""
-        run = section.run
+        """Add a message without labels to the last run of a section or to a new one; return the size of its record."""
+        run, encoder = section.run, lanes.encoder
         if run is not None and run.fits(encoder, len(body), born_ms):
             ticket: EachOfRun = section.tickets[-1]
+            size = run.record_size(len(body))
             run.bodies.append(body)
-            window.grew(section, 1, run.record_size)
+            window.grew(section, 1, size)
         else:
             run = PlainRun(encoder, section.size, len(body), born_ms, self._ids)
+            size = run.record_size(len(body))
             run.bodies.append(body)
             ticket = EachOfRun(run)
-            window.added_run(section, run, ticket, grows=True)
+            window.added_run(section, run, size, ticket, grows=True)
         ticket.futures.append(future)
         if self._opens_runs:
-            self._runs[encoder.topic] = OpenRun(window, section, run, ticket)
-        return run.record_size
+            self._runs[encoder.topic] = OpenRun(window, section, run, ticket, lanes.largest)
+        return size
 
     def _took(self, connection: GroupConnection, section: Section, size: int) -> None:
         """Account for what was added to a section."""
@@ -208,36 +214,41 @@ class Outbox:
         self._open.add(section)
         connection.wake()
 
-    async def put_stretch(self, part: Stretch, waiting: list[asyncio.Future[Any]]) -> None:
-        """Add the messages of a stretch, and to `waiting` the futures of their receipts: of one, or of many in a row.
+    def takes_whole(self, part: Stretch) -> bool:
+        """Tell whether `put_stretch` takes this; else its messages go one by one."""
+        if not self._sticky or len(part.bodies) < FEW:
+            return False
+        return max(map(len, part.bodies)) <= self._lanes(part.topic).largest
 
-        Waits for room. Raises: what `put` raises, for all messages whose future was not added.
+    async def put_stretch(self, part: Stretch, waiting: list[asyncio.Future[list[SendReceipt]]]) -> None:
+        """Add the messages of a stretch, and to `waiting` the futures of their receipts, of many in a row each.
+
+        Waits for room. Raises: ClosedError, TopicNotFoundError, for all messages whose future was not added.
         """
-        topic, bodies = part
-        if self._sticky and len(bodies) >= FEW and self._lanes(topic).encoder.is_plain(bodies[0]):
-            at = 0
-            while at < len(bodies):
-                await self.ready()
-                at += self._put_some(topic, bodies[at:], waiting)
-            return
-        for body in bodies:
+        at = 0
+        while at < len(part.bodies):
             await self.ready()
-            waiting.append(self.put(topic, body))
+            at += self._put_some(part.topic, part.bodies[at:], waiting)
 
-    def _put_some(self, topic: str, bodies: list[bytes], waiting: list[asyncio.Future[Any]]) -> int:
-        """Put as many plain messages of one size as a section and the bound take into a run; return how many."""
+    def _put_some(
+        self, topic: str, bodies: list[bytes], waiting: list[asyncio.Future[list[SendReceipt]]]
+    ) -> int:
+        """Put as many plain messages as a section and the bound take into a run; return how many."""
         lanes = self._lanes(topic)
-        number, size = self._choose(lanes, ""), len(bodies[0])
-        connection, section = lanes.connections[number], self._section(lanes, number, size)
-        run = PlainRun(lanes.encoder, section.size, size, time.time_ns() // 1_000_000, self._ids)
-        allowed = -(-(self._max_bytes - self._bytes) // run.record_size)
-        count = max(1, min(allowed, connection.window.room(section, run.record_size)))
+        number = self._choose(lanes, "")
+        connection, section = lanes.connections[number], self._section(lanes, number, len(bodies[0]))
+        run = PlainRun(lanes.encoder, section.size, len(bodies[0]), time.time_ns() // 1_000_000, self._ids)
+        ends = run.record_ends(bodies[: MAX_SECTION_COUNT - section.count])
+        in_section = int(ends.searchsorted(connection.window.room(section), "right"))
+        in_bound = 1 + int(ends.searchsorted(self._max_bytes - self._bytes))
+        count = max(1, min(in_section, in_bound, len(ends)))
         run.bodies = bodies[:count]
+        size = int(ends[count - 1])
         waiting.append(self.new_future())
-        connection.window.added_run(section, run, WholeRun(run, waiting[-1]), grows=False)
+        connection.window.added_run(section, run, size, WholeRun(run, waiting[-1]), grows=False)
         self._runs.pop(topic, None)
-        self._took(connection, section, len(run))
-        return len(run.bodies)
+        self._took(connection, section, size)
+        return count
 
     # --- waiting ----------------------------------------------------------------------------------------------
 

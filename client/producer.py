@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
+from ledgermq.proto.record import MAX_BODY_SIZE
+
 from .batching import Delivered, Failed, Outcome, SendWindow
 from .channels import Channels
 from .connection import GroupConnection, now_ms
@@ -54,7 +56,7 @@ class Producer:
     ) -> None:
         selector = selector or StickyRoundRobin(secrets.randbelow(1 << 16))
         self._outbox = Outbox(selector, timeout_ms, max_pending_bytes)
-        self._compress_above = compress_above
+        self._compress_above = MAX_BODY_SIZE if compress_above is None else compress_above
         self._channels = Channels()
         self._routes = Routes(nameservers, self._channels, cluster)
         self._routes.on_change(self._on_route)
@@ -164,39 +166,47 @@ class Producer:
     async def send_batch(self, messages: Iterable[Message]) -> list[SendReceipt]:
         """Send many messages and wait for all of them. Receipts come in the order of the messages.
 
-        Messages without labels that have equal sizes cost least. Raises: what `send` raises, for the first message that
+        Messages without labels cost least. Raises: what `send` raises, for the first message that
         failed; the others are sent nevertheless.
         """
         self._check_open()
-        waiting: list[asyncio.Future[Any]] = []
+        waiting: list[asyncio.Future[Any]] = []  # of a receipt, or of the receipts of many in a row
         no_route: dict[str, LedgerMQError] = {}  # of topics: they are asked for once
-        for part in stretches(messages):
-            topic = part.topic
+        for part in stretches(messages, self._compress_above):
             try:
-                if topic in no_route:
-                    raise no_route[topic]
-                if topic not in self._outbox.topics:
-                    await self.prepare(topic)
+                if part.topic in no_route:
+                    raise no_route[part.topic]
+                if part.topic not in self._outbox.topics:
+                    await self.prepare(part.topic)
                 if isinstance(part, Message):
-                    await self.ready()
-                    waiting.append(self._outbox.put(part))
-                else:
+                    await self._put_in_turn(part, waiting)
+                elif self._outbox.takes_whole(part):
                     await self._outbox.put_stretch(part, waiting)
+                else:
+                    for body in part.bodies:
+                        await self._put_in_turn(Message(part.topic, body), waiting)
             except LedgerMQError as error:
-                if topic not in self._outbox.topics:
-                    no_route[topic] = error
-                waiting.append(self._outbox.new_future())
-                waiting[-1].set_exception(error)
+                if part.topic not in self._outbox.topics:
+                    no_route[part.topic] = error
+                _failed(waiting, error)
         results = await asyncio.gather(*waiting, return_exceptions=True)
-        found: list[SendReceipt] = []
+        receipts: list[SendReceipt] = []
         for result in results:
             if isinstance(result, BaseException):
                 raise result
             if isinstance(result, SendReceipt):
-                found.append(result)
+                receipts.append(result)
             else:
-                found += result
-        return found
+                receipts += result
+        return receipts
+
+    async def _put_in_turn(self, message: Message, waiting: list[asyncio.Future[Any]]) -> None:
+        """Put one message of a batch when there is room. An error becomes its future: the others go on."""
+        await self.ready()
+        try:
+            waiting.append(self._outbox.put(message))
+        except LedgerMQError as error:
+            _failed(waiting, error)
 
     async def prepare(self, topic: str) -> None:
         """Fetch the route of a topic, so that `send_nowait` can be used.
@@ -351,6 +361,11 @@ class Producer:
             for connection in self._connections.values():
                 for failed in connection.window.expire(now):
                     self._fail(failed, connection)
+
+
+def _failed(waiting: list[asyncio.Future[Any]], error: LedgerMQError) -> None:
+    waiting.append(asyncio.get_running_loop().create_future())
+    waiting[-1].set_exception(error)
 
 
 def _new_producer_id() -> int:

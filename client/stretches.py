@@ -5,44 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
+from .encoding import alike_sizes
 from .message import Message
 
-#: A stretch ends at this many bytes of bodies, so that a long batch waits for room on its way.
+#: A stretch ends at about this many bytes of bodies, so that a long batch waits for room on its way.
 _MAX_BYTES: Final = 256 * 1024
-_MAX_COUNT: Final = 4096
+_LEAST: Final = 64  # what a small body counts, so that a stretch has no more than 4,096 messages
 
 
 class Stretch(NamedTuple):
-    """Bodies of one size for one topic, of messages that have nothing else."""
+    """Bodies for one topic, of messages that have nothing else; sizes are alike (see `alike_sizes`)."""
 
     topic: str
     bodies: list[bytes]
 
 
-def stretches(messages: Iterable[Message]) -> Iterator[Message | Stretch]:
-    """Yield the messages in order: those without labels that have equal sizes together, the others one by one."""
-    topic, size, room = "", -1, 0
+def stretches(messages: Iterable[Message], largest: int) -> Iterator[Message | Stretch]:
+    """Yield the messages in order: neighbours without labels together, others, and bodies above `largest`, alone."""
+    topic, low, high, room = "", 1, 0, 0
     bodies: list[bytes] = []
     for message in messages:
         body = message.body
-        if (
-            message.tag
-            or message.keys
-            or message.properties
-            or message.message_group
-            or type(body) is not bytes
-        ):
+        labelled = message.tag or message.keys or message.properties or message.message_group
+        if labelled or type(body) is not bytes or not 0 < len(body) <= largest:
             if bodies:
                 yield Stretch(topic, bodies)
-                bodies, room = [], 0
+                bodies, high = [], 0
             yield message
             continue
-        if room <= 0 or len(body) != size or message.topic != topic:
+        size = len(body)
+        if size > room or not low <= size <= high or message.topic != topic:
             if bodies:
                 yield Stretch(topic, bodies)
-            topic, size, bodies = message.topic, len(body), []
-            room = min(_MAX_COUNT, max(_MAX_BYTES // max(size, 1), 1))
+            topic, bodies, room = message.topic, [], _MAX_BYTES
+            low, high = alike_sizes(size)
         bodies.append(body)
-        room -= 1
+        room -= max(size, _LEAST)
     if bodies:
         yield Stretch(topic, bodies)

@@ -104,30 +104,36 @@ class WholeRun:
 
 
 class OpenRun:
-    """Where the next plain message of a topic may go without another look: the caller counts `left` down.
+    """Where the next plain message of a topic may go without another look: the caller counts `left` (bytes) down.
 
-    It ends when its section is `closed`, when another body size or millisecond comes, and when the producer drops it.
+    It ends when its section is `closed` or full, when a body of another kind or another millisecond comes, and when the
+    producer drops it.
     """
 
     __slots__ = (
         "bodies",
-        "body_size",
         "born_ns",
         "futures",
+        "largest",
         "left",
-        "record_size",
         "section",
+        "smallest",
+        "surplus",
         "until_ns",
         "window",
     )
 
-    def __init__(self, window: SendWindow, section: Section, run: PlainRun, ticket: EachOfRun) -> None:
+    def __init__(
+        self, window: SendWindow, section: Section, run: PlainRun, ticket: EachOfRun, largest: int
+    ) -> None:
+        """`largest` is the largest body that the group takes."""
         self.window = window
         self.section = section
         self.bodies = run.bodies
         self.futures = ticket.futures
-        self.body_size = run.body_size
-        self.record_size = run.record_size
+        self.smallest = run.smallest
+        self.largest = min(run.largest, largest)
+        self.surplus = run.body_offset + 7  # with the body, rounded down to 8: the size of a record
         self.born_ns = run.born_ms * 1_000_000
         self.until_ns = self.born_ns + 1_000_000
-        self.left = window.growth(section, run.record_size)
+        self.left = window.growth(section)

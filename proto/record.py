@@ -80,6 +80,8 @@ assert _RECORD.size == RECORD_HEADER_SIZE
 
 #: Where a record has what differs between records that are otherwise alike, bytes from its start.
 SECTION_DISTANCE_OFFSET: Final = 4
+REST_SIZE_OFFSET: Final = 16
+BODY_SIZE_OFFSET: Final = 24
 MESSAGE_ID_OFFSET: Final = 48
 
 #: Flags, body offset and body size of a record, for who wants only the body.

@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import pytest
 
-from ledgermq.client.batching import Delivered, Request, SendWindow
+from ledgermq.client.batching import MAX_SECTION_COUNT, Delivered, Request, SendWindow
 from ledgermq.client.connection import GroupConnection
 from ledgermq.client.encoding import RecordEncoder
 from ledgermq.client.errors import BufferFullError, ClosedError, RefusedError
-from ledgermq.client.message import MessageQueue, SendReceipt
+from ledgermq.client.message import Message, MessageQueue, SendReceipt
 from ledgermq.client.outbox import Outbox, TopicLanes
 from ledgermq.client.queue_selection import QueueSelector, StickyRoundRobin, StrictRoundRobin
-from ledgermq.client.stretches import Stretch
+from ledgermq.client.stretches import Stretch, stretches
 from ledgermq.proto import log_pb2
 from ledgermq.proto.record import SECTION_HEADER_SIZE, decode_record, record_positions, walk_sections
 
@@ -37,7 +37,7 @@ class Desk:
         self.window = SendWindow(lambda: next(sessions))
         self.wakes = 0
         connection = SimpleNamespace(
-            window=self.window, group=SimpleNamespace(max_message_bytes=1 << 20), wake=self._wake
+            window=self.window, group=SimpleNamespace(max_message_bytes=100_000), wake=self._wake
         )
         self.box = Outbox(selector or StickyRoundRobin(), 1000, max_bytes)
         self.box.start()
@@ -116,7 +116,8 @@ def test_a_message_that_differs_takes_the_long_way(monkeypatch: pytest.MonkeyPat
     def scenario() -> None:
         desk = Desk(monkeypatch)
         desk.box.put("orders", b"00")
-        assert desk.box.join("orders", b"000") is None
+        assert desk.box.join("orders", bytes(128)) is None, "its size takes more bytes to write down"
+        assert desk.box.join("orders", b"") is None
         assert desk.box.join("orders", "00") is None
         assert desk.box.join("orders", bytearray(b"00")) is None
         assert desk.box.join("bills", b"00") is None
@@ -160,14 +161,38 @@ def test_after_a_flush_the_next_message_goes_to_the_next_queue(monkeypatch: pyte
 
 
 def test_a_selector_that_chooses_for_each_message_is_asked_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
+    def scenario() -> None:
         desk = Desk(monkeypatch, selector=StrictRoundRobin())
-        desk.box.put("orders", b"00")
-        assert desk.box.join("orders", b"00") is None
+        for _ in range(4):
+            desk.box.put("orders", b"00")
+            assert desk.box.join("orders", b"00") is None
+        assert not desk.box.takes_whole(Stretch("orders", [b"00"] * 20))
+        assert [section.count for section in desk.cut().sections] == [2, 2]
+
+    on_loop(scenario)
+
+
+def test_what_a_group_would_refuse_is_not_put_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scenario() -> None:
+        desk = Desk(monkeypatch)
+        assert desk.box.takes_whole(Stretch("orders", [bytes(100_000)] * 20))
+        assert not desk.box.takes_whole(Stretch("orders", [bytes(100_000)] * 20 + [bytes(100_001)]))
+
+    on_loop(scenario)
+
+
+def test_a_section_has_no_more_messages_than_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        desk = Desk(monkeypatch)
         waiting: list[asyncio.Future[Any]] = []
-        await desk.box.put_stretch(Stretch("orders", [b"%02d" % i for i in range(1, 20)]), waiting)
-        assert len(waiting) == 19
-        assert [section.count for section in desk.cut().sections] == [10, 10]
+        await desk.box.put_stretch(Stretch("orders", [b"0"] * (MAX_SECTION_COUNT - 4)), waiting)
+        desk.window._max_section = 1 << 30
+        count = len(waiting)
+        desk.box.put("orders", b"0")
+        while desk.box.join("orders", b"0") is not None:
+            count += 1
+        await desk.box.put_stretch(Stretch("orders", [b"0"] * 20), waiting)
+        assert max(section.count for section in desk.cut().sections) <= MAX_SECTION_COUNT
 
     asyncio.run(scenario())
 
@@ -199,9 +224,10 @@ def test_the_connection_is_woken_when_enough_waits_for_one_more_request(
         woken = desk.wakes
         while desk.box.join("orders", bytes(1024)) is not None:
             pass
-        assert desk.window.next_request(0) is not None, "what waits is worth a second request"
+        assert desk.window.next_request(0) is None, "what waits is not yet worth a second request"
         desk.box.put("orders", bytes(1024))
         assert desk.wakes == woken + 1
+        assert desk.window.next_request(0) is not None
 
     on_loop(scenario)
 
@@ -224,9 +250,15 @@ def test_nothing_joins_once_the_producer_closes(monkeypatch: pytest.MonkeyPatch)
 def test_a_stretch_is_put_in_pieces_that_sections_and_the_bound_take(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         desk = Desk(monkeypatch, max_bytes=20_000)
-        sent = [b"%04d" % number + bytes(96) for number in range(200)]
+        sent = [b"%04d" % number + bytes(number) for number in range(200)]
         waiting: list[asyncio.Future[Any]] = []
-        putting = asyncio.create_task(desk.box.put_stretch(Stretch("orders", sent), waiting))
+
+        async def put() -> None:
+            for part in stretches((Message("orders", body) for body in sent), 4096):
+                assert isinstance(part, Stretch)
+                await desk.box.put_stretch(part, waiting)
+
+        putting = asyncio.create_task(put())
         stored: list[bytes] = []
         while not (putting.done() and desk.box.is_empty):
             await asyncio.sleep(0)
@@ -235,7 +267,7 @@ def test_a_stretch_is_put_in_pieces_that_sections_and_the_bound_take(monkeypatch
                 request = desk.cut()
                 stored += bodies(request)
                 desk.answer(request)
-        assert stored == sent
+        assert stored == sent, "sizes below and above 128 bytes are runs of their own"
         receipts = [receipt for future in waiting for receipt in future.result()]
         assert len({each.message_id for each in receipts}) == len(receipts) == 200
         assert 2 < len(waiting) < 20
