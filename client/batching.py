@@ -50,7 +50,7 @@ class Section:
     opened: int
     fifo: bool = False
     records: list[Buffer | PlainRun] = field(default_factory=list)  # once numbered: the body of `data`
-    run: PlainRun | None = None  # the last one of `records`, which may grow
+    run: PlainRun | None = None  # the last one of `records`, while it may grow
     tickets: list[Any] = field(default_factory=list)
     count: int = 0  # records
     size: int = SECTION_HEADER_SIZE
@@ -68,6 +68,10 @@ class Section:
     def body_size(self) -> int:
         """Bytes of its records."""
         return self.size - SECTION_HEADER_SIZE
+
+    def close(self) -> None:
+        """Take no more messages."""
+        self.closed, self.run = True, None
 
 
 @dataclass(slots=True, eq=False)
@@ -182,7 +186,7 @@ class SendWindow:
         old.waiting.clear()
         for section in fresh.waiting:
             section.lane = fresh
-            section.closed = True
+            section.close()
         if fresh.waiting:
             self._ready[id(fresh)] = fresh
 
@@ -321,7 +325,7 @@ class SendWindow:
         """Give the section its sequence and its final bytes, unless it has them."""
         if section.data is not None:
             return
-        section.closed = True
+        section.close()
         section.sequence, section.session = lane.next_sequence, lane.session
         lane.next_sequence += section.count
         data = bytearray(section.size)
@@ -343,7 +347,7 @@ class SendWindow:
             producer_id=section.session,
             base_sequence=section.sequence,
         )
-        section.data, section.records, section.run = data, [body], None
+        section.data, section.records = data, [body]
 
     # --- answers ----------------------------------------------------------------------------------------------
 
@@ -434,7 +438,7 @@ class SendWindow:
             for section in [each for each in (*lane.unacked, *lane.waiting) if _may_move(each)]:
                 if section in lane.waiting:
                     lane.waiting.remove(section)
-                    section.closed = True
+                    section.close()
                     self._waiting_bytes -= section.body_size
                 else:
                     self._give_up(section)
@@ -457,7 +461,7 @@ class SendWindow:
         for lane in self._all_lanes():
             while lane.waiting and lane.waiting[0].deadline <= now:
                 section = lane.waiting.popleft()
-                section.closed = True
+                section.close()
                 self._waiting_bytes -= section.body_size
                 failed.append(Failed(section, None, sent=False))
             for section in [each for each in lane.unacked if each.deadline <= now and not each.given_up]:

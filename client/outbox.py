@@ -103,7 +103,7 @@ class Outbox:
         section = run.section
         if (
             size > run.left
-            or section.closed
+            or section.run is not run.run
             or section.count >= MAX_SECTION_COUNT
             or not run.born_ns <= time.time_ns() < run.until_ns
             or self._bytes >= self._max_bytes
@@ -246,7 +246,6 @@ class Outbox:
         size = int(ends[count - 1])
         waiting.append(self.new_future())
         connection.window.added_run(section, run, size, WholeRun(run, waiting[-1]), grows=False)
-        self._runs.pop(topic, None)
         self._took(connection, section, size)
         return count
 

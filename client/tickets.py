@@ -106,8 +106,8 @@ class WholeRun:
 class OpenRun:
     """Where the next plain message of a topic may go without another look: the caller counts `left` (bytes) down.
 
-    It ends when its section is `closed` or full, when a body of another kind or another millisecond comes, and when the
-    producer drops it.
+    It ends when it is no longer its section's `run` (something else came behind it, or the section is closed), when the
+    section is full, when a body of another kind or another millisecond comes, and when the producer drops it.
     """
 
     __slots__ = (
@@ -116,6 +116,7 @@ class OpenRun:
         "futures",
         "largest",
         "left",
+        "run",
         "section",
         "smallest",
         "surplus",
@@ -129,6 +130,7 @@ class OpenRun:
         """`largest` is the largest body that the group takes."""
         self.window = window
         self.section = section
+        self.run = run
         self.bodies = run.bodies
         self.futures = ticket.futures
         self.smallest = run.smallest

@@ -10,17 +10,26 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ledgermq.client.batching import MAX_SECTION_COUNT, Delivered, Request, SendWindow
 from ledgermq.client.connection import GroupConnection
 from ledgermq.client.encoding import RecordEncoder
 from ledgermq.client.errors import BufferFullError, ClosedError, RefusedError
-from ledgermq.client.message import Message, MessageQueue, SendReceipt
+from ledgermq.client.message import Message, MessageQueue, SendReceipt, unpack_body
 from ledgermq.client.outbox import Outbox, TopicLanes
 from ledgermq.client.queue_selection import QueueSelector, StickyRoundRobin, StrictRoundRobin
 from ledgermq.client.stretches import Stretch, stretches
 from ledgermq.proto import log_pb2
-from ledgermq.proto.record import SECTION_HEADER_SIZE, decode_record, record_positions, walk_sections
+from ledgermq.proto.record import (
+    SECTION_HEADER_SIZE,
+    RecordFlags,
+    decode_record,
+    decode_section,
+    record_positions,
+    walk_sections,
+)
 
 NOW_NS = 1_700_000_000_000_000_000
 
@@ -146,6 +155,28 @@ def test_nothing_joins_what_was_cut_given_up_or_moved(monkeypatch: pytest.Monkey
         assert desk.box.join("orders", b"00") is None, "its bytes count in another window now"
 
     on_loop(scenario)
+
+
+def test_nothing_joins_a_run_that_something_came_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would move what stands behind it: records tell how far their section is away."""
+
+    async def scenario() -> None:
+        desk = Desk(monkeypatch)
+        desk.box.put("orders", b"00")
+        desk.box.put("orders", b"01", tag="t")
+        assert desk.box.join("orders", b"02") is None
+        desk.box.put("orders", b"02")
+        desk.box.put("orders", b"0" * 200)
+        assert desk.box.join("orders", b"03") is None
+        desk.box.put("orders", b"03")
+        assert desk.box.join("orders", b"04") is not None
+        await desk.box.put_stretch(Stretch("orders", [b"05"] * 20), [])
+        assert desk.box.join("orders", b"06") is None
+        desk.box.put("orders", b"06")
+        expected = [b"00", b"01", b"02", b"0" * 200, b"03", b"04", *[b"05"] * 20, b"06"]
+        assert bodies(desk.cut()) == expected, "and every record is sound"
+
+    asyncio.run(scenario())
 
 
 def test_after_a_flush_the_next_message_goes_to_the_next_queue(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,3 +336,66 @@ def test_each_caller_of_a_run_that_failed_gets_an_error_of_its_own(monkeypatch: 
         assert len({id(error) for error in errors}) == 3
 
     on_loop(scenario)
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["send", "send", "send", "label", "batch", "next ms", "cut", "answer"]),
+        st.sampled_from([4, 4, 4, 5, 127, 128, 3000, 120_000]),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps)
+def test_whatever_comes_after_whatever_every_record_is_sound_and_its_receipt_true(
+    script: list[tuple[str, int]],
+) -> None:
+    async def scenario(patch: pytest.MonkeyPatch) -> None:
+        desk, count = Desk(patch, max_bytes=1 << 30), itertools.count()
+        box, out, stored = desk.box, list[Request](), dict[str, bytes]()
+        waiting: list[tuple[asyncio.Future[Any], list[bytes]]] = []
+
+        def body(size: int) -> bytes:
+            return (b"%04d" % next(count)).ljust(size, b".")
+
+        def cut() -> None:
+            if (request := desk.window.next_request(0)) is not None:
+                box.on_flush()
+                out.append(request)
+
+        for step, size in [*script, *[("cut", 0), ("answer", 0)] * 200]:
+            if step in ("send", "label"):
+                sent = body(min(size, 100_000))
+                joined = box.join("orders", sent) if step == "send" else None
+                future = joined or box.put("orders", sent, "t" * (step == "label"))
+                waiting.append((future, [sent]))
+            elif step == "batch":
+                futures: list[asyncio.Future[Any]] = []
+                batch = [body(min(size, 3000)) for _ in range(12)]
+                await box.put_stretch(Stretch("orders", batch), futures)
+                waiting += zip(futures, [batch] * len(futures), strict=True) if len(futures) == 1 else []
+            elif step == "next ms":
+                desk.now_ns += 1_000_000
+            elif step == "cut":
+                cut()
+            elif out:
+                request = out.pop(0)
+                for raw in request.parts:
+                    view = memoryview(raw)[SECTION_HEADER_SIZE:]
+                    for at in record_positions(view, decode_section(raw).count):
+                        record = decode_record(view, int(at))
+                        stored["01" + record.message_id.hex().upper()] = unpack_body(
+                            record.body, bool(record.flags & RecordFlags.GZIP)
+                        )
+                desk.answer(request)
+        assert box.is_empty and not desk.window.wants_to_send
+        for future, expected in waiting:
+            result = future.result()
+            receipts = [result] if isinstance(result, SendReceipt) else result
+            assert [stored[receipt.message_id] for receipt in receipts] == expected
+        assert len(stored) == next(count), "each message once"
+
+    with pytest.MonkeyPatch.context() as patch:
+        asyncio.run(scenario(patch))
