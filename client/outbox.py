@@ -50,7 +50,8 @@ class Outbox:
         self.timeout_ms = timeout_ms
         self.closed = False  # nothing can be put any more
         self._selector = selector
-        self._sticky = self._opens_runs = bool(getattr(selector, "sticky", False))
+        # of the class itself: one that is derived from it may choose otherwise
+        self._sticky = self._opens_runs = bool(vars(type(selector)).get("sticky", False))
         self._max_bytes = max_bytes
         self._bytes = 0
         self._ids = process_ids()

@@ -2,7 +2,8 @@
 
 A selector is asked for every message without a message group, and told when a request was cut (`on_flush`).
 With a message group the queue is a hash of the group, whatever the selector: order wants one queue.
-One that is `sticky` gives all messages without a key to one queue until `on_flush`: it is not asked for each of them.
+One whose class says that it is `sticky` gives all messages without a key to one queue until `on_flush`: it is not asked for
+each of them.
 """
 
 from __future__ import annotations

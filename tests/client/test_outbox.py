@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -191,9 +191,20 @@ def test_after_a_flush_the_next_message_goes_to_the_next_queue(monkeypatch: pyte
     on_loop(scenario)
 
 
-def test_a_selector_that_chooses_for_each_message_is_asked_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+class _Alternating(StickyRoundRobin):
+    """Derived from one that is sticky, and is not."""
+
+    def choose(self, queues: Sequence[MessageQueue], key: str) -> int:
+        self._at += 1
+        return super().choose(queues, key)
+
+
+@pytest.mark.parametrize("selector", [StrictRoundRobin, _Alternating])
+def test_a_selector_that_chooses_for_each_message_is_asked_for_each(
+    selector: Callable[[], QueueSelector], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def scenario() -> None:
-        desk = Desk(monkeypatch, selector=StrictRoundRobin())
+        desk = Desk(monkeypatch, selector=selector())
         for _ in range(4):
             desk.box.put("orders", b"00")
             assert desk.box.join("orders", b"00") is None
