@@ -22,7 +22,7 @@ from typing import Any, Final
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.entry import Buffer
 from ledgermq.proto.log_pb2 import ProduceResponse
-from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, encode_section
+from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, put_section_header
 
 from .message import MessageQueue
 from .plain_run import PlainRun
@@ -43,16 +43,18 @@ _OPEN_MS: Final = 500
 
 @dataclass(slots=True, eq=False)
 class Section:
-    """Records of one queue that travel together. `tickets` are the caller's handles, one per record."""
+    """Records of one queue that travel together. `tickets` are the caller's handles: one per record, or per run."""
 
     lane: Lane
     deadline: int  # ms of the caller's clock: that of its first message
     opened: int
     fifo: bool = False
     records: list[Buffer | PlainRun] = field(default_factory=list)  # once numbered: the body of `data`
-    run: PlainRun | None = None  # the last one of `records`, which may grow
+    run: PlainRun | None = None  # the last one of `records`, while it may grow
     tickets: list[Any] = field(default_factory=list)
+    count: int = 0  # records
     size: int = SECTION_HEADER_SIZE
+    closed: bool = False  # takes no more messages
     data: bytearray | None = None  # header and body, once numbered
     sequence: int = -1
     session: int = 0  # producer id it is numbered for
@@ -63,13 +65,13 @@ class Section:
     refused: str = ""  # what the group said when it last refused it
 
     @property
-    def count(self) -> int:
-        return len(self.tickets)
-
-    @property
     def body_size(self) -> int:
         """Bytes of its records."""
         return self.size - SECTION_HEADER_SIZE
+
+    def close(self) -> None:
+        """Take no more messages."""
+        self.closed, self.run = True, None
 
 
 @dataclass(slots=True, eq=False)
@@ -184,6 +186,7 @@ class SendWindow:
         old.waiting.clear()
         for section in fresh.waiting:
             section.lane = fresh
+            section.close()
         if fresh.waiting:
             self._ready[id(fresh)] = fresh
 
@@ -191,8 +194,8 @@ class SendWindow:
         """Return the section that the next record of at most `room` bytes joins. Call `added` with the record."""
         if lane.waiting:
             section = lane.waiting[-1]
-            full = section.size + room > self._max_section or len(section.tickets) >= MAX_SECTION_COUNT
-            if not full and now - section.opened < _OPEN_MS:
+            full = section.size + room > self._max_section or section.count >= MAX_SECTION_COUNT
+            if not (full or section.closed) and now - section.opened < _OPEN_MS:
                 return section
         return Section(lane, deadline, now)
 
@@ -200,23 +203,41 @@ class SendWindow:
         """Put an encoded record (its section distance is `section.size`) and its ticket into the section."""
         section.records.append(record)
         section.run = None
-        self._joined(section, len(record), ticket)
+        section.tickets.append(ticket)
+        self._entered(section)
+        self.grew(section, 1, len(record))
 
-    def added_to_run(self, section: Section, run: PlainRun, ticket: object) -> None:
-        """A message joined the last run of the section, or began a new one (distance `section.size`)."""
-        if section.run is not run:
-            section.records.append(run)
-            section.run = run
-        self._joined(section, run.record_size, ticket)
+    def added_run(self, section: Section, run: PlainRun, size: int, ticket: object, *, grows: bool) -> None:
+        """Put a new run (its distance is `section.size`, its records have `size` bytes) and its one ticket into it."""
+        section.records.append(run)
+        section.run = run if grows else None
+        section.tickets.append(ticket)
+        self._entered(section)
+        self.grew(section, len(run.bodies), size)
 
-    def _joined(self, section: Section, size: int, ticket: object) -> None:
-        tickets = section.tickets
-        if not tickets:  # a new section enters its lane with its first record: encoding may have failed
+    def _entered(self, section: Section) -> None:
+        """A new section enters its lane with its first record: encoding may have failed."""
+        if not section.count:
             section.lane.waiting.append(section)
             self._ready[id(section.lane)] = section.lane
-        tickets.append(ticket)
+
+    def grew(self, section: Section, count: int, size: int) -> None:
+        """`count` messages with records of `size` bytes in all joined the last run of the section."""
+        section.count += count
         section.size += size
         self._waiting_bytes += size
+
+    def room(self, section: Section) -> int:
+        """Return the bytes that may still be added to a section."""
+        return self._max_section - section.size
+
+    def growth(self, section: Section) -> int:
+        """Return the bytes that may be added before anything has to be looked at again.
+
+        That is: before the section is full, or enough waits to be worth one more request in flight.
+        """
+        missing = PIPELINE_BYTES - self._waiting_bytes
+        return min(self.room(section), missing) if missing > 0 else self.room(section)
 
     # --- sending ----------------------------------------------------------------------------------------------
 
@@ -304,24 +325,29 @@ class SendWindow:
         """Give the section its sequence and its final bytes, unless it has them."""
         if section.data is not None:
             return
+        section.close()
         section.sequence, section.session = lane.next_sequence, lane.session
         lane.next_sequence += section.count
-        parts: list[Buffer] = []
+        data = bytearray(section.size)
+        body = memoryview(data)[SECTION_HEADER_SIZE:]
+        at = 0
         for part in section.records:
             if isinstance(part, PlainRun):
-                parts += part.encoded()
+                at += part.write(body[at:])
             else:
-                parts.append(part)
-        section.data = encode_section(
+                body[at : at + len(part)] = part
+                at += len(part)
+        assert at == len(body), "the size counts every record"
+        put_section_header(
+            data,
             SectionKind.RECORDS,
-            parts,
             section.count,
             topic_id=lane.topic_id,
             queue_id=lane.queue.queue_id,
             producer_id=section.session,
             base_sequence=section.sequence,
         )
-        section.records, section.run = [memoryview(section.data)[SECTION_HEADER_SIZE:]], None
+        section.data, section.records = data, [body]
 
     # --- answers ----------------------------------------------------------------------------------------------
 
@@ -412,6 +438,7 @@ class SendWindow:
             for section in [each for each in (*lane.unacked, *lane.waiting) if _may_move(each)]:
                 if section in lane.waiting:
                     lane.waiting.remove(section)
+                    section.close()
                     self._waiting_bytes -= section.body_size
                 else:
                     self._give_up(section)
@@ -434,6 +461,7 @@ class SendWindow:
         for lane in self._all_lanes():
             while lane.waiting and lane.waiting[0].deadline <= now:
                 section = lane.waiting.popleft()
+                section.close()
                 self._waiting_bytes -= section.body_size
                 failed.append(Failed(section, None, sent=False))
             for section in [each for each in lane.unacked if each.deadline <= now and not each.given_up]:

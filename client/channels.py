@@ -11,6 +11,7 @@ import grpc
 from grpc import aio
 
 from .errors import BrokerUnreachableError
+from .heap import keep_freed_blocks
 
 #: Largest answer that is taken, bytes: sections are at most a quarter of a 64 MiB segment.
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
@@ -37,6 +38,7 @@ class Channels:
     """The channels of one client object. Bound to the event loop of its first use."""
 
     def __init__(self) -> None:
+        keep_freed_blocks()
         self._open: dict[str, aio.Channel] = {}
 
     def get(self, address: str, *, keepalive: bool = False) -> aio.Channel:

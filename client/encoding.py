@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from ledgermq.proto.entry import padded
 from ledgermq.proto.record import (
     MAX_BODY_SIZE,
     MAX_KEYS,
@@ -63,6 +62,12 @@ def varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def alike_sizes(size: int) -> tuple[int, int]:
+    """Return the smallest and the largest size whose varint is as long as that of `size`; 0 is not among them."""
+    length = max(1, -(-size.bit_length() // 7))
+    return 1 << 7 * (length - 1), (1 << 7 * length) - 1
 
 
 def field_bytes(number: int, value: bytes) -> bytes:
@@ -185,6 +190,11 @@ class RecordEncoder:
         """Tell whether a body goes as it is, and may be kept: not empty, nothing to compress, nobody can change it."""
         return type(body) is bytes and 0 < len(body) <= self._compress_above
 
+    def plain_sizes(self, body_size: int) -> tuple[int, int]:
+        """Return the smallest and the largest body that goes as it is and has `plain_body_offset` with this one."""
+        smallest, largest = alike_sizes(body_size)
+        return smallest, min(largest, self._compress_above)
+
     def plain_body_offset(self, body_size: int, born_ms: int) -> int:
         """Where the record of a message without labels, born then, has its body, bytes."""
         if born_ms != self._born_ms:
@@ -192,10 +202,6 @@ class RecordEncoder:
         tag = self._body_tags.get(body_size) or self._keep_body_tag(body_size)
         fixed = RECORD_HEADER_SIZE + _ID_FIELD_SIZE + len(_KIND_RUN[0])
         return fixed + len(self._born_run) + len(self._host_run) + len(self._topic_run) + len(tag)
-
-    def plain_size(self, body_size: int, born_ms: int) -> int:
-        """Bytes of the record of a message without labels with such a body, born then."""
-        return padded(self.plain_body_offset(body_size, born_ms) + body_size)
 
     def _squeeze(self, body: bytes) -> tuple[bytes, int]:
         """Check the size of a body and compress it when that pays."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final
 
 from ledgermq.proto import log_pb2
@@ -43,8 +44,8 @@ class _Piece:
     """The records of one section that were not handed out yet."""
 
     assigned: AssignedQueue
-    body: memoryview
-    positions: list[int]
+    raw: bytes  # the section
+    positions: list[int]  # of records, in `raw`
     first_offset: int
     store_timestamp: int
     at: int = 0
@@ -107,7 +108,7 @@ class FetchBuffer:
         """Forget what is buffered of a queue, at once: it must not keep room from the others."""
         assigned.generation += 1
         self._pieces = deque(piece for piece in self._pieces if piece.assigned is not assigned)
-        self._bytes = sum(len(piece.body) for piece in self._pieces)
+        self._bytes = sum(len(piece.raw) for piece in self._pieces)
 
     def next_request(self, max_wait_ms: int) -> tuple[log_pb2.FetchRequest, dict[tuple[int, int], int]]:
         """Return the next request and the generation of each queue in it (for `on_response`).
@@ -153,17 +154,17 @@ class FetchBuffer:
             header = decode_section(raw)
             verify_section(raw, 0, header)
             body = memoryview(raw)[SECTION_HEADER_SIZE : header.total_size]
-            positions: list[int] = record_positions(body, header.count).tolist()
+            positions: list[int] = (record_positions(body, header.count) + SECTION_HEADER_SIZE).tolist()
         except LayoutError as error:
             raise CorruptMessageError(assigned.queue.topic, assigned.queue.queue_id, str(error)) from error
         skip = assigned.fetch_offset - header.base_queue_offset
         if skip >= header.count:
             return  # we have all of it already
         first = header.base_queue_offset + max(skip, 0)
-        piece = _Piece(assigned, body, positions[max(skip, 0) :], first, fetched.store_timestamp)
+        piece = _Piece(assigned, raw, positions[max(skip, 0) :], first, fetched.store_timestamp)
         assigned.fetch_offset = header.base_queue_offset + header.count
         self._pieces.append(piece)
-        self._bytes += len(body)
+        self._bytes += len(raw)
 
     def take(self, max_messages: int) -> list[MessageView]:
         """Hand out up to `max_messages`, in order within each queue."""
@@ -175,7 +176,7 @@ class FetchBuffer:
             if piece.at < len(piece.positions):
                 return out
             self._pieces.popleft()
-            self._bytes -= len(piece.body)
+            self._bytes -= len(piece.raw)
         return out
 
 
@@ -188,6 +189,7 @@ def check_offset(offset: int) -> None:
 def _views(piece: _Piece, at_most: int) -> Iterable[MessageView]:
     """Make the views of the next records of a piece and move behind them."""
     start = piece.at
-    piece.at = min(start + at_most, len(piece.positions))
-    queue, body, stamp, offset = piece.assigned.queue, piece.body, piece.store_timestamp, piece.first_offset
-    return [MessageView(body, piece.positions[i], queue, offset + i, stamp) for i in range(start, piece.at)]
+    piece.at = end = min(start + at_most, len(piece.positions))
+    offsets = range(piece.first_offset + start, piece.first_offset + end)
+    queue, stamp = repeat(piece.assigned.queue), repeat(piece.store_timestamp)
+    return map(MessageView, repeat(piece.raw), piece.positions[start:end], queue, offsets, stamp)

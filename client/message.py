@@ -11,15 +11,18 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.entry import Buffer
-from ledgermq.proto.record import RecordFlags, RecordView, decode_record
+from ledgermq.proto.record import BODY_FIELDS, RecordFlags, RecordView, decode_record
 
 from .errors import CorruptMessageError
+
+_body_fields: Final = BODY_FIELDS.unpack_from
+_GZIP: Final = int(RecordFlags.GZIP)
 
 
 @dataclass(slots=True)
@@ -77,6 +80,8 @@ class MessageView:
 
     What a producer stored in an unreadable form raises CorruptMessageError at the attribute; the messages behind it
     are not affected, so catch it around the use of one message and go on.
+
+    The section around the record was checked: sizes fit. `_record` and `_system` are there when they were asked for.
     """
 
     __slots__ = ("_buffer", "_position", "_record", "_system", "queue", "queue_offset", "store_timestamp")
@@ -86,8 +91,6 @@ class MessageView:
     ) -> None:
         self._buffer = buffer
         self._position = position
-        self._record: RecordView | None = None
-        self._system: v2.SystemProperties | None = None
         self.queue = queue
         self.queue_offset = queue_offset
         self.store_timestamp = store_timestamp
@@ -106,27 +109,34 @@ class MessageView:
     @property
     def record(self) -> RecordView:
         """The record's fixed header and where its parts are."""
-        if self._record is None:
-            self._record = decode_record(self._buffer, self._position)
-        return self._record
+        try:
+            return self._record
+        except AttributeError:
+            self._record: RecordView = decode_record(self._buffer, self._position)
+            return self._record
 
     @property
     def system_properties(self) -> v2.SystemProperties:
         """What the producer's client set beside the message: id, tag, keys, times."""
-        if self._system is None:
+        try:
+            return self._system
+        except AttributeError:
             with _reading("properties", self.queue, self.queue_offset):
-                self._system = v2.SystemProperties.FromString(bytes(self.record.system_run))
-            assert self._system is not None, "or it was raised"
-        return self._system
+                self._system: v2.SystemProperties = v2.SystemProperties.FromString(
+                    bytes(self.record.system_run)
+                )
+            return self._system
 
     @property
     def body(self) -> bytes:
         """The body as the producer gave it. Raises: CorruptMessageError (marked as compressed, and is not)."""
-        record = self.record
-        if not record.flags & RecordFlags.GZIP:
-            return bytes(record.body)
+        flags, offset, size = _body_fields(self._buffer, self._position)
+        start = self._position + offset
+        body = self._buffer[start : start + size]
+        if not flags & _GZIP:
+            return bytes(body)
         with _reading("body", self.queue, self.queue_offset):
-            return unpack_body(record.body, True)
+            return unpack_body(body, True)
 
     @property
     def message_id(self) -> str:

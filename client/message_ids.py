@@ -14,6 +14,8 @@ import os
 import secrets
 from typing import Final, NamedTuple
 
+import numpy as np
+
 _EPOCH_S: Final = 1_609_459_200  # 2021-01-01T00:00:00Z
 
 
@@ -27,6 +29,11 @@ class IdStem(NamedTuple):
     def message_id(self, number: int) -> tuple[bytes, str]:
         """Return the 16 bytes behind the version byte, and the text."""
         return self.raw + number.to_bytes(4, "big"), f"{self.text}{number:08X}"
+
+    def texts(self, numbers: np.ndarray) -> list[str]:
+        """Return the texts of many ids; `numbers` as `MessageIds.numbers` gives them."""
+        text, digits = self.text, numbers.tobytes().hex().upper()
+        return [text + digits[at : at + 8] for at in range(0, len(digits), 8)]
 
 
 class MessageIds:
@@ -57,6 +64,10 @@ class MessageIds:
     def number(self) -> int:
         """Return the next number; with any stem of this source it makes an id that is used once."""
         return next(self._count) & 0xFFFFFFFF
+
+    def numbers(self, count: int) -> np.ndarray:
+        """Return the next `count` numbers (uint32, big-endian)."""
+        return (np.fromiter(self._count, np.uint64, count) & 0xFFFFFFFF).astype(">u4")
 
 
 _sources: list[MessageIds] = []

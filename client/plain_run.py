@@ -1,94 +1,160 @@
 """Messages that differ in body and id only, encoded together.
 
-A message without labels costs more to encode alone than to send: so those of one topic, of one size, born in one
-millisecond, that follow one another in a section are kept as they are, and become records when the section is cut,
-all in one go. Pure. The records are exactly those that `RecordEncoder.encode` makes one by one.
+A message without labels costs more to encode alone than to send: so those of one topic, born in one millisecond, that
+follow one another in a section are kept as they are, and become records when the section is cut, all in one go. They
+get their ids then, too. Their sizes may differ as far as the bytes in front of the body keep their number.
+Pure but for the source of ids. The records are exactly those that `RecordEncoder.encode` makes one by one.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Final
 
 import numpy as np
 
-from ledgermq.proto.entry import Buffer
-from ledgermq.proto.record import MESSAGE_ID_OFFSET, RECORD_HEADER_SIZE, SECTION_DISTANCE_OFFSET
+from ledgermq.proto.record import (
+    BODY_SIZE_OFFSET,
+    MESSAGE_ID_OFFSET,
+    RECORD_HEADER_SIZE,
+    REST_SIZE_OFFSET,
+    SECTION_DISTANCE_OFFSET,
+)
 
-from .encoding import ID_OFFSET_IN_SYSTEM_RUN, RecordEncoder
-from .message_ids import IdStem
+from .encoding import ID_OFFSET_IN_SYSTEM_RUN, RecordEncoder, varint
+from .message_ids import MessageIds
 
 #: Fewer than this are encoded one by one: arrays have a fixed cost.
-_FEW: Final = 8
+FEW: Final = 8
 _DIGITS: Final = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), np.uint8).reshape(256, 2)
-_DISTANCE: Final = SECTION_DISTANCE_OFFSET
+_PADDINGS: Final = tuple(bytes(count) for count in range(8))
 _ID_NUMBER: Final = MESSAGE_ID_OFFSET + 12  # behind the stem
 _TEXT_NUMBER: Final = RECORD_HEADER_SIZE + ID_OFFSET_IN_SYSTEM_RUN + 26
 
 
 class PlainRun:
-    """`distance` is that of its first record from the section header, bytes. Use: `add`, then once `encoded`."""
+    """Use: append to `bodies` what `fits`; then `write` once; then ask `message_ids`.
+
+    `distance` is that of its first record from the section header, bytes.
+    """
 
     __slots__ = (
-        "_bodies",
         "_distance",
         "_encoder",
+        "_ids",
         "_numbers",
         "_stem",
-        "body_size",
+        "_texts",
+        "bodies",
+        "body_offset",
         "born_ms",
-        "record_size",
+        "largest",
+        "smallest",
     )
 
     def __init__(
-        self, encoder: RecordEncoder, distance: int, body_size: int, born_ms: int, stem: IdStem
+        self, encoder: RecordEncoder, distance: int, body_size: int, born_ms: int, ids: MessageIds
     ) -> None:
-        self.body_size = body_size
+        self.bodies: list[bytes] = []
         self.born_ms = born_ms
-        self.record_size = encoder.plain_size(body_size, born_ms)
+        self.smallest, self.largest = encoder.plain_sizes(body_size)  # bodies, bytes
+        self.body_offset = encoder.plain_body_offset(body_size, born_ms)  # the same in all records
         self._encoder = encoder
         self._distance = distance
-        self._stem = stem
-        self._bodies: list[bytes] = []
-        self._numbers: list[int] = []
+        self._ids = ids
+        self._stem = ids.stem(born_ms)
+        self._numbers: np.ndarray  # of the ids of many
+        self._texts: list[str] = []  # the ids of a few
 
     def fits(self, encoder: RecordEncoder, body_size: int, born_ms: int) -> bool:
         """Tell whether a message may join."""
-        return born_ms == self.born_ms and body_size == self.body_size and encoder is self._encoder
-
-    def add(self, body: bytes, number: int) -> str:
-        """Take one more message, with the number of its id; return the id's text."""
-        self._bodies.append(body)
-        self._numbers.append(number)
-        return f"{self._stem.text}{number:08X}"
-
-    def __len__(self) -> int:
-        """Bytes of all its records."""
-        return self.record_size * len(self._bodies)
-
-    def encoded(self) -> list[Buffer]:
-        """Return the records, in pieces."""
-        if len(self._bodies) < _FEW:
-            return [self._record(i) for i in range(len(self._bodies))]
-        return [self._array().reshape(-1).data]
-
-    def _record(self, i: int) -> bytes:
-        message_id = self._stem.message_id(self._numbers[i])
-        return self._encoder.encode(
-            self._distance + i * self.record_size, self._bodies[i], message_id, self.born_ms
+        return (
+            born_ms == self.born_ms
+            and self.smallest <= body_size <= self.largest
+            and encoder is self._encoder
         )
 
-    def _array(self) -> np.ndarray:
-        """Repeat the first record and put in what differs: uint8, (records, record size)."""
-        first = self._record(0)
-        count, size = len(self._bodies), self.record_size
-        records = np.empty((count, size), np.uint8)
-        records[:] = np.frombuffer(first, np.uint8)
-        distances = self._distance + size * np.arange(count, dtype=np.int64)
-        records[:, _DISTANCE : _DISTANCE + 4] = distances.astype("<u4").view(np.uint8).reshape(count, 4)
-        numbers = np.array(self._numbers, ">u4").view(np.uint8).reshape(count, 4)
-        records[:, _ID_NUMBER : _ID_NUMBER + 4] = numbers
-        records[:, _TEXT_NUMBER : _TEXT_NUMBER + 8] = _DIGITS[numbers].reshape(count, 8)
-        body = self._encoder.plain_body_offset(self.body_size, self.born_ms)
-        bodies = np.frombuffer(b"".join(self._bodies), np.uint8).reshape(count, self.body_size)
-        records[:, body : body + self.body_size] = bodies
-        return records
+    def record_size(self, body_size: int) -> int:
+        """Return the bytes of the record of such a body."""
+        return self.body_offset + body_size + 7 & -8
+
+    def record_ends(self, bodies: list[bytes]) -> np.ndarray:
+        """Return where the records of these bodies end, from the beginning of the first one (int64, same length)."""
+        ends: np.ndarray = np.cumsum(_sizes(bodies) + (self.body_offset + 7) & -8)
+        return ends
+
+    def message_ids(self) -> list[str]:
+        """Return the texts of the ids, which `write` gave to the messages."""
+        return self._texts or self._stem.texts(self._numbers)
+
+    def write(self, out: memoryview) -> int:
+        """Write the records at the beginning of `out`; return their bytes. The bodies are let go of."""
+        bodies, self.bodies = self.bodies, []
+        if len(bodies) < FEW:
+            return self._write_few(bodies, out)
+        self._numbers = self._ids.numbers(len(bodies))
+        sizes = _sizes(bodies)
+        if (sizes == sizes[0]).all():
+            return self._write_equal(bodies, out)
+        return self._write_different(bodies, sizes, out)
+
+    def _write_few(self, bodies: list[bytes], out: memoryview) -> int:
+        at = 0
+        for body in bodies:
+            message_id = self._stem.message_id(self._ids.number())
+            record = self._encoder.encode(self._distance + at, body, message_id, self.born_ms)
+            out[at : at + len(record)] = record
+            at += len(record)
+            self._texts.append(message_id[1])
+        return at
+
+    def _write_equal(self, bodies: list[bytes], out: memoryview) -> int:
+        """Bodies of one size: records are rows of an array."""
+        count, body_size = len(bodies), len(bodies[0])
+        size, body_at = self.record_size(body_size), self.body_offset
+        records = np.frombuffer(out[: count * size], np.uint8).reshape(count, size)
+        self._put_heads(records[:, :body_at], bodies[0], size * np.arange(count, dtype=np.int64))
+        joined = np.frombuffer(b"".join(bodies), np.uint8).reshape(count, body_size)
+        records[:, body_at : body_at + body_size] = joined
+        records[:, body_at + body_size :] = 0
+        return count * size
+
+    def _write_different(self, bodies: list[bytes], sizes: np.ndarray, out: memoryview) -> int:
+        """Heads are rows of an array; bodies and padding go between them."""
+        head_size, count = self.body_offset, len(bodies)
+        record_sizes = sizes + (head_size + 7) & -8
+        ends = np.cumsum(record_sizes)
+        heads = np.empty((count, head_size), np.uint8)
+        self._put_heads(heads, bodies[0], ends - record_sizes)
+        heads[:, :4] = _bytes_of(record_sizes)
+        rest = int.from_bytes(heads[0, REST_SIZE_OFFSET : REST_SIZE_OFFSET + 4].tobytes(), "little")
+        heads[:, REST_SIZE_OFFSET : REST_SIZE_OFFSET + 4] = _bytes_of(rest - sizes[0] + sizes)
+        heads[:, BODY_SIZE_OFFSET : BODY_SIZE_OFFSET + 4] = _bytes_of(sizes)
+        length = len(varint(len(bodies[0])))  # of the size in front of the body
+        for byte in range(length):
+            more = 0x80 if byte < length - 1 else 0
+            heads[:, head_size - length + byte] = sizes >> 7 * byte & 0x7F | more
+        raw, end = heads.tobytes(), int(ends[-1])
+        rows = [raw[at : at + head_size] for at in range(0, len(raw), head_size)]
+        paddings = map(_PADDINGS.__getitem__, (record_sizes - head_size - sizes).tolist())
+        out[:end] = b"".join(chain.from_iterable(zip(rows, bodies, paddings, strict=True)))
+        return end
+
+    def _put_heads(self, heads: np.ndarray, first_body: bytes, starts: np.ndarray) -> None:
+        """Repeat what the first record has in front of its body, and put in what always differs."""
+        first = self._encoder.encode(self._distance, first_body, self._stem.message_id(0), self.born_ms)
+        heads[:] = np.frombuffer(first, np.uint8, len(heads[0]))
+        distance = SECTION_DISTANCE_OFFSET
+        heads[:, distance : distance + 4] = _bytes_of(self._distance + starts)
+        numbers = self._numbers.view(np.uint8).reshape(-1, 4)
+        heads[:, _ID_NUMBER : _ID_NUMBER + 4] = numbers
+        heads[:, _TEXT_NUMBER : _TEXT_NUMBER + 8] = _DIGITS[numbers].reshape(-1, 8)
+
+
+def _sizes(bodies: list[bytes]) -> np.ndarray:
+    return np.fromiter(map(len, bodies), np.int64, len(bodies))
+
+
+def _bytes_of(values: np.ndarray) -> np.ndarray:
+    """Return the values as rows of 4 little-endian bytes."""
+    return values.astype("<u4").view(np.uint8).reshape(-1, 4)

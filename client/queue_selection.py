@@ -2,12 +2,14 @@
 
 A selector is asked for every message without a message group, and told when a request was cut (`on_flush`).
 With a message group the queue is a hash of the group, whatever the selector: order wants one queue.
+One whose class says that it is `sticky` gives all messages without a key to one queue until `on_flush`: it is not asked for
+each of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from ledgermq.proto.record import hash_text
 
@@ -31,6 +33,8 @@ class QueueSelector(Protocol):
 
 class StickyRoundRobin:
     """Stays on a queue until a request is cut, then takes the next: full batches under load, round robin while idle."""
+
+    sticky: ClassVar = True
 
     def __init__(self, start: int = 0) -> None:
         self._at = start
@@ -71,6 +75,8 @@ class RandomQueue:
 
 class HashByKey:
     """Messages with the same first key go to the same queue; without a key round robin."""
+
+    sticky: ClassVar = True
 
     def __init__(self) -> None:
         self._otherwise = StickyRoundRobin()

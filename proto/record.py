@@ -45,7 +45,7 @@ import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum, IntFlag
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -80,7 +80,12 @@ assert _RECORD.size == RECORD_HEADER_SIZE
 
 #: Where a record has what differs between records that are otherwise alike, bytes from its start.
 SECTION_DISTANCE_OFFSET: Final = 4
+REST_SIZE_OFFSET: Final = 16
+BODY_SIZE_OFFSET: Final = 24
 MESSAGE_ID_OFFSET: Final = 48
+
+#: Flags, body offset and body size of a record, for who wants only the body.
+BODY_FIELDS: Final = struct.Struct("<8xH10xII")
 
 RECORD_DTYPE: Final = np.dtype(
     [
@@ -112,6 +117,8 @@ class RecordFlags(IntFlag):
     FIFO = 8  # the message has a message group
 
 
+_FLAGS: Final = tuple(RecordFlags(value) for value in range(16))  # making one takes long
+
 #: Flags that a producer may set.
 PRODUCER_FLAGS: Final = int(RecordFlags.GZIP | RecordFlags.V1_ID | RecordFlags.FIFO)
 
@@ -138,9 +145,8 @@ class SectionHeader:
         return SECTION_HEADER_SIZE + self.size
 
 
-@value
-class RecordView:
-    """One record inside a buffer; its runs are slices, nothing is copied."""
+class RecordView(NamedTuple):
+    """One record inside a buffer; its runs are slices, nothing is copied. A tuple: readers make one per message."""
 
     buffer: Buffer
     position: int
@@ -248,12 +254,32 @@ def encode_section(
     for part in body_parts:
         out[position : position + len(part)] = part
         position += len(part)
-    crc = crc32c(memoryview(out)[SECTION_HEADER_SIZE:])
-    _SECTION.pack_into(
-        out, 0, kind, SECTION_VERSION, queue_id, topic_id, base_queue_offset, count, size, crc, 0,
-        producer_id, producer_epoch, 0, base_sequence, 0,
+    put_section_header(
+        out, kind, count, topic_id=topic_id, queue_id=queue_id, base_queue_offset=base_queue_offset,
+        producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence,
     )  # fmt: skip
     return out
+
+
+def put_section_header(
+    section: bytearray,
+    kind: SectionKind,
+    count: int,
+    *,
+    topic_id: int = 0,
+    queue_id: int = 0,
+    base_queue_offset: int = -1,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    base_sequence: int = 0,
+) -> None:
+    """Write the header in front of a body that stands in its place already: all of `section` behind the header."""
+    size = len(section) - SECTION_HEADER_SIZE
+    crc = crc32c(memoryview(section)[SECTION_HEADER_SIZE:])
+    _SECTION.pack_into(
+        section, 0, kind, SECTION_VERSION, queue_id, topic_id, base_queue_offset, count, size, crc, 0,
+        producer_id, producer_epoch, 0, base_sequence, 0,
+    )  # fmt: skip
 
 
 def seal_section(section: bytearray | memoryview, *, base_queue_offset: int, entry_distance: int) -> None:
@@ -415,7 +441,7 @@ def decode_record(buffer: Buffer, position: int = 0) -> RecordView:
     if size != padded(exact) or position + size > len(buffer) or body_offset + body_size > exact or reserved:
         raise CorruptError("record sizes do not fit", position)
     return RecordView(
-        buffer, position, size, section_distance, RecordFlags(flags), key_count, system_size, rest_size,
+        buffer, position, size, section_distance, _FLAGS[flags] if flags < 16 else RecordFlags(flags), key_count, system_size, rest_size,
         body_offset, body_size, tag_hash, born_timestamp, message_id,
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 from typing import Any
 
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from ledgermq.client.batching import SendWindow
 from ledgermq.client.connection import encoded
-from ledgermq.client.encoding import RecordEncoder
+from ledgermq.client.encoding import RecordEncoder, alike_sizes
 from ledgermq.client.message import MessageQueue
 from ledgermq.client.message_ids import MessageIds
 from ledgermq.client.plain_run import PlainRun
@@ -19,7 +20,10 @@ from ledgermq.proto.record import SECTION_HEADER_SIZE, decode_section, record_po
 
 
 def one_by_one(bodies: list[bytes], distance: int, born_ms: int) -> bytes:
-    encoder, ids = RecordEncoder("orders", born_host="host-1"), MessageIds(b"\1\2\3\4\5\6", 4711)
+    encoder, ids = (
+        RecordEncoder("orders", born_host="host-1", compress_above=None),
+        MessageIds(b"\1\2\3\4\5\6", 4711),
+    )
     records = b""
     for body in bodies:
         records += encoder.encode(distance + len(records), body, ids.next(born_ms), born_ms)
@@ -27,24 +31,35 @@ def one_by_one(bodies: list[bytes], distance: int, born_ms: int) -> bytes:
 
 
 @given(
+    st.sampled_from(((1, 127), (128, 300), (100, 100), (128, 128), (16_300, 16_383), (16_384, 16_400))),
     st.integers(1, 40),
-    st.integers(1, 300),
     st.sampled_from((64, 4096, 1 << 18)),
     st.integers(1_700_000_000_000, 1_700_000_003_000),
     st.randoms(use_true_random=False),
 )
 def test_a_run_gives_the_records_that_are_made_one_by_one(
-    count: int, size: int, distance: int, born_ms: int, rng: random.Random
+    sizes: tuple[int, int], count: int, distance: int, born_ms: int, rng: random.Random
 ) -> None:
-    bodies = [rng.randbytes(size) for _ in range(count)]
-    encoder, ids = RecordEncoder("orders", born_host="host-1"), MessageIds(b"\1\2\3\4\5\6", 4711)
-    run = PlainRun(encoder, distance, size, born_ms, ids.stem(born_ms))
-    texts = [run.add(body, ids.number()) for body in bodies]
-    encoder.encode(64, b"another", ids.next(born_ms + 777), born_ms + 777)  # the encoder is used meanwhile
+    bodies = [rng.randbytes(rng.randint(*sizes)) for _ in range(count)]
+    encoder = RecordEncoder("orders", born_host="host-1", compress_above=None)
+    run = PlainRun(encoder, distance, len(bodies[0]), born_ms, MessageIds(b"\1\2\3\4\5\6", 4711))
+    assert all(run.fits(encoder, len(body), born_ms) for body in bodies)
+    run.bodies = list(bodies)
+    ends = run.record_ends(bodies).tolist()
+    assert ends == list(accumulate(run.record_size(len(body)) for body in bodies))
+    encoder.encode(64, b"another", (bytes(16), "another"), born_ms + 777)  # the encoder is used meanwhile
+    out = bytearray(b"?" * (ends[-1] + 5))
+    assert run.write(memoryview(out)) == ends[-1]
     again = MessageIds(b"\1\2\3\4\5\6", 4711)
-    assert texts == [again.next(born_ms)[1] for _ in bodies]
-    assert b"".join(run.encoded()) == one_by_one(bodies, distance, born_ms)
-    assert len(run) == len(one_by_one(bodies, distance, born_ms))
+    assert run.message_ids() == [again.next(born_ms)[1] for _ in bodies]
+    assert bytes(out) == one_by_one(bodies, distance, born_ms) + b"?????"
+
+
+def test_only_bodies_whose_size_is_written_down_in_as_many_bytes_share_a_run() -> None:
+    encoder = RecordEncoder("orders", born_host="h")
+    ranges = [encoder.plain_sizes(size) for size in (1, 127, 128, 4096)]
+    assert ranges == [(1, 127), (1, 127), (128, 4096), (128, 4096)]
+    assert alike_sizes(16_383) == (128, 16_383) and alike_sizes(16_384) == (16_384, (1 << 21) - 1)
 
 
 def test_runs_and_single_records_share_a_section() -> None:
@@ -56,15 +71,16 @@ def test_runs_and_single_records_share_a_section() -> None:
     window = SendWindow(lambda: 7)
     lane = window.lane(MessageQueue("orders", "g0", 0), 3)
     section = window.open_section(lane, 0, 1000, 100)
-    runs = [PlainRun(encoder, section.size, 5, now, ids.stem(now))]
-    for number in range(12):
-        runs[0].add(b"%05d" % number, number)
-        window.added_to_run(section, runs[0], number)
+    runs = [PlainRun(encoder, section.size, 5, now, ids)]
+    runs[0].bodies.append(b"00000")
+    window.added_run(section, runs[0], runs[0].record_size(5), "twelve", grows=True)
+    for number in range(1, 12):
+        runs[0].bodies.append(b"%05d" % number)
+        window.grew(section, 1, runs[0].record_size(5))
     window.added(section, encoder.encode(section.size, b"labelled", ids.next(now), now, tag="t"), 12)
-    runs.append(PlainRun(encoder, section.size, 5, now + 1, ids.stem(now)))
-    for number in range(13, 16):
-        runs[1].add(b"%05d" % number, number)
-        window.added_to_run(section, runs[1], number)
+    runs.append(PlainRun(encoder, section.size, 5, now + 1, ids))
+    runs[1].bodies = [b"%05d" % number for number in range(13, 16)]
+    window.added_run(section, runs[1], 3 * runs[1].record_size(5), "three", grows=False)
     request = window.next_request(0)
     assert request is not None
     sections = b"".join(request.parts)

@@ -19,6 +19,7 @@ from ledgermq.client.errors import (
     SendTimeoutError,
     TopicNotFoundError,
 )
+from ledgermq.client.message import SendReceipt
 from ledgermq.proto import route_pb2 as pb
 
 from .fakes import FakeCluster, FakeGroup
@@ -66,6 +67,41 @@ def test_receipts_of_a_batch_come_in_the_order_of_its_messages() -> None:
         ):
             receipts = await producer.send_batch(Message("orders", b"%d" % i) for i in range(100))
             assert [r.queue_offset for r in receipts] == list(range(100))
+
+    run(scenario())
+
+
+def test_a_batch_larger_than_what_may_wait_is_sent_in_turns() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 2})
+        async with (
+            FakeCluster(group) as cluster,
+            Producer(cluster.address, max_pending_bytes=20_000) as producer,
+        ):
+            batch = [Message("orders", b"%04d" % i, tag="t" * (i % 100 == 99)) for i in range(1000)]
+            receipts = await producer.send_batch(batch)
+            assert len({receipt.message_id for receipt in receipts}) == group.stored() == 1000
+            assert len({(receipt.queue_id, receipt.queue_offset) for receipt in receipts}) == 1000
+            for queue_id in range(2):
+                offsets = [each.queue_offset for each in receipts if each.queue_id == queue_id]
+                assert offsets == sorted(offsets), "messages of one queue stay in order"
+            assert len(cluster.node().requests) > 5
+
+    run(scenario())
+
+
+def test_a_send_that_is_cancelled_leaves_the_others_alone() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+            await producer.send("orders", b"warm")
+            tasks = [asyncio.create_task(producer.send("orders", b"x")) for _ in range(20)]
+            await asyncio.sleep(0)
+            tasks[7].cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert isinstance(results.pop(7), asyncio.CancelledError)
+            assert all(isinstance(result, SendReceipt) for result in results)
+            assert group.stored() == 21, "it was on its way"
 
     run(scenario())
 

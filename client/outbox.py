@@ -1,0 +1,284 @@
+"""The messages of a producer that wait for their acknowledgement: where each new one goes, and how many bytes may wait.
+
+Owns: the choice of the queue, the sections that are open, the bound on their bytes, the open runs.
+Must not: do I/O, know routes, decide what an answer means.
+
+A message without labels usually joins the open run of its topic (`join`): the run remembers where the last one went,
+and is dropped whenever the next may have to go elsewhere. All others take the long way (`put`), many at once
+`put_stretch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from .batching import MAX_SECTION_COUNT, Lane, Section, SendWindow
+from .connection import GroupConnection, now_ms
+from .encoding import RecordEncoder, check_text, encode_text
+from .errors import BufferFullError, ClosedError, MessageTooLargeError, TopicNotFoundError
+from .message import Message, MessageQueue, SendReceipt
+from .message_ids import process_ids
+from .plain_run import FEW, PlainRun
+from .queue_selection import QueueSelector, queue_of_group
+from .stretches import Stretch
+from .tickets import EachOfRun, OneMessage, OpenRun, WholeRun
+
+_RECORD_ROOM: Final = 256  # what a record needs beside body and labels, for choosing a section
+
+
+class TopicLanes:
+    """What is kept per topic: the encoder, and the queues that may be written with their lanes and connections."""
+
+    __slots__ = ("connections", "encoder", "lanes", "largest", "queues")
+
+    def __init__(self, encoder: RecordEncoder) -> None:
+        self.encoder = encoder
+        self.queues: tuple[MessageQueue, ...] = ()
+        self.lanes: list[Lane] = []
+        self.connections: list[GroupConnection] = []
+        self.largest = 0  # the largest body that all groups take, bytes
+
+
+class Outbox:
+    """Bound to the loop that runs at `start`."""
+
+    def __init__(self, selector: QueueSelector, timeout_ms: int, max_bytes: int) -> None:
+        self.topics: dict[str, TopicLanes] = {}
+        self.timeout_ms = timeout_ms
+        self.closed = False  # nothing can be put any more
+        self._selector = selector
+        # of the class itself: one that is derived from it may choose otherwise
+        self._sticky = self._opens_runs = bool(vars(type(selector)).get("sticky", False))
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._ids = process_ids()
+        self._runs: dict[str, OpenRun] = {}  # by topic
+        self._open: set[Section] = set()  # with messages that nobody has acknowledged or given up
+        self._room = asyncio.Event()
+        self._released = asyncio.Event()  # a section left `_open`
+        self._new_future: Callable[[], asyncio.Future[SendReceipt]]  # from `start` on
+
+    def start(self) -> None:
+        """Take the running loop."""
+        self._new_future = asyncio.get_running_loop().create_future
+
+    def new_future(self) -> asyncio.Future[Any]:
+        """Return a future of the running loop."""
+        return asyncio.get_running_loop().create_future()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._open
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes >= self._max_bytes
+
+    def use(self, topic: str, lanes: TopicLanes) -> None:
+        """Take the queues of a topic as they are now."""
+        lanes.largest = min(connection.group.max_message_bytes for connection in lanes.connections)
+        self.topics[topic] = lanes
+        self._runs.pop(topic, None)
+
+    def on_flush(self) -> None:
+        """A request was cut: the next messages travel with another one, perhaps to another queue."""
+        self._selector.on_flush()
+        self._runs.clear()
+
+    def end_runs(self, *, for_good: bool = False) -> None:
+        """Let the next message of each topic take the long way; `for_good`: all from now on."""
+        self._runs.clear()
+        self._opens_runs = self._opens_runs and not for_good
+
+    # --- adding -----------------------------------------------------------------------------------------------
+
+    def join(self, topic: str, body: object) -> asyncio.Future[SendReceipt] | None:
+        """Add a message without labels to the open run of its topic; None: it must take the long way."""
+        run = self._runs.get(topic)
+        if run is None or type(body) is not bytes or not run.smallest <= len(body) <= run.largest:
+            return None
+        size = run.surplus + len(body) & -8
+        section = run.section
+        if (
+            size > run.left
+            or section.run is not run.run
+            or section.count >= MAX_SECTION_COUNT
+            or not run.born_ns <= time.time_ns() < run.until_ns
+            or self._bytes >= self._max_bytes
+        ):
+            return None
+        run.left -= size
+        run.bodies.append(body)
+        future = self._new_future()
+        run.futures.append(future)
+        run.window.grew(section, 1, size)
+        self._bytes += size
+        return future
+
+    def put(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str = "",
+    ) -> asyncio.Future[SendReceipt]:
+        """Add a message. Raises: BufferFullError, UsageError, TopicNotFoundError (no lanes of it), ClosedError."""
+        if isinstance(topic, Message):
+            message = topic
+            topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
+            properties, message_group = message.properties, message.message_group
+        if self.is_full:
+            raise BufferFullError(self._bytes, self._max_bytes)
+        lanes = self._lanes(topic)
+        data = encode_text("body", body) if isinstance(body, str) else body if body is not None else b""
+        if message_group:
+            check_text("message_group", message_group)
+            number = queue_of_group(message_group, len(lanes.lanes))
+        else:
+            number = self._choose(lanes, keys[0] if keys else "")
+        section = self._section(lanes, number, len(data))
+        born_ms = time.time_ns() // 1_000_000
+        future = self.new_future()
+        window = lanes.connections[number].window
+        if not (tag or keys or properties or message_group) and lanes.encoder.is_plain(data):
+            size = self._put_plain(lanes, window, section, data, born_ms, future)
+        else:
+            message_id = self._ids.next(born_ms)
+            record = lanes.encoder.encode(
+                section.size, data, message_id, born_ms, tag, keys, properties, message_group
+            )
+            size = len(record)
+            window.added(section, record, OneMessage(future, message_id[1]))
+            if message_group:
+                section.fifo = True
+        self._took(lanes.connections[number], section, size)
+        return future
+
+    def _lanes(self, topic: str) -> TopicLanes:
+        lanes = self.topics.get(topic)
+        if lanes is None or self.closed:
+            raise ClosedError("producer") if self.closed else TopicNotFoundError(topic)
+        return lanes
+
+    def _choose(self, lanes: TopicLanes, key: str) -> int:
+        """Return the number of the queue for the next message without a message group."""
+        number = self._selector.choose(lanes.queues, key)
+        paused_until = lanes.connections[number].window.paused_until
+        if paused_until and paused_until > now_ms():
+            return _not_paused(lanes.connections, number)
+        return number
+
+    def _section(self, lanes: TopicLanes, number: int, body_size: int) -> Section:
+        """Return the section that the next message joins. Raises: MessageTooLargeError."""
+        connection, now = lanes.connections[number], now_ms()
+        if body_size > connection.group.max_message_bytes:
+            raise MessageTooLargeError(body_size, connection.group.max_message_bytes)
+        return connection.window.open_section(
+            lanes.lanes[number], now, now + self.timeout_ms, body_size + _RECORD_ROOM
+        )
+
+    def _put_plain(
+        self,
+        lanes: TopicLanes,
+        window: SendWindow,
+        section: Section,
+        body: bytes,
+        born_ms: int,
+        future: asyncio.Future[SendReceipt],
+    ) -> int:
+        """Add a message without labels to the last run of a section or to a new one; return the size of its record."""
+        run, encoder = section.run, lanes.encoder
+        if run is not None and run.fits(encoder, len(body), born_ms):
+            ticket: EachOfRun = section.tickets[-1]
+            size = run.record_size(len(body))
+            run.bodies.append(body)
+            window.grew(section, 1, size)
+        else:
+            run = PlainRun(encoder, section.size, len(body), born_ms, self._ids)
+            size = run.record_size(len(body))
+            run.bodies.append(body)
+            ticket = EachOfRun(run)
+            window.added_run(section, run, size, ticket, grows=True)
+        ticket.futures.append(future)
+        if self._opens_runs:
+            self._runs[encoder.topic] = OpenRun(window, section, run, ticket, lanes.largest)
+        return size
+
+    def _took(self, connection: GroupConnection, section: Section, size: int) -> None:
+        """Account for what was added to a section."""
+        self._bytes += size
+        self._open.add(section)
+        connection.wake()
+
+    def takes_whole(self, part: Stretch) -> bool:
+        """Tell whether `put_stretch` takes this; else its messages go one by one."""
+        if not self._sticky or len(part.bodies) < FEW:
+            return False
+        return max(map(len, part.bodies)) <= self._lanes(part.topic).largest
+
+    async def put_stretch(self, part: Stretch, waiting: list[asyncio.Future[list[SendReceipt]]]) -> None:
+        """Add the messages of a stretch, and to `waiting` the futures of their receipts, of many in a row each.
+
+        Waits for room. Raises: ClosedError, TopicNotFoundError, for all messages whose future was not added.
+        """
+        at = 0
+        while at < len(part.bodies):
+            await self.ready()
+            at += self._put_some(part.topic, part.bodies[at:], waiting)
+
+    def _put_some(
+        self, topic: str, bodies: list[bytes], waiting: list[asyncio.Future[list[SendReceipt]]]
+    ) -> int:
+        """Put as many plain messages as a section and the bound take into a run; return how many."""
+        lanes = self._lanes(topic)
+        number = self._choose(lanes, "")
+        connection, section = lanes.connections[number], self._section(lanes, number, len(bodies[0]))
+        run = PlainRun(lanes.encoder, section.size, len(bodies[0]), time.time_ns() // 1_000_000, self._ids)
+        ends = run.record_ends(bodies[: MAX_SECTION_COUNT - section.count])
+        in_section = int(ends.searchsorted(connection.window.room(section), "right"))
+        in_bound = 1 + int(ends.searchsorted(self._max_bytes - self._bytes))
+        count = max(1, min(in_section, in_bound, len(ends)))
+        run.bodies = bodies[:count]
+        size = int(ends[count - 1])
+        waiting.append(self.new_future())
+        connection.window.added_run(section, run, size, WholeRun(run, waiting[-1]), grows=False)
+        self._took(connection, section, size)
+        return count
+
+    # --- waiting ----------------------------------------------------------------------------------------------
+
+    async def ready(self) -> None:
+        """Wait until there is room for more messages."""
+        while self.is_full:
+            self._room.clear()
+            await self._room.wait()
+
+    async def flush(self) -> None:
+        """Wait until every message so far is acknowledged or has failed."""
+        awaited = set(self._open)
+        while awaited & self._open:
+            self._released.clear()
+            await self._released.wait()
+
+    def release(self, section: Section) -> None:
+        """The messages of a section have been acknowledged or given up."""
+        self._bytes -= section.body_size
+        self._open.discard(section)
+        if not self.is_full:
+            self._room.set()
+        self._released.set()
+
+
+def _not_paused(connections: list[GroupConnection], number: int) -> int:
+    """Return the next queue whose group takes messages now, or `number` when every group asked for a pause."""
+    now = now_ms()
+    for step in range(1, len(connections)):
+        other = (number + step) % len(connections)
+        if connections[other].window.paused_until <= now:
+            return other
+    return number
