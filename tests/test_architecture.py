@@ -109,6 +109,7 @@ CORE: dict[str, tuple[str, ...]] = {
         "encoding",
         "errors",
         "fetch_buffer",
+        "figures",
         "message",
         "queue_selection",
         "retry_policy",

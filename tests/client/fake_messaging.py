@@ -67,6 +67,8 @@ class FakeMessaging(rocketmq_v2_pb2_grpc.MessagingServiceServicer):
         self.hold_acks: asyncio.Event | None = None
         self.creates_topics: FakeCluster | None = None
         self.route_refusal = status(v2.TOPIC_NOT_FOUND)  # the answer when it creates none
+        self.sent: list[v2.Message] = []
+        self.send_refusals: deque[v2.Status] = deque()  # answers to the next sends
         self.address = ""
         self._server: aio.Server | None = None
 
@@ -89,6 +91,12 @@ class FakeMessaging(rocketmq_v2_pb2_grpc.MessagingServiceServicer):
         group.create_topic(request.topic.name, 2)
         self.creates_topics.register(group)
         return v2.QueryRouteResponse(status=status(v2.OK))
+
+    async def SendMessage(self, request: v2.SendMessageRequest, context: Any) -> v2.SendMessageResponse:
+        if self.send_refusals:
+            return v2.SendMessageResponse(status=self.send_refusals.popleft())
+        self.sent.extend(request.messages)
+        return v2.SendMessageResponse(status=status(v2.OK))
 
     async def ReceiveMessage(
         self, request: v2.ReceiveMessageRequest, context: Any

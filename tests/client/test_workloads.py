@@ -1,42 +1,34 @@
-"""The workloads of `ledgermq bench`, short, against a fake cluster; and how figures are folded."""
+"""The workloads of `ledgermq bench`, short, against a fake cluster."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import dataclasses
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from ledgermq.client.cli import run_cli
-from ledgermq.client.errors import RefusedError
-from ledgermq.client.workloads import Workloads, summarise
+from ledgermq.client.errors import LedgerMQError, RefusedError, UsageError
+from ledgermq.client.message import MessageQueue
+from ledgermq.client.topic_route import BrokerGroup, Node
+from ledgermq.client.unary_callers import targets
+from ledgermq.client.workloads import GroupsSelector, Settings, Workloads
+from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import route_pb2 as pb
 
+from .fake_messaging import MessagingCluster, status
 from .fakes import FakeCluster, FakeGroup
-from .served import served
+
+SHORT = Settings(size=32, seconds=0.02, warm_up_s=0.01, in_flight=8)
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(coroutine, 30))
 
 
-def short(cluster: FakeCluster, size: int = 32) -> Workloads:
-    return Workloads(cluster.address, "orders", size=size, seconds=0.02, in_flight=8)
-
-
-def test_latencies_are_folded_into_percentiles_and_a_histogram() -> None:
-    figures = summarise("W1", [0.0002, 0.0004, 0.0003, 0.1], 2.0, 100)
-    assert (figures.messages, figures.rate) == (4, 2.0)
-    assert (figures.p50_ms, figures.p99_ms, figures.max_ms) == pytest.approx((0.4, 100.0, 100.0))
-    assert figures.histogram == {"0.25": 1, "0.5": 2, "128": 1}
-    assert figures.as_dict()["messages_per_second"] == 2.0
-
-
-def test_without_latencies_there_is_only_a_rate() -> None:
-    figures = summarise("W4", [], 0.0, 100, 7)
-    assert (figures.messages, figures.rate, figures.max_ms, figures.histogram) == (7, 0.0, 0.0, {})
+def short(cluster: FakeCluster, **changes: Any) -> Workloads:
+    return Workloads(cluster.address, "orders", dataclasses.replace(SHORT, **changes))
 
 
 @pytest.mark.parametrize("name", ["W1", "W2", "W3"])
@@ -46,7 +38,43 @@ def test_producing_counts_what_is_stored(name: str) -> None:
         async with FakeCluster(group) as cluster:
             figures = await short(cluster).run(name)
             assert 0 < figures.messages <= group.stored()
-            assert sum(figures.histogram.values()) == figures.messages
+            assert sum(count for _, count in figures.histogram) == sum(figures.series) == figures.messages
+            assert 0 < figures.p50_ms <= figures.p90_ms <= figures.p99_ms <= figures.p999_ms <= figures.max_ms
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("producers", [1, 3])
+def test_batches_count_every_message_and_one_latency_each(producers: int) -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 2})
+        async with FakeCluster(group) as cluster:
+            figures = await short(cluster, batch=4, producers=producers).run("W3")
+            assert 0 < figures.messages <= group.stored()
+            assert figures.messages_per_call == 4
+            assert 4 * sum(count for _, count in figures.histogram) == figures.messages
+            assert group.stored() % 4 == 0
+
+    run(scenario())
+
+
+def test_producers_share_what_is_in_flight() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster:
+            await short(cluster, producers=8).run("W3")
+            assert len({producer for producer, _, _ in group.sessions}) == 8
+
+    run(scenario())
+
+
+def test_one_message_in_flight_is_one_message_of_one_producer() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster:
+            figures = await short(cluster, producers=8, batch=8).run("W1")
+            assert figures.messages_per_call == 1
+            assert len({producer for producer, _, _ in group.sessions}) == 1
 
     run(scenario())
 
@@ -56,8 +84,21 @@ def test_a_backlog_is_made_when_there_is_none_and_read_back_whole() -> None:
         group = FakeGroup(topics={"orders": 2})
         async with FakeCluster(group) as cluster:
             figures = await short(cluster).run("W4")
-            assert figures.messages == group.stored()
+            assert figures.messages == sum(figures.series) == group.stored()
             assert sum(group.committed.values()) == group.stored()
+
+    run(scenario())
+
+
+def test_the_backlog_is_what_the_workloads_before_stored() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 2})
+        async with FakeCluster(group) as cluster:
+            runner = short(cluster)
+            await runner.run("W5")
+            await runner.run("W1")
+            stored = group.stored()
+            assert (await runner.run("W4")).messages == group.stored() == stored
 
     run(scenario())
 
@@ -66,11 +107,84 @@ def test_every_message_sent_at_a_rate_is_received_once() -> None:
     async def scenario() -> None:
         group = FakeGroup(topics={"orders": 2})
         async with FakeCluster(group) as cluster:
-            figures = await short(cluster).run("W5")
-            assert figures.messages == 10
-            assert group.stored() == 11
+            figures = await short(cluster, rate=1000).run("W5")
+            assert figures.messages == 20
+            assert group.stored() == 21
 
     run(scenario())
+
+
+def test_unary_callers_send_one_message_per_call_with_an_id_of_its_own() -> None:
+    async def scenario() -> None:
+        async with MessagingCluster(FakeGroup(topics={"orders": 2})) as cluster:
+            figures = await short(cluster).run("W6")
+            sent = cluster.messaging[0].sent
+            assert 0 < figures.messages <= len(sent)
+            assert {len(message.body) for message in sent} == {32}
+            assert len({message.system_properties.message_id for message in sent}) == len(sent)
+
+    run(scenario())
+
+
+def test_unary_callers_call_the_leader_or_the_followers_as_told() -> None:
+    async def scenario() -> None:
+        async with MessagingCluster(FakeGroup(topics={"orders": 2}), nodes=3) as cluster:
+            await short(cluster).run("W6")
+            assert [bool(port.sent) for port in cluster.messaging] == [True, False, False]
+            cluster.messaging[0].sent.clear()
+            await short(cluster, target="follower").run("W6")
+            assert [bool(port.sent) for port in cluster.messaging] == [False, True, True]
+
+    run(scenario())
+
+
+def test_unary_callers_say_what_a_node_refuses() -> None:
+    async def scenario() -> None:
+        async with MessagingCluster(FakeGroup(topics={"orders": 2})) as cluster:
+            cluster.messaging[0].send_refusals.append(status(v2.TOPIC_NOT_FOUND, "no such topic"))
+            with pytest.raises(RefusedError, match="no such topic") as raised:
+                await short(cluster).run("W6")
+            assert raised.value.code == "TOPIC_NOT_FOUND"
+            await cluster.messaging[0].stop()
+            with pytest.raises(LedgerMQError, match="does not answer"):
+                await short(cluster).run("W6")
+
+    run(scenario())
+
+
+def test_there_must_be_somebody_to_call() -> None:
+    node = Node("n1", "127.0.0.1:1", "127.0.0.1:2", True)
+    with pytest.raises(
+        LedgerMQError, match=r"group g0 has no leader that can be called. Nobody leads it now"
+    ):
+        targets([BrokerGroup("local", "g0", 1, "", (node,), True)], "leader")
+    with pytest.raises(LedgerMQError, match="group g0 has no follower that can be called"):
+        targets([BrokerGroup("local", "g0", 1, "n1", (node,), True)], "follower")
+
+
+def test_only_so_many_groups_get_messages() -> None:
+    async def scenario() -> None:
+        first, second = FakeGroup("g0", {"orders": 2}), FakeGroup("g1", {"orders": 2})
+        async with FakeCluster(first, second) as cluster:
+            await short(cluster, groups=1).run("W3")
+            assert first.stored() and not second.stored()
+            await short(cluster).run("W3")
+            assert second.stored()
+            with pytest.raises(UsageError, match=r"the cluster has 2.*--groups 2"):
+                await short(cluster, groups=3).run("W3")
+
+    run(scenario())
+
+
+def test_the_choice_among_groups_goes_round_their_queues_and_falls_back_to_all() -> None:
+    queues = [MessageQueue("orders", group, number) for group in ("g0", "g1") for number in range(2)]
+    selector = GroupsSelector(["g1"])
+    seen = []
+    for _ in range(4):
+        seen.append(selector.choose(queues, ""))
+        selector.on_flush()
+    assert seen == [2, 3, 2, 3]
+    assert selector.choose(queues[:2], "") in (0, 1)  # its groups take nothing now
 
 
 @pytest.mark.parametrize("name", ["W1", "W5"])
@@ -84,33 +198,14 @@ def test_a_refused_message_ends_the_workload(name: str) -> None:
     run(scenario())
 
 
-def test_the_command_uses_a_topic_of_its_own_and_deletes_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    with served(lambda: FakeCluster(FakeGroup())) as running:
-        command = ["bench", "-n", running.address, "-w", "w5", "--seconds", "0.5", "--size", "16"]
-        assert run_cli(command) == 0
-        assert "500/s, send to receive" in capsys.readouterr().out
-        assert running.cluster.groups[0].topics == {}
-        node = running.cluster.node()
-        node.refusals.extend([pb.Refusal(code=pb.INVALID_ARGUMENT, message="no")] * 500)
-        assert run_cli([*command, "--json"]) == 1
-        assert capsys.readouterr().err == "error: no.\n"
-        assert running.cluster.groups[0].topics == {}
-        node.refusals.clear()
-        running.call(running.cluster.groups[0].create_topic, "kept", 1)
-        running.call(running.cluster.register, running.cluster.groups[0])
-        assert run_cli([*command, "--json", "--topic", "kept"]) == 0
-        assert json.loads(capsys.readouterr().out)[0]["messages"] == 250
-        assert "kept" in running.cluster.groups[0].topics
-
-
-@pytest.mark.parametrize(("names", "words"), [("W9", 'no workload "W9"'), (",", "no workload is named")])
-def test_an_unknown_workload_is_an_error_with_the_known_ones(
-    names: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_cli(["bench", "-w", names]) == 1
-    printed = capsys.readouterr().err
-    assert words in printed
-    assert "Choose from W1, W2, W3, W4, W5" in printed
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch": 9}, "a batch of 9 messages does not fit into 8 in flight.*--in-flight 9"),
+        ({"producers": 9}, "9 producers cannot share 8 messages in flight.*--in-flight 9"),
+        ({"target": "boss"}, 'there is no target "boss". Choose leader or follower'),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Workloads("127.0.0.1:1", "orders", dataclasses.replace(SHORT, **changes))
