@@ -19,7 +19,7 @@ FOR ?= 60m
 SOAK ?= build/sim-soak.jsonl
 COVERED_SEEDS ?= 1 2 3 4 5 6 7 8
 
-.PHONY: help preflight setup fmt lint types test unit sim sim-soak coverage mutants integration e2e bench proto image up demo clean
+.PHONY: help preflight setup fmt lint types test unit sim sim-soak coverage mutants integration e2e bench bench-quick proto image up demo clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-27s %s\n", $$1, $$2}'
@@ -72,6 +72,9 @@ mutants: $(STAMP) ## run every mutant against the simulator and write the tables
 
 bench: $(STAMP) ## measure throughput, latency and failover (docs/performance.md)
 	$(BIN)/python -m bench
+
+bench-quick: $(STAMP) ## a guard against slow-downs, at most 2 minutes: ratios beside a baseline (ARGS=--strict, ARGS=--update)
+	@$(BIN)/python -m bench.quick $(ARGS)
 
 proto: $(STAMP) ## generate the code of proto/*.proto again
 	$(BIN)/python -m ledgermq.proto.generate

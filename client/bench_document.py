@@ -29,7 +29,7 @@ def document(
     """Return the document. `queues`: of the topic, over all groups."""
     return {
         "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": versions(),
         "machine": machine(),
         "cluster": [
             {"group": group.name, "nodes": [node.node_id for node in group.nodes], "leader": group.leader_id}
@@ -40,6 +40,17 @@ def document(
         "settings": asdict(settings),
         "workloads": [{"title": TITLES[each.workload], **each.as_dict()} for each in figures],
     }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, LedgerMQ and what it is fast or slow with."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def machine() -> dict[str, Any]:
@@ -69,16 +80,6 @@ def check_file(path: str) -> None:
 
 def write(path: str, content: dict[str, Any]) -> None:
     Path(path).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _processor() -> str:

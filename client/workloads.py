@@ -150,7 +150,8 @@ class Workloads:
 
     def _producer(self) -> Producer:
         selector = GroupsSelector([group.name for group in self._groups]) if self._settings.groups else None
-        return Producer(self._nameserver, selector=selector)
+        # Bodies are random: to try to compress them would measure the library that compresses.
+        return Producer(self._nameserver, selector=selector, compress_above=None)
 
     async def _produce(self, name: str, in_flight: int) -> Figures:
         settings = self._settings
