@@ -37,7 +37,7 @@ def prepare() -> Path:
         subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
         subprocess.run(
-            [*pip, "--editable", f"{ROOT}[server]", "--requirement", str(requirements)], check=True
+            [*pip, "--editable", f"{ROOT}[server,bench]", "--requirement", str(requirements)], check=True
         )
         stamp.write_text(wanted)
     return python

@@ -3,29 +3,63 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ledgermq.client import Admin, Producer, PullConsumer
+from ledgermq.client import Admin, Message, Producer, PullConsumer
+from ledgermq.client.queue_selection import StrictRoundRobin
+from ledgermq.client.unary_callers import UnaryCallers
 from tests.integration.cluster import Cluster
 
 from .measure import clock, closed_loop
+
+#: How a broker is told to flush, and whether that is before the acknowledgement.
+_FSYNC = {"sync": "yes, batched", "async_timed": "no, now and then", "async_notify": "no, at once after it"}
+_QUEUES_OF_A_TOPIC = 1000  # brokers allow a few more
 
 
 class LedgerSession:
     #: messages in flight in W3: batches form by themselves, so more in flight are larger batches
     window = 4000
 
-    def __init__(self, nameserver: str, topic: str, producer: Producer) -> None:
-        self._nameserver, self._topic, self._producer = nameserver, topic, producer
+    def __init__(self, nameserver: str, topics: list[str], queues: int, producers: list[Producer]) -> None:
+        self._nameserver, self._producers = nameserver, producers
+        self._topics, self._queues = topics, queues
         self._listeners: list[asyncio.Task[None]] = []
+        self._turns = itertools.cycle(itertools.product(topics, producers))
+        self._topic = topics[0]
 
     async def send(self, body: bytes) -> Any:
-        return await self._producer.send(self._topic, body)
+        topic, producer = next(self._turns)
+        return await producer.send(topic, body)
+
+    def batch(self, body: bytes, count: int) -> Callable[[], Awaitable[Any]]:
+        """Return a call that sends so many messages by `send_batch`."""
+        messages = [Message(self._topic, body) for _ in range(count)]
+        return lambda: self._producers[0].send_batch(messages)
+
+    async def fill_every_queue(self) -> None:
+        """Send one message to each queue."""
+        async with Producer(self._nameserver, selector=StrictRoundRobin()) as producer:
+            for topic in self._topics:
+                await producer.prepare(topic)
+                await asyncio.gather(
+                    *(producer.send(topic, b"first") for _ in range(self._queues // len(self._topics)))
+                )
+
+    @contextlib.asynccontextmanager
+    async def callers(self, target: str, body: bytes) -> AsyncIterator[list[Callable[[], Awaitable[Any]]]]:
+        """Give calls of the official protocol that send one message each; `target`: leader or follower."""
+        async with Admin(self._nameserver) as admin:
+            groups = await admin.groups()
+        async with UnaryCallers(groups, target, self._topic, body) as found:
+            yield found.calls
 
     async def preload(self, body: bytes, count: int) -> int:
         return len(await closed_loop(lambda: self.send(body), self.window, 120, count))
@@ -61,19 +95,22 @@ class LedgerSession:
         for task in self._listeners:
             task.cancel()
         await asyncio.gather(*self._listeners, return_exceptions=True)
-        await self._producer.close()
+        await asyncio.gather(*(producer.close() for producer in self._producers))
 
 
 class LedgerMQ:
-    name = "LedgerMQ"
-    fsync = "yes, batched"
+    def __init__(self, flush: str = "sync") -> None:
+        self.name = "LedgerMQ" if flush == "sync" else f"LedgerMQ flush={flush}"
+        self.fsync = _FSYNC[flush]
+        self._flush = flush
 
     def version(self) -> str:
         return version("ledgermq")
 
     async def start(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        self._cluster = Cluster(folder, nodes=3)
+        self._folder = folder
+        self._cluster = Cluster(folder, nodes=3, settings={"flush": self._flush})
         await asyncio.to_thread(self._cluster.start_all)
         self._nameserver = self._cluster.nameserver_addresses[0]
 
@@ -83,12 +120,24 @@ class LedgerMQ:
     def pids(self) -> list[int]:
         return [process.pid for process in self._cluster.nodes.values()]
 
-    async def open(self, name: str) -> LedgerSession:
+    async def open(self, name: str, producers: int = 1, queues: int = 8) -> LedgerSession:
+        """`queues` above what one topic takes are spread over several topics."""
+        count = -(-queues // _QUEUES_OF_A_TOPIC)
+        topics = [name if count == 1 else f"{name}-{number}" for number in range(count)]
         async with Admin(self._nameserver) as admin:
-            await admin.create_topic(name, queues=8)
-        producer = Producer(self._nameserver)
-        await producer.start()
-        return LedgerSession(self._nameserver, name, producer)
+            for topic in topics:
+                await admin.create_topic(topic, queues=queues // count)
+        # The peers' clients do not compress either.
+        made = [Producer(self._nameserver, compress_above=None) for _ in range(producers)]
+        for producer in made:
+            await producer.start()
+            for topic in topics:
+                await producer.prepare(topic)
+        return LedgerSession(self._nameserver, topics, queues, made)
+
+    def folders(self) -> list[Path]:
+        """Return where each node keeps its data."""
+        return [self._folder / name for name in self._cluster.nodes]
 
     async def open_for_failover(
         self, name: str

@@ -122,6 +122,17 @@ def anonymous_mib(pid: int) -> float:
     raise RuntimeError(f"no RssAnon of {pid}")
 
 
+def descriptors(pids: Iterable[int]) -> list[int]:
+    """Return how many files and sockets each process has open."""
+    return [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids]
+
+
+def files_of(folder: Path) -> tuple[int, float]:
+    """Return the files under a folder, and the MiB that their blocks take."""
+    found = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    return len(found), sum(each.st_blocks for each in found) * 512 / (1 << 20)
+
+
 @dataclass
 class Meter:
     """Wall time and CPU of this process and of the servers over a `with` block."""

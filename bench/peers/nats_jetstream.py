@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import subprocess
@@ -24,13 +25,15 @@ async def _ignore(*_: Any) -> None:
 
 
 class NatsSession:
-    def __init__(self, system: NatsJetStream, connection: Any, stream: str) -> None:
-        self._system, self._connection, self._stream = system, connection, stream
-        self._jetstream = connection.jetstream(publish_async_max_pending=4000)
+    def __init__(self, system: NatsJetStream, connections: list[Any], stream: str) -> None:
+        self._system, self._connections, self._stream = system, connections, stream
+        self._publishers = [each.jetstream(publish_async_max_pending=4000) for each in connections]
+        self._turns = itertools.cycle(self._publishers)
+        self._jetstream = self._publishers[0]
         self._consumers: list[Any] = []
 
     async def send(self, body: bytes) -> Any:
-        return await (await self._jetstream.publish_async(self._stream, body))
+        return await (await next(self._turns).publish_async(self._stream, body))
 
     async def preload(self, body: bytes, count: int) -> int:
         await closed_loop(lambda: self.send(body), 2000, 120, count)
@@ -62,7 +65,8 @@ class NatsSession:
         for connection in self._consumers:
             await connection.close()
         await self._jetstream.delete_stream(self._stream)
-        await self._connection.close()
+        for connection in self._connections:
+            await connection.close()
 
 
 class NatsJetStream:
@@ -133,9 +137,9 @@ class NatsJetStream:
         finally:
             await connection.close()
 
-    async def open(self, name: str) -> NatsSession:
+    async def open(self, name: str, producers: int = 1) -> NatsSession:
         leader = await self._new_stream(name)
-        return NatsSession(self, await self.connect(leader), name)
+        return NatsSession(self, [await self.connect(leader) for _ in range(producers)], name)
 
     async def open_for_failover(
         self, name: str

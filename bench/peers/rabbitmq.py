@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -25,13 +26,14 @@ for _name in ("aiormq", "aio_pika", "pika"):
 
 
 class RabbitSession:
-    def __init__(self, connection: Any, channel: Any, queue: Any, port: int) -> None:
-        self._connection, self._channel, self._queue, self._port = connection, channel, queue, port
+    def __init__(self, connections: list[Any], channels: list[Any], queue: Any, port: int) -> None:
+        self._connections, self._queue, self._port = connections, queue, port
+        self._turns = itertools.cycle(channels)
         self._consumers: list[Any] = []
 
     async def send(self, body: bytes) -> Any:
         message = aio_pika.Message(body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
-        return await self._channel.default_exchange.publish(message, self._queue.name)
+        return await next(self._turns).default_exchange.publish(message, self._queue.name)
 
     async def pipeline(self, body: bytes, window: int, seconds: float) -> int:
         """Publish with `window` unconfirmed messages in the leanest client; return how many were confirmed."""
@@ -89,7 +91,12 @@ class RabbitSession:
         for connection in self._consumers:
             await connection.close()
         await self._queue.delete(if_unused=False, if_empty=False)
-        await self._connection.close()
+        await self.disconnect()
+
+    async def disconnect(self) -> None:
+        """Close the connections and leave the queue."""
+        for connection in self._connections:
+            await connection.close()
 
 
 class _Pipeline:
@@ -211,11 +218,12 @@ class RabbitMQ:
     def pids(self) -> list[int]:
         return [_erlang_vm(self._nodes[node].pid) for node in _NODES]
 
-    async def open(self, name: str, node: int = 1) -> RabbitSession:
-        connection = await aio_pika.connect(f"amqp://guest:guest@127.0.0.1:{_PORT + node}/", timeout=3)
-        channel = await connection.channel(publisher_confirms=True)
-        queue = await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum"})
-        return RabbitSession(connection, channel, queue, _PORT + node)
+    async def open(self, name: str, producers: int = 1, node: int = 1) -> RabbitSession:
+        url = f"amqp://guest:guest@127.0.0.1:{_PORT + node}/"
+        connections = [await aio_pika.connect(url, timeout=3) for _ in range(producers)]
+        channels = [await connection.channel(publisher_confirms=True) for connection in connections]
+        queue = await channels[0].declare_queue(name, durable=True, arguments={"x-queue-type": "quorum"})
+        return RabbitSession(connections, channels, queue, _PORT + node)
 
     def _list_queues(self, node: int) -> str:
         command = [str(self._home / "sbin/rabbitmqctl"), "-q", "list_queues", "name", "leader", "online"]
@@ -242,7 +250,7 @@ class RabbitMQ:
     async def open_for_failover(
         self, name: str
     ) -> tuple[Callable[[int], Awaitable[Any]], Callable[[int], None], Callable[[], Awaitable[Any]]]:
-        await (await self.open(name))._connection.close()
+        await (await self.open(name)).disconnect()
         leader = await self._leader(name)
         order = [leader, *(node for node in _NODES if node != leader)]
         state: dict[str, Any] = {}
@@ -251,7 +259,7 @@ class RabbitMQ:
             if "session" not in state:
                 for node in order:
                     try:
-                        state["session"] = await self.open(name, node)
+                        state["session"] = await self.open(name, node=node)
                         break
                     except Exception:  # noqa: BLE001 - the next node is tried
                         continue
@@ -266,7 +274,7 @@ class RabbitMQ:
 
         async def restore() -> None:
             if session := state.pop("session", None):
-                await session._connection.close()
+                await session.disconnect()
             self._nodes[leader].wait()
             self._start_node(leader)
             await self._wait_port(leader)

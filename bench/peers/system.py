@@ -8,10 +8,13 @@ from typing import Any, Protocol
 
 
 class Session(Protocol):
-    """One connected client, with a fresh queue, topic or stream of its own."""
+    """Connected clients of one process, with a fresh queue, topic or stream of their own.
+
+    What only some systems can do is found by name: `pipeline` (the leanest client, RabbitMQ), `batch`, `callers` (LedgerMQ).
+    """
 
     async def send(self, body: bytes) -> Any:
-        """Store one message; return when it is acknowledged."""
+        """Store one message; return when it is acknowledged. Producers take turns."""
 
     async def preload(self, body: bytes, count: int) -> int:
         """Fill the queue as fast as the client can; return how many are stored."""
@@ -39,7 +42,7 @@ class System(Protocol):
 
     def pids(self) -> Sequence[int]: ...
 
-    async def open(self, name: str) -> Session: ...
+    async def open(self, name: str, producers: int = 1) -> Session: ...
 
     async def open_for_failover(
         self, name: str
