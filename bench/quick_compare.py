@@ -14,6 +14,8 @@ from typing import Any, Final
 
 #: How much a ratio may be worse before it is called slower, in percent: least bands by the kind of figure.
 LEAST_BANDS: Final = {"latency": 35, "rate": 30, "cpu": 15}
+#: When other programs use more of the machine than this, wall-clock times say nothing, and only CPU time is judged.
+BUSY_PERCENT: Final = 20
 _FORMAT: Final = 1
 
 
@@ -93,11 +95,14 @@ class Line:
     baseline: float | None
     slower_percent: float | None
     band_percent: float
+    judged: bool = True  # False: other programs were in the way
 
     @property
     def verdict(self) -> str:
         if self.slower_percent is None:
             return "new"
+        if not self.judged:
+            return "not judged"
         if self.slower_percent > self.band_percent:
             return f"slower than the baseline by {self.slower_percent:.0f} %"
         if self.slower_percent < -self.band_percent:
@@ -109,23 +114,33 @@ class Line:
         return self.verdict.startswith("slower")
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One workload of one round, and the mean of the references right before and after it."""
+
+    sample: Sample
+    reference: Reference
+
+
 Rounds = Mapping[str, Sequence[float]]  # by name of the ratio: one value per round
 
 
-def fold(samples: Sequence[Mapping[str, Sample]], references: Sequence[Reference]) -> dict[str, list[float]]:
-    """Return each ratio of each round. There is one reference more than rounds: before, between and after them."""
-    assert len(references) == len(samples) + 1
+def fold(rounds: Sequence[Mapping[str, Measured]]) -> dict[str, list[float]]:
+    """Return each ratio of each round. `rounds`: what was measured, by workload."""
     found: dict[str, list[float]] = {}
-    for number, round_of in enumerate(samples):
-        beside = references[number].mean(references[number + 1])
-        for ratio in RATIOS:
-            if ratio.workload in round_of:
-                found.setdefault(ratio.name, []).append(ratio.of(round_of[ratio.workload], beside))
+    for ratio in RATIOS:
+        measured = [each[ratio.workload] for each in rounds if ratio.workload in each]
+        if measured:
+            found[ratio.name] = [ratio.of(each.sample, each.reference) for each in measured]
     return found
 
 
-def compare(rounds: Rounds, baseline: Mapping[str, Any] | None) -> list[Line]:
-    """Hold the medians against the baseline's. Raises: ValueError (a baseline of another format)."""
+def compare(rounds: Rounds, baseline: Mapping[str, Any] | None, others_percent: float = 0.0) -> list[Line]:
+    """Hold the medians against the baseline's. `others_percent`: what other programs used of the machine meanwhile.
+
+    Raises: ValueError (a baseline of another format).
+    """
+    calm = others_percent <= BUSY_PERCENT
     if baseline is not None and baseline.get("format") != _FORMAT:
         raise ValueError(
             f"the baseline has format {baseline.get('format')}, not {_FORMAT}; make it again: --update"
@@ -139,9 +154,9 @@ def compare(rounds: Rounds, baseline: Mapping[str, Any] | None) -> list[Line]:
         then = known.get(ratio.name)
         slower = _slower_percent(ratio, now, then["median"]) if then else None
         band = then["band_percent"] if then else LEAST_BANDS[ratio.kind]
-        lines.append(
-            Line(ratio.name, now, min(values), max(values), then["median"] if then else None, slower, band)
-        )
+        judged = calm or ratio.kind == "cpu"
+        median = then["median"] if then else None
+        lines.append(Line(ratio.name, now, min(values), max(values), median, slower, band, judged))
     return lines
 
 
@@ -151,14 +166,15 @@ def _slower_percent(ratio: Ratio, now: float, then: float) -> float:
 
 
 def new_baseline(rounds: Rounds, where: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a baseline of these rounds. A band is at least the kind's, and twice what the rounds differ by."""
+    """Return a baseline of these rounds. A band is twice what the rounds differ by, within once and twice the kind's."""
     ratios = {}
     for ratio in RATIOS:
         if values := rounds.get(ratio.name):
             median = statistics.median(values)
             spread = 100 * max(max(values) / median - 1, median / min(values) - 1)
-            band = max(LEAST_BANDS[ratio.kind], 5 * round(2 * spread / 5))
-            ratios[ratio.name] = {"median": float(f"{median:.4g}"), "band_percent": min(band, 100)}
+            least = LEAST_BANDS[ratio.kind]
+            band = min(max(least, 5 * round(2 * spread / 5)), 2 * least)
+            ratios[ratio.name] = {"median": float(f"{median:.4g}"), "band_percent": band}
     return {"format": _FORMAT, **where, "ratios": ratios}
 
 
@@ -170,4 +186,6 @@ def conclusion(lines: Sequence[Line]) -> str:
         return f"SLOWER: {len(slower)} of {len(lines)} ratios are out of their bands. {worst}"
     if all(line.baseline is None for line in lines):
         return "there is no baseline to compare with; write one: make bench-quick ARGS=--update"
-    return f"none of {len(lines)} ratios is slower than the baseline, within the bands"
+    judged = sum(line.judged for line in lines)
+    text = f"none of {judged} ratios is slower than the baseline, within the bands"
+    return text if judged == len(lines) else f"{text}; {len(lines) - judged} were not judged"

@@ -9,9 +9,11 @@ import pytest
 
 from bench import quick
 from bench.quick_compare import (
+    BUSY_PERCENT,
     LEAST_BANDS,
     RATIOS,
     Line,
+    Measured,
     Reference,
     Sample,
     compare,
@@ -28,8 +30,12 @@ def samples(rate: float = 10_000, p50_ms: float = 1.0, cpu_us: float = 30) -> di
     return {name: Sample(rate, p50_ms, cpu_us) for name in WORKLOADS}
 
 
+def beside(found: dict[str, Sample], reference: Reference = REFERENCE) -> dict[str, Measured]:
+    return {name: Measured(sample, reference) for name, sample in found.items()}
+
+
 def rounds_of(*each: dict[str, Sample]) -> dict[str, list[float]]:
-    return fold(each, [REFERENCE] * (len(each) + 1))
+    return fold([beside(found) for found in each])
 
 
 def lines_after(now: dict[str, Sample]) -> dict[str, Line]:
@@ -38,18 +44,17 @@ def lines_after(now: dict[str, Sample]) -> dict[str, Line]:
     return {line.name: line for line in compare(rounds_of(now), baseline)}
 
 
-def test_ratios_set_every_figure_beside_the_reference_of_its_round() -> None:
+def test_ratios_set_every_figure_beside_the_reference_of_its_moment() -> None:
     slow = Reference(echo_rate=3000, echo_cpu_us=500, stream_ms=0.4, flush_ms=0.6)
-    found = fold([samples(), samples()], [REFERENCE, slow, REFERENCE])
+    found = fold([beside(samples(), REFERENCE.mean(slow)), beside(samples())])
     assert set(found) == {ratio.name for ratio in RATIOS}
-    assert found["W1 p50 / (echo stream + flush p50)"] == pytest.approx([1.0 / 0.75] * 2)
-    assert found["W3 rate / echo rate"] == pytest.approx([10_000 / 4000] * 2)
-    assert found["W6 CPU per message / per echo call"] == pytest.approx([30 / 400] * 2)
+    assert found["W1 p50 / (echo stream + flush p50)"] == pytest.approx([1.0 / 0.75, 1.0 / 0.5])
+    assert found["W3 rate / echo rate"] == pytest.approx([10_000 / 4000, 10_000 / 5000])
+    assert found["W6 CPU per message / per echo call"] == pytest.approx([30 / 400, 30 / 300])
 
 
 def test_a_machine_that_is_slower_as_a_whole_changes_no_ratio() -> None:
-    half = Reference(2500, 600, 0.4, 0.6)
-    now = fold([samples(rate=5000, p50_ms=2.0, cpu_us=60)], [half, half])
+    now = fold([beside(samples(rate=5000, p50_ms=2.0, cpu_us=60), Reference(2500, 600, 0.4, 0.6))])
     lines = compare(now, new_baseline(rounds_of(samples(), samples()), {}))
     assert {line.verdict for line in lines} == {"same"}
     assert all(line.slower_percent == pytest.approx(0, abs=0.1) for line in lines)
@@ -81,14 +86,23 @@ def test_what_got_faster_is_told_and_is_no_failure() -> None:
     assert not any(line.slower for line in lines.values())
 
 
+def test_beside_other_programs_only_cpu_time_is_judged() -> None:
+    baseline = new_baseline(rounds_of(samples(), samples()), {})
+    lines = compare(rounds_of(samples(rate=100, p50_ms=50.0, cpu_us=60)), baseline, BUSY_PERCENT + 1)
+    assert {line.name for line in lines if line.slower} == {
+        ratio.name for ratio in RATIOS if ratio.kind == "cpu"
+    }
+    assert {line.verdict for line in lines if not line.slower} == {"not judged"}
+
+
 def test_bands_grow_with_what_the_rounds_of_the_baseline_differ_by() -> None:
     steady = new_baseline(rounds_of(samples(), samples()), {})["ratios"]
     assert steady["W3 rate / echo rate"]["band_percent"] == LEAST_BANDS["rate"]
     assert steady["W3 CPU per message / per echo call"]["band_percent"] == LEAST_BANDS["cpu"]
-    wild = new_baseline(rounds_of(samples(cpu_us=24), samples(), samples(cpu_us=36)), {})["ratios"]
-    assert wild["W3 CPU per message / per echo call"]["band_percent"] == 50
-    wildest = new_baseline(rounds_of(samples(cpu_us=3), samples(), samples(cpu_us=36)), {})["ratios"]
-    assert wildest["W3 CPU per message / per echo call"]["band_percent"] == 100
+    uneven = new_baseline(rounds_of(samples(cpu_us=27), samples(), samples(cpu_us=33)), {})["ratios"]
+    assert uneven["W3 CPU per message / per echo call"]["band_percent"] == 20
+    wild = new_baseline(rounds_of(samples(cpu_us=3), samples(), samples(cpu_us=36)), {})["ratios"]
+    assert wild["W3 CPU per message / per echo call"]["band_percent"] == 2 * LEAST_BANDS["cpu"]
 
 
 def test_a_baseline_survives_its_file_and_says_where_it_was_taken() -> None:
@@ -126,8 +140,8 @@ def test_a_baseline_of_another_format_is_refused_with_what_to_do(
 def test_the_exit_code_tells_of_a_slow_down_only_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = samples()
-    monkeypatch.setattr(quick, "run", lambda options: ([now, now], [REFERENCE] * 3))
+    now, others = samples(), 0.0
+    monkeypatch.setattr(quick, "run", lambda options: ([beside(now), beside(now)], others))
     file = tmp_path / "baseline.json"
     assert quick.main(["--baseline", str(file)]) == 0
     assert "there is no baseline" in capsys.readouterr().out
@@ -138,6 +152,11 @@ def test_the_exit_code_tells_of_a_slow_down_only_when_asked(
     assert quick.main(["--baseline", str(file)]) == 0
     assert quick.main(["--baseline", str(file), "--strict"]) == 1
     assert "SLOWER: 5 of 14" in capsys.readouterr().out
+    others = 50.0
+    assert quick.main(["--baseline", str(file), "--strict"]) == 0
+    printed = capsys.readouterr().out
+    assert "Other programs used 50 % of the cores" in printed
+    assert "none of 7 ratios is slower than the baseline, within the bands; 7 were not judged" in printed
 
 
 def test_the_committed_baseline_knows_every_ratio() -> None:
