@@ -146,6 +146,7 @@ class Others:
 async def measure(guard: Guard, options: argparse.Namespace) -> list[dict[str, Measured]]:
     """Run the rounds; fewer when the next one would not fit into the time."""
     begin = time.monotonic()
+    print("three nodes and the reference are up; warming up ...", flush=True)
     await guard.round(0, min(options.seconds, 0.2))  # warms everything up
     rounds: list[dict[str, Measured]] = []
     longest = 0.0

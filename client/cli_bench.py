@@ -192,7 +192,7 @@ async def _show(runner: Workloads, title: str) -> None:
     runner.recorder = None
     while True:
         messages = runner.recorder.messages if runner.recorder is not None else 0
-        _write_over(f"{title} {time.perf_counter() - begun:.0f} s, {messages:,} messages")
+        _write_over(f"{title} {time.perf_counter() - begun:.1f} s, {messages:,} messages")
         await asyncio.sleep(_BEAT_SECONDS)
 
 

@@ -30,7 +30,7 @@ from .unary_callers import UnaryCallers
 clock = time.perf_counter
 _STAMP = struct.Struct("<d")
 _PATIENCE_MS = 5_000  # a reader that gets nothing for so long has everything that comes
-_STEADILY_MS = 20_000  # how long the first message of W5 may take: it finds routes and connects
+_FIRST_MS = 20_000  # how long the first message of W5 may take: it finds routes and connects
 
 #: Every workload, with what it is in a few words.
 TITLES: Final = {
@@ -201,7 +201,7 @@ class Workloads:
         ):
             await consumer.subscribe(self._topic)
             await producer.send(self._topic, self._stamped())  # connects; its latency does not count
-            if not await consumer.poll(1, timeout_ms=_STEADILY_MS):
+            if not await consumer.poll(1, timeout_ms=_FIRST_MS):
                 raise LedgerMQError(
                     f'a message to topic "{self._topic}" was stored, and is not delivered',
                     "",

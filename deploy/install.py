@@ -19,7 +19,7 @@ BEAT_SECONDS = 15.0  # a sign of life this often where there is no terminal
 
 #: What a step tells and runs. Spark comes last: it is the one large download.
 STEPS: tuple[tuple[str, list[str]], ...] = (
-    ("packages: client, server and development tools (about 120 MB)", [".[server,dev]"]),
+    ("packages: client, server and development tools (about 145 MB)", [".[server,dev]"]),
     ("Spark: a 456 MB download once, then a minute of unpacking", [".[spark]"]),
 )
 
