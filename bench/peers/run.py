@@ -33,6 +33,7 @@ os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_li
 import uvloop
 
 from .plots import write_plots
+from .ratios import ratio_table
 from .system import System
 from .table import Row, table
 from .workloads import NAMES, Run, measure
@@ -62,7 +63,7 @@ async def _main(options: argparse.Namespace) -> None:
             system = make(key)
             print(f"run {number + 1}/{options.runs}: {system.name} {system.version()}", flush=True)
             folder = options.folder / f"{key}-{number}"
-            run = Run(system, number, options.seconds, options.preload, options.failovers)
+            run = Run(system, number, options.seconds, options.preload, options.failovers, options.warm_up)
             try:
                 rows += await measure(run, options.workloads, folder)
             finally:
@@ -85,7 +86,7 @@ def write(path: Path, rows: Sequence[Row]) -> None:
 
 def finish(options: argparse.Namespace, report: dict[str, Any]) -> None:
     """Print the table, write it and the plots where they are asked for."""
-    text = table(report["rows"])
+    text = "\n".join(filter(None, (table(report["rows"]), ratio_table(report["rows"]))))
     print(text)
     if options.markdown:
         options.markdown.write_text(text)
@@ -129,6 +130,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6)
+    parser.add_argument("--warm-up", type=float, default=1, help="seconds before each workload (default 1)")
     parser.add_argument("--preload", type=int, default=200_000, help="messages of W4")
     parser.add_argument("--failovers", type=int, default=3, help="times per run, of each kind")
     parser.add_argument("--folder", type=Path, default=Path("build/bench-peers"))

@@ -8,6 +8,8 @@ from typing import Any
 
 Row = dict[str, Any]
 
+#: The system of rows that are no broker's.
+ECHO = "gRPC echo"
 _GAPS = ("failover", "hand-over")
 #: Columns that only some workloads have: key of the row, head, format.
 _MORE = (

@@ -33,10 +33,10 @@ from .measure import (
     write_gap,
 )
 from .system import Session, System
+from .table import ECHO
 
 #: How the leader ends, by workload.
 ENDS = {"failover": signal.SIGKILL, "hand-over": signal.SIGTERM}
-ECHO = "gRPC echo"
 BODIES = {"100 B": 100, "1 KiB": 1 << 10, "16 KiB": 1 << 14, "64 KiB": 1 << 16, "1 MiB": 1 << 20}
 PRODUCERS = (1, 8, 64)
 QUEUES = (8, 1_000, 10_000)
@@ -57,6 +57,7 @@ class Run:
     seconds: float
     preload: int
     failovers: int
+    warm_up_s: float = 1.0
 
     def row(self, workload: str, meter: Meter, count: int, **more: Any) -> Row:
         return {
@@ -104,8 +105,8 @@ def _sender(session: Session, size: int) -> Callable[[], Awaitable[Any]]:
     return lambda: session.send(body)
 
 
-async def _warm_up(session: Session) -> None:
-    await closed_loop(_sender(session, 1024), 64, 1)
+async def _warm_up(run: Run, session: Session) -> None:
+    await closed_loop(_sender(session, 1024), 64, run.warm_up_s)
 
 
 async def one_in_flight(run: Run, session: Session) -> list[Row]:
@@ -214,7 +215,7 @@ async def producers(run: Run, session: Session) -> list[Row]:
     rows = []
     for count in PRODUCERS:
         session = await run.system.open(f"p{run.number}-{count}", producers=count)
-        await _warm_up(session)
+        await _warm_up(run, session)
         label = f"{count} producer{'s' * (count > 1)}"
         rows.append(await run.loop(label, _sender(session, 1024), _window(session, 1024)))
         await session.close()
@@ -235,7 +236,7 @@ async def queues(run: Run, folder: Path) -> list[Row]:
         try:
             session = await system.open(f"q{run.number}", queues=count)
             await session.fill_every_queue()
-            await _warm_up(session)
+            await _warm_up(run, session)
             row = await run.loop(f"{count:,} queues", _sender(session, 1024), _window(session, 1024))
             row["descriptors"] = descriptors(system.pids())
             row["few_queues_ratio"] = row["rate"] / (rows[0]["rate"] if rows else row["rate"])
@@ -291,7 +292,7 @@ async def measure(run: Run, names: list[str], folder: Path) -> list[Row]:
             for name in shared:
                 session = await run.system.open(f"{name}-{run.number}")
                 if name not in _COLD:
-                    await _warm_up(session)
+                    await _warm_up(run, session)
                 rows += await WORKLOADS[name](run, session)
                 await session.close()
         finally:

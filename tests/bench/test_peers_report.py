@@ -13,6 +13,7 @@ import pytest
 from bench.peers import run as comparison
 from bench.peers.measure import descriptors, files_of
 from bench.peers.plots import write_plots
+from bench.peers.ratios import ratio_table
 from bench.peers.table import table
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -90,6 +91,29 @@ def test_columns_that_only_some_workloads_have_are_shown_there(
     assert column not in lines_of("W3 1 KiB")[0]
 
 
+def test_ratios_are_those_of_each_run_to_the_best_way_of_a_peer() -> None:
+    rows = [
+        *(row("LedgerMQ", "W3 1 KiB", rate, run) for run, rate in enumerate((80_000, 100_000, 90_000))),
+        *(row("LedgerMQ", "W3 1 KiB, send_batch", 160_000, run) for run in range(3)),
+        *(row("RabbitMQ", "W3 1 KiB", 5_000, run) for run in range(3)),
+        *(row("RabbitMQ", "W3 1 KiB, leanest client", rate, run) for run, rate in enumerate((20_000, 20_000, 30_000))),
+        row("LedgerMQ", "W1", 1000, p50_ms=0.9),
+        row("RabbitMQ", "W1", 1000, p50_ms=1.0),
+        *(row("LedgerMQ", "failover", 1, gap_ms=gap) for gap in (90.0, 100.0, 110.0)),
+        *(row("RabbitMQ", "failover", 1, gap_ms=gap) for gap in (300.0, 400.0, 500.0)),
+        row("gRPC echo", "W6, empty handler", 5000),
+    ]  # fmt: skip
+    assert ratio_table(rows).splitlines()[2:] == [
+        "| system | workload | figure | / RabbitMQ 1.2 |",
+        "|---|---|---|---|",
+        "| LedgerMQ | W3 1 KiB | 90,000 msg/s | 4.00 (3.00-5.00) |",
+        "| LedgerMQ | W3 1 KiB, send_batch | 160,000 msg/s | 8.00 (5.33-8.00) |",
+        "| LedgerMQ | W1 | 0.90 p50 ms, less is better | 0.90 (0.90-0.90) |",
+        "| LedgerMQ | failover | 100 gap ms, less is better | 0.25 (0.25-0.25) |",
+    ]
+    assert ratio_table([each for each in rows if each["system"] != "RabbitMQ"]) == ""
+
+
 def test_plots_are_pictures_with_versions_units_and_variants(tmp_path: Path) -> None:
     written = write_plots(tmp_path / "plots", ROWS, "three runs")
     names = {path.name for path in written}
@@ -122,7 +146,7 @@ def test_tables_and_plots_of_a_result_file_need_no_measurement(
     markdown = tmp_path / "tables.md"
     plots = tmp_path / "plots"
     comparison.main(["--table", str(result), "--markdown", str(markdown), "--plots", str(plots)])
-    assert markdown.read_text() == table(ROWS)
+    assert markdown.read_text() == table(ROWS) + "\n" + ratio_table(ROWS)
     assert "### W3 1 KiB, send_batch" in capsys.readouterr().out
     assert len(list(plots.iterdir())) == 6
 
