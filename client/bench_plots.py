@@ -105,7 +105,7 @@ def _throughput(figures: Sequence[Figures], caption: str) -> Any:
         axis.plot(times, rates, color=colour, linewidth=1.6, marker="o", markersize=2.5)
         axis.fill_between(times, rates, color=colour, alpha=0.15, linewidth=0)
         axis.axhline(each.rate, color=_INK, linewidth=1.1, linestyle="--", label=f"mean  {each.rate:,.0f}/s")
-        axis.set_ylim(0, 1.15 * max(rates))
+        axis.set_ylim(0, 1.15 * max(rates) or 1)
         axis.set_title(_title(each), loc="left", fontsize=10, color=_INK)
         axis.set_ylabel("messages/s", fontsize=9, color=_INK)
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")

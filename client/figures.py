@@ -53,13 +53,17 @@ class Figures:
         return self.messages / self.seconds if self.seconds else 0.0
 
     def rates(self) -> list[tuple[float, float]]:
-        """Return (seconds since the begin, messages per second) of each bucket, without a last one that is too short."""
-        points = []
-        for number, count in enumerate(self.series):
-            begin = number * self.bucket_s
-            length = min(self.bucket_s, self.seconds - begin)
-            if length > self.bucket_s / 2:
-                points.append((begin + length / 2, count / length))
+        """Return (seconds since the begin, messages per second) of each bucket; a last one that is too short to say
+        anything counts for the one before."""
+        spans = [(number * self.bucket_s, count) for number, count in enumerate(self.series)]
+        points: list[tuple[float, float]] = []
+        while spans:
+            begin, count = spans.pop(0)
+            end = min(begin + self.bucket_s, self.seconds)
+            if len(spans) == 1 and self.seconds - spans[0][0] < self.bucket_s / 2:
+                count, end = count + spans.pop()[1], self.seconds
+            if end > begin:
+                points.append(((begin + end) / 2, count / (end - begin)))
         return points
 
     def as_dict(self) -> dict[str, Any]:

@@ -115,8 +115,8 @@ def test_plots_are_pictures_and_name_every_workload_with_units(tmp_path: Path) -
 def test_a_workload_without_latencies_is_in_the_plot_of_throughput_only(tmp_path: Path) -> None:
     recorder = Recorder("W4", 100, 1)
     recorder.begin(0.0)
-    recorder.received(100, 0.05)
-    written = write_plots(tmp_path, [recorder.finish(0.1, 0.0)], "")
+    recorder.received(100, 0.11)
+    written = write_plots(tmp_path, [recorder.finish(0.12, 0.0)], "")
     assert [path.name for path in written] == ["throughput.png", "throughput.svg"]
 
 

@@ -77,12 +77,20 @@ def test_throughput_over_time_counts_every_message_in_the_bucket_of_its_end() ->
     assert rates == pytest.approx((60, 0, 0, 50))
 
 
-def test_a_last_bucket_that_hardly_began_is_no_rate() -> None:
+def test_a_last_bucket_that_hardly_began_counts_for_the_one_before() -> None:
     recorder = Recorder("W2", 10, 5)
     recorder.begin(0.0)
     recorder.call(0.0, 0.05)
     recorder.call(0.0, 0.11)
-    assert len(recorder.finish(0.12, 0.0).rates()) == 1
+    (point,) = recorder.finish(0.125, 0.0).rates()
+    assert point == pytest.approx((0.0625, 16))
+
+
+def test_a_workload_that_is_over_at_once_has_a_rate() -> None:
+    recorder = Recorder("W4", 10, 5)
+    recorder.begin(0.0)
+    recorder.received(10, 0.01)
+    assert recorder.finish(0.02, 0.0).rates() == [(0.01, 500)]
 
 
 def test_a_long_workload_has_buckets_of_a_second() -> None:
