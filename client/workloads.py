@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from .admin import Admin
 from .errors import LedgerMQError, UsageError
@@ -78,6 +78,8 @@ class Settings:
 
 class GroupsSelector:
     """The client's own choice of queues, among the queues of some broker groups only."""
+
+    sticky: ClassVar = True
 
     def __init__(self, groups: Sequence[str]) -> None:
         self._groups = frozenset(groups)
