@@ -24,6 +24,7 @@ _PROJECT: Final = "ledgermq-failover"
 _NODES: Final = ("n1", "n2", "n3")
 _NETWORK: Final = f"{_PROJECT}_ledgermq"
 _READY_SECONDS: Final = 60.0
+IMAGE: Final = os.environ.get("LEDGERMQ_IMAGE", "ledgermq:dev")  # as the compose file has it
 
 
 class Group(Protocol):
@@ -216,10 +217,7 @@ def why_no_containers() -> str:
     """Return what is missing for containers; "" when nothing is."""
     checks: list[tuple[list[str], str]] = [
         (["docker", "info"], "no Docker engine answers; start it: sudo dockerd &"),
-        (
-            ["docker", "image", "inspect", "ledgermq:dev"],
-            "there is no image ledgermq:dev; build it: make image",
-        ),
+        (["docker", "image", "inspect", IMAGE], f"there is no image {IMAGE}; build it: make image"),
     ]
     for command, problem in checks:
         try:
