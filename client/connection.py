@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 #: A request without an answer for this long makes the stream suspect, ms: its node may be stopped or cut off.
 ANSWER_TIMEOUT_MS: Final = 2_000
 _CHECK_S: Final = 0.2
+_NO_NODE_PAUSE_MS: Final = 10
 _PRODUCE: Final = "/ledgermq.v1.LogService/Produce"
 
 
@@ -56,6 +57,7 @@ class GroupConnection:
         self._on_outcome = on_outcome
         self._on_flush = on_flush
         self._search = LeaderSearch()
+        self._told = (group.term, group.leader_id)  # the newest leader that a route named, "" while none did
         self._address = ""  # of the open stream
         self._call: aio.StreamStreamCall[bytes, pb.ProduceResponse] | None = None
         self._wake = asyncio.Event()
@@ -73,15 +75,19 @@ class GroupConnection:
 
     def update(self, group: BrokerGroup) -> None:
         """Take a newer route. A stream to a node that no longer leads is closed: its answers will not come."""
-        newer = group.term > self.group.term
         self.group = group
         leader = group.leader
-        if not newer or leader is None:
+        # A term may be known before its leader is. It has one leader, so a route that still names none is no news.
+        if leader is None or group.term < self._told[0] or (group.term, leader.node_id) == self._told:
             return
+        self._told = (group.term, leader.node_id)
         self._search.hint(leader.log_address)
+        self.window.paused_until = 0  # it was another leader, or none, that asked for the pause
         self._news.set()
+        self._wake.set()
         if self._call is not None and leader.log_address != self._address:
             logger.info("leader moved group=%s term=%d leader=%s", group.name, group.term, leader.node_id)
+            self.last_error = f"the node at {self._address} leads no longer, says the nameserver."
             self._call.cancel()
 
     async def close(self) -> None:
@@ -99,10 +105,11 @@ class GroupConnection:
             leader = self.group.leader
             nodes = [node.log_address for node in self.group.by_preference]
             address, pause_ms = self._search.next(leader.log_address if leader else "", nodes)
-            if pause_ms > 0 or not address:
-                await _wait(self._news, max(pause_ms, 10))
-            elif (rest := self.window.paused_until - now_ms()) > 0:
-                await asyncio.sleep(rest / 1000)
+            pause_ms = max(pause_ms, self.window.paused_until - now_ms(), 0 if address else _NO_NODE_PAUSE_MS)
+            if pause_ms > 0:
+                await _wait(self._news, pause_ms)
+                if self._search.has_hint:
+                    continue  # ask again: somebody leads now
             if address:
                 await self._use_stream(address)
 
