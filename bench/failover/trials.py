@@ -164,7 +164,7 @@ class Trials:
         numbers: list[int] = []
         async with PullConsumer(self._group.nameservers, group=f"{topic}-check") as consumer:
             await consumer.subscribe(topic)
-            ends = sum(end - begin for _, begin, end, _ in await consumer.offsets(topic))
+            ends = sum(end - begin for _, _, begin, end in await consumer.offsets(topic))
             while len(numbers) < ends:
                 messages = await consumer.poll(4000, timeout_ms=10_000)
                 if not messages:
