@@ -176,3 +176,35 @@ async def _turns() -> None:
     """Let the tasks go as far as they can without an event."""
     for _ in range(50):
         await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("known", "goes_to"),
+    [((2, "n3"), "n3"), ((1, "n1"), ""), ((0, ""), ""), ((2, ""), "")],
+    ids=["another leads", "the same leads", "nobody answers", "an election is on"],
+)
+def test_a_leader_that_fell_silent_is_left_when_another_node_names_the_next_one(
+    known: tuple[int, str], goes_to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a nameserver: it may be on the host that was lost."""
+    monkeypatch.setattr(module, "SUSPICION_MS", -1)
+    monkeypatch.setattr(module, "_CHECK_S", 0.0)
+    asked: asyncio.Queue[list[str]] = asyncio.Queue()
+
+    async def who_leads(_channels: object, addresses: list[str]) -> tuple[int, str]:
+        asked.put_nowait(addresses)
+        return known
+
+    monkeypatch.setattr(module, "who_leads", who_leads)
+
+    async def test(connection: GroupConnection, channels: Channels) -> None:
+        await channels.opened.get()
+        assert await asked.get() == ["n2", "n3"]
+        if goes_to:
+            assert (await channels.opened.get()).address == goes_to
+            return
+        await asked.get()
+        assert channels.opened.empty()
+        assert connection.connected
+
+    run(test)
