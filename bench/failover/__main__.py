@@ -1,9 +1,18 @@
 """Measure the write gap of a failover: `python -m bench.failover [--times 20] [--ways kill,hand-over,...]`.
 
 Ends the leader of a group of three nodes again and again, each time with two steady writers at work: our client, and the
-official Python client in a process of its own. Ways: `kill` (kill -9), `hand-over` (SIGTERM), `silent` (SIGSTOP, later
-SIGCONT), `container-kill` (docker kill), `lost-host` (docker network disconnect). At the end every acknowledged message must
-be there exactly once. Prints a Markdown table; raw figures and a time line of each end go to a JSON file.
+official Python client in a process of its own. Ways:
+
+    control         nothing ends: what this machine stalls by itself
+    kill            kill -9
+    hand-over       SIGTERM
+    silent          SIGSTOP, later SIGCONT: nothing is reset or refused
+    silent-host     the same, and the nameserver falls silent with the leader
+    container-kill  docker kill
+    lost-host       docker network disconnect
+
+At the end every acknowledged message must be there exactly once. Prints a Markdown table; raw figures and a time line of
+each end go to a JSON file.
 """
 
 from __future__ import annotations
@@ -62,8 +71,9 @@ def _show(trial: Trial, verbose: bool) -> None:
     back = ", ".join(f"{client} {gap:.0f} ms" for client, gap in trial.return_gaps.items())
     print(f"{trial.way} {trial.number + 1}: {gaps}; on return {back}", flush=True)
     if verbose:
-        for at, who, text in trial.events:
-            print(f"    {at:8.1f}  {who:16} {text[:180]}")
+        for what, found in (("end", trial.events), ("return", trial.return_events)):
+            for at, who, text in found:
+                print(f"    {what:6} {at:8.1f}  {who:16} {text[:170]}")
 
 
 def _report(options: argparse.Namespace, trials: list[Trial], ledgers: dict[str, Ledger]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ TARGETS: Final[dict[str, tuple[tuple[int, float], ...]]] = {
     "kill": ((50, 150.0), (100, 400.0)),
     "hand-over": ((99, 50.0),),
     "silent": ((99, 1000.0),),
+    "silent-host": ((99, 1000.0),),
     "container-kill": ((50, 400.0),),
     "lost-host": ((99, 1000.0),),
 }
@@ -56,6 +57,7 @@ class Trial:
     return_gaps: dict[str, float] = field(default_factory=dict)  # while the ended node came back
     errors: dict[str, int] = field(default_factory=dict)  # writes that failed meanwhile
     events: list[tuple[float, str, str]] = field(default_factory=list)
+    return_events: list[tuple[float, str, str]] = field(default_factory=list)  # ms from its return on
 
 
 def write_gap(writes: Sequence[Write], since: int, until: int) -> float:
@@ -154,4 +156,5 @@ def as_row(trial: Trial) -> dict[str, Any]:
         "return_gap_ms": {client: round(gap, 2) for client, gap in trial.return_gaps.items()},
         "failed_writes": trial.errors,
         "events": [[round(at, 1), who, text] for at, who, text in trial.events],
+        "return_events": [[round(at, 1), who, text] for at, who, text in trial.return_events],
     }

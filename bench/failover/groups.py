@@ -52,7 +52,7 @@ class Group(Protocol):
 class ProcessGroup:
     """Processes on loopback."""
 
-    WAYS: Final = ("kill", "hand-over", "silent")
+    WAYS: Final = ("control", "kill", "hand-over", "silent", "silent-host")
 
     def __init__(self, folder: Path) -> None:
         self._cluster = Cluster(folder, nodes=len(_NODES))
@@ -72,18 +72,20 @@ class ProcessGroup:
         """Return the process of a node."""
         return self._cluster.nodes[node].pid
 
-    def metrics(self, node: str) -> str:
-        """Return what /metrics of a node says."""
-        return self._cluster.http(node, "/metrics")[1]
-
     def end(self, way: str, node: str) -> None:
-        number = {"kill": signal.SIGKILL, "hand-over": signal.SIGTERM, "silent": signal.SIGSTOP}[way]
+        if way == "control":
+            return
+        if way == "silent-host":
+            for process in self._cluster.nameservers:
+                os.kill(process.pid, signal.SIGSTOP)
+        number = {"kill": signal.SIGKILL, "hand-over": signal.SIGTERM}.get(way, signal.SIGSTOP)
         os.kill(self._cluster.nodes[node].pid, number)
 
     def restore(self, way: str, node: str) -> None:
-        if way == "silent":
-            self._cluster.resume(node)
-        else:
+        if way in ("silent", "silent-host"):
+            for pid in (self.pid(node), *(process.pid for process in self._cluster.nameservers)):
+                os.kill(pid, signal.SIGCONT)
+        elif way != "control":
             self._cluster.wait_ended(node)
             self._cluster.start(node)
         for name in _NODES:
@@ -182,7 +184,14 @@ class ContainerGroup:
 
     def _run(self, *arguments: str) -> str:
         files = ("--file", str(ROOT / "deploy" / "docker-compose.yml"), "--file", str(self._file))
-        return _output([*self._compose, "--project-name", _PROJECT, *files, *arguments])
+        # Nobody uses the published ports: any free ones, beside whatever runs here.
+        published = [
+            "NS1",
+            "NS2",
+            *(f"{node.upper()}_{kind}" for node in _NODES for kind in ("MESSAGING", "LOG")),
+        ]
+        environment = {**os.environ, **dict.fromkeys(published, "0")}
+        return _output([*self._compose, "--project-name", _PROJECT, *files, *arguments], environment)
 
 
 def _override(subnet: str, addresses: dict[str, str]) -> dict[str, Any]:
@@ -206,8 +215,8 @@ def _docker(*arguments: str) -> str:
     return _output(["docker", *arguments])
 
 
-def _output(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _output(command: list[str], environment: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()[-800:]}")
     return done.stdout

@@ -127,15 +127,16 @@ class Trials:
         for writer in self._writers:
             trial.gaps[writer.client] = write_gap(writer.writes, ended, observed)
             trial.errors[writer.client] = failures(writer.writes, ended, observed)
-        returned = time.monotonic_ns()
+        returned, returned_unix = time.monotonic_ns(), time.time()
         await asyncio.to_thread(self._group.restore, way, leader)
         back = time.monotonic_ns() + _AFTER_NS
         await self._until_all_write(back)
         for writer in self._writers:
             trial.return_gaps[writer.client] = write_gap(writer.writes, returned, back)
-        longest = max(trial.gaps.values()) / 1000
         logs = [*self._group.logs(), *((each.client, self._lines(each)) for each in self._writers)]
+        longest = max(trial.gaps.values()) / 1000
         trial.events = events(logs, unix - 0.1, unix + longest + 0.5, unix)
+        trial.return_events = events(logs, returned_unix, time.time(), returned_unix)
         return trial
 
     def _lines(self, writer: Writer) -> list[str]:
