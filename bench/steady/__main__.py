@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +29,7 @@ os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_li
 
 import uvloop
 
+from bench.failover.time_line import events
 from bench.peers.measure import anonymous_mib, cpu_seconds
 from ledgermq.client import Admin, Producer, SendReceipt
 from ledgermq.client.errors import LedgerMQError
@@ -58,9 +59,10 @@ class Steady:
         """Run a load for a time, and watch the nodes meanwhile."""
         names = list(self._cluster.nodes)
         before = {each: await self._metrics(each) for each in names}
+        term = await self._term()
         cpu = {each: cpu_seconds(self._cluster.nodes[each].pid) for each in names}
         nodes = {each: NodeFigures(each) for each in names}
-        begin = time.perf_counter()
+        begin, unix = time.perf_counter(), time.time()
         sampler = asyncio.create_task(self._sample(nodes, begin))
         try:
             messages, failed = await load(seconds)
@@ -74,8 +76,13 @@ class Steady:
             figures.lateness = between(buckets(before[each], _LATENESS), buckets(after, _LATENESS))
             elections = [value(text, "ledgermq_raft_elections_total") for text in (before[each], after)]
             figures.elections = elections[1] - elections[0]
-        terms = (_highest_term(before.values()), _highest_term([await self._metrics(each) for each in names]))
-        return Part(name, lasted, messages, failed, terms, list(nodes.values()))
+        terms = (term, await self._term())
+        logs = (
+            (each, self._cluster.nodes[each].log_path.read_text(errors="replace").splitlines())
+            for each in names
+        )
+        leads = [event for event in events(logs, unix, time.time(), unix) if "raft.leadership" in event[2]]
+        return Part(name, lasted, messages, failed, terms, list(nodes.values()), leads)
 
     async def _sample(self, nodes: dict[str, NodeFigures], begin: float) -> None:
         while True:
@@ -83,6 +90,11 @@ class Steady:
                 level = anonymous_mib(self._cluster.nodes[name].pid)
                 figures.memory.append((time.perf_counter() - begin, level))
             await asyncio.sleep(self._sample_s)
+
+    async def _term(self) -> int:
+        """Return the newest term that any node knows."""
+        states = [await asyncio.to_thread(self._cluster.status, name) for name in self._cluster.nodes]
+        return max(state.term for state in states if state is not None)
 
     async def _metrics(self, name: str) -> str:
         status, text = await asyncio.to_thread(self._cluster.http, name, "/metrics")
@@ -128,10 +140,6 @@ class Steady:
             return counts["stored"], counts["failed"]
 
         return load
-
-
-def _highest_term(texts: Iterable[str]) -> float:
-    return max(value(text, "ledgermq_raft_term") for text in texts)
 
 
 @contextmanager

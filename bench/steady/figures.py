@@ -15,6 +15,8 @@ Buckets = Mapping[float, float]
 _BUCKET: Final = re.compile(r'_bucket\{le="([^"]+)"\} (\S+)')
 #: Memory that grows by no more than this is flat: the noise of a short run is larger than that of an hour.
 FLAT_MIB_PER_HOUR: Final = 10.0
+#: Memory that was watched for less, s, says nothing about hours.
+LONG_ENOUGH_S: Final = 300.0
 
 
 def buckets(text: str, name: str) -> dict[float, float]:
@@ -81,6 +83,12 @@ class NodeFigures:
     def mib_per_hour(self) -> float:
         return slope_per_hour(self.settled)
 
+    @property
+    def memory_verdict(self) -> str:
+        if not self.memory or self.memory[-1][0] < LONG_ENOUGH_S:
+            return "too short to tell"
+        return "flat" if self.mib_per_hour <= FLAT_MIB_PER_HOUR else "grows"
+
 
 @dataclass(slots=True)
 class Part:
@@ -92,6 +100,9 @@ class Part:
     failed: int
     terms: tuple[float, float]  # before and after
     nodes: list[NodeFigures]
+    events: list[tuple[float, str, str]] = field(
+        default_factory=list
+    )  # changes of the lead: ms from the begin on, who, what
 
     def as_row(self) -> dict[str, Any]:
         """Return the part for the file of raw figures."""
@@ -102,6 +113,7 @@ class Part:
             "failed": self.failed,
             "messages_per_second": round(self.messages / self.seconds, 1),
             "terms": self.terms,
+            "events": self.events,
             "nodes": [
                 {
                     "node": node.name,
@@ -128,10 +140,9 @@ def table(parts: Sequence[Part]) -> str:
         for node in part.nodes:
             levels = [mib for _, mib in node.memory]
             memory = f"{levels[0]:.0f} → {levels[-1]:.0f} ({max(levels):.0f})" if levels else "-"
-            flat = "flat" if node.mib_per_hour <= FLAT_MIB_PER_HOUR else "grows"
             lines.append(
                 f"| {part.name}, {part.seconds:.0f} s | {part.messages / part.seconds:,.0f} | {part.failed} "
                 f"| {changes:.0f} | {node.name} | {100 * node.cpu_share:.0f} "
-                f"| {1e3 * at_most(node.lateness, 99.9):g} | {memory} | {node.mib_per_hour:+.1f} ({flat}) |"
+                f"| {1e3 * at_most(node.lateness, 99.9):g} | {memory} | {node.mib_per_hour:+.1f} ({node.memory_verdict}) |"
             )
     return "\n".join(lines) + "\n"

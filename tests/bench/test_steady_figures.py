@@ -64,12 +64,15 @@ def test_the_memory_of_the_first_half_is_not_taken_for_growth() -> None:
 
 def test_the_table_says_what_is_flat_and_how_often_the_term_changed() -> None:
     flat = NodeFigures(
-        "n1", 0, {0.002: 1000.0, math.inf: 1000.0}, [(0.0, 50.0), (10.0, 60.0), (20.0, 60.0)], 0.5
+        "n1", 0, {0.002: 1000.0, math.inf: 1000.0}, [(0.0, 50.0), (200.0, 60.0), (400.0, 60.0)], 0.5
     )
-    grows = NodeFigures("n2", 1, {0.002: 0.0, math.inf: 10.0}, [(0.0, 50.0), (10.0, 60.0), (20.0, 61.0)], 0.5)
-    part = Part("soak", 20.0, 2000, 3, (4.0, 5.0), [flat, grows])
+    grows = NodeFigures(
+        "n2", 1, {0.002: 0.0, math.inf: 10.0}, [(0.0, 50.0), (200.0, 60.0), (400.0, 61.0)], 0.5
+    )
+    part = Part("soak", 400.0, 40000, 3, (4.0, 5.0), [flat, grows])
     assert table([part]).splitlines()[2:] == [
-        "| soak, 20 s | 100 | 3 | 1 | n1 | 50 | 2 | 50 → 60 (60) | +0.0 (flat) |",
-        "| soak, 20 s | 100 | 3 | 1 | n2 | 50 | inf | 50 → 61 (61) | +360.0 (grows) |",
+        "| soak, 400 s | 100 | 3 | 1 | n1 | 50 | 2 | 50 → 60 (60) | +0.0 (flat) |",
+        "| soak, 400 s | 100 | 3 | 1 | n2 | 50 | inf | 50 → 61 (61) | +18.0 (grows) |",
     ]
     assert part.as_row()["messages_per_second"] == 100.0
+    assert NodeFigures("n3", memory=[(0.0, 50.0), (60.0, 90.0)]).memory_verdict == "too short to tell"
