@@ -5,6 +5,7 @@ Owns: one channel per peer, apart from Raft's own. Must not: look into requests,
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
@@ -63,6 +64,7 @@ class Forwarder:
         self._addresses = dict(addresses)
         self._channels: dict[str, Any] = {}
         self._unary_calls: dict[tuple[str, str], Any] = {}
+        self._under_way: dict[Any, str] = {}  # open calls and their nodes; "": it was given up
 
     def channel(self, node_id: str) -> Any:
         """Return the (kept) channel to a node."""
@@ -81,14 +83,21 @@ class Forwarder:
         self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
     ) -> bytes:
         """Return the answer's bytes. Raises: ForwardError."""
-        call = self._unary_calls.get((node_id, method))
-        if call is None:
-            call = self.channel(node_id).unary_unary(method, None, None)
-            self._unary_calls[node_id, method] = call
+        method_call = self._unary_calls.get((node_id, method))
+        if method_call is None:
+            method_call = self.channel(node_id).unary_unary(method, None, None)
+            self._unary_calls[node_id, method] = method_call
+        call = method_call(request, timeout=timeout, metadata=metadata)
+        self._under_way[call] = node_id
         try:
-            answer: bytes = await call(request, timeout=timeout, metadata=metadata)
+            answer: bytes = await call
         except grpc.aio.AioRpcError as error:
             raise _translated(error) from None
+        except asyncio.CancelledError:
+            self._raise_if_given_up(call, node_id)
+            raise
+        finally:
+            del self._under_way[call]
         return answer
 
     async def stream(
@@ -98,13 +107,33 @@ class Forwarder:
         call = self.channel(node_id).unary_stream(method, None, None)(
             request, timeout=timeout, metadata=metadata
         )
+        self._under_way[call] = node_id
         try:
             async for frame in call:
                 yield frame
         except grpc.aio.AioRpcError as error:
             raise _translated(error) from None
+        except asyncio.CancelledError:
+            self._raise_if_given_up(call, node_id)
+            raise
         finally:
+            del self._under_way[call]
             call.cancel()
+
+    def leader_changed(self, leader_id: str | None) -> None:
+        """Give up the calls to other nodes than the leader: one that is stopped or cut off answers none of them."""
+        if leader_id is None:
+            return  # an election is on: who leads may turn out to be the same
+        for call, node_id in list(self._under_way.items()):
+            if node_id != leader_id:
+                self._under_way[call] = ""
+                call.cancel()
+
+    def _raise_if_given_up(self, call: Any, node_id: str) -> None:
+        """Tell apart, of a CancelledError, `leader_changed` from the end of the caller. Raises: ForwardError (the former)."""
+        task = asyncio.current_task()
+        if not self._under_way[call] and not (task is not None and task.cancelling()):
+            raise ForwardError(False, f"{node_id} leads no longer and has not answered") from None
 
     async def close(self) -> None:
         """Close every channel."""

@@ -2,7 +2,8 @@
 
 Everything that comes here is safe to repeat: sends are recognised by message id, acknowledgements and offsets say the same
 twice, a grant whose answer was lost becomes visible again. One hop at most: a forwarded call that meets a node which does
-not lead is refused to the node that sent it, which then looks for the leader again.
+not lead is refused to the node that sent it, which then looks for the leader again. A forward to a node that leads no
+longer is given up: it may be stopped or cut off, and then its answer would be awaited until the caller's deadline.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class LeaderCalls:
         """
         unknown = False
         while (remaining := call.remaining) > 0:
+            changes = self._leadership.changes
             if self._leadership.ready:
                 try:
                     return await local()
@@ -108,7 +110,7 @@ class LeaderCalls:
                     if call.forwarded:
                         raise
             elif call.forwarded:
-                raise NotLeaderError(self._leadership.leader_id)
+                self._require_elected()
             elif leader := self._leadership.known_other:
                 metadata = self._forwarder.metadata(call.metadata, call.listener)
                 if call.perhaps_done:
@@ -124,7 +126,7 @@ class LeaderCalls:
                 else:
                     self._count("ok")
                     return answer
-            await self._leadership.wait_change(min(RETRY_INTERVAL, max(call.remaining, 0)))
+            await self._pause(changes, call)
         raise LeaderUnavailableError(unknown)
 
     async def stream(
@@ -137,16 +139,19 @@ class LeaderCalls:
         unknown = False
         while (remaining := call.remaining) > 0:
             begun = False
+            changes = self._leadership.changes
             try:
                 if self._leadership.ready:
                     frames = local()
                 elif call.forwarded:
-                    raise NotLeaderError(self._leadership.leader_id)
+                    self._require_elected()
+                    await self._pause(changes, call)
+                    continue
                 elif leader := self._leadership.known_other:
                     metadata = self._forwarder.metadata(call.metadata, call.listener)
                     frames = self._forwarder.stream(leader, method, request, metadata, remaining)
                 else:
-                    await self._leadership.wait_change(min(RETRY_INTERVAL, remaining))
+                    await self._pause(changes, call)
                     continue
                 async for frame in frames:
                     begun = True
@@ -163,5 +168,15 @@ class LeaderCalls:
                     else not isinstance(error, ProposalLostError)
                 )
                 unknown = unknown or not definite
-            await self._leadership.wait_change(min(RETRY_INTERVAL, max(call.remaining, 0)))
+            await self._pause(changes, call)
         raise LeaderUnavailableError(unknown)
+
+    def _require_elected(self) -> None:
+        """Refuse a forwarded call, unless this node is about to serve. Raises: NotLeaderError."""
+        if not self._leadership.is_elected:
+            raise NotLeaderError(self._leadership.leader_id)
+
+    async def _pause(self, changes: int, call: Call) -> None:
+        """Wait for a change of the leadership since `changes` were counted, or a moment."""
+        if self._leadership.changes == changes:
+            await self._leadership.wait_change(min(RETRY_INTERVAL, max(call.remaining, 0)))

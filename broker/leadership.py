@@ -17,6 +17,7 @@ class Leadership:
         self.leader_id: str | None = None
         self.term = 0
         self.ready = False
+        self.changes = 0  # so far: who compares it needs not miss one that came while it did something else
         self._waiters: set[asyncio.Future[None]] = set()
         self._listeners: list[Callable[[], None]] = []
 
@@ -44,6 +45,11 @@ class Leadership:
         self._changed()
 
     @property
+    def is_elected(self) -> bool:
+        """This node leads, but perhaps does not serve yet: its no-op is on its way."""
+        return self.leader_id == self.node_id
+
+    @property
     def known_other(self) -> str | None:
         """The leader, when it is known and another node."""
         return self.leader_id if self.leader_id != self.node_id else None
@@ -57,7 +63,15 @@ class Leadership:
         finally:
             self._waiters.discard(waiter)
 
+    async def wait_settled(self, timeout: float) -> None:
+        """Return when this node serves or knows who leads instead, at the latest after `timeout` seconds."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout
+        while not self.ready and self.known_other is None and (rest := end - loop.time()) > 0:
+            await self.wait_change(rest)
+
     def _changed(self) -> None:
+        self.changes += 1
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():

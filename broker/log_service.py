@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from ledgermq.proto import log_pb2, route_pb2
-from ledgermq.raft.errors import NotLeaderError
+from ledgermq.raft.errors import NotLeaderError, TransferringError
 
 from .commands import CommitOffsets, position_rows
 from .context import NodeContext
@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 SERVICE: Final = "ledgermq.v1.LogService"
 #: Requests of one Produce stream that may be under way; more stay in the transport's flow control.
 MAX_STREAM_REQUESTS: Final = 64
+#: How long a request waits for the end of an election, s: then its refusal names the leader, or it is stored here.
+#: An election after a loss that shows takes less; a client that hears of the leader from elsewhere does not wait.
+ELECTION_PATIENCE_S: Final = 0.3
 _VERDICTS: Final = {
     Verdict.SEQUENCE_GAP: (route_pb2.SEQUENCE_GAP, "the producer's sequence jumped; expected {expected}"),
     Verdict.STALE_EPOCH: (
@@ -90,7 +93,10 @@ class LogService:
             try:
                 async with asyncio.TaskGroup() as tasks:  # what breaks one half ends the other
                     tasks.create_task(self._answer(under_way, context, listener))
+                    leadership = self._context.leadership
                     while (raw := await context.read()) is not _EOF:
+                        if not leadership.ready:
+                            await leadership.wait_settled(ELECTION_PATIENCE_S)
                         pending = self._submit(raw, listener)
                         if under_way.full():
                             await under_way.put(pending)
@@ -131,6 +137,7 @@ class LogService:
                 outcomes: list[SectionOutcome] = await work.future
                 await self._make_sure(work, outcomes)
             except REFUSABLE as error:
+                await self._until_leader_is_known(error)
                 refused = refusal(self._context, error, listener)
                 await context.write(log_pb2.ProduceResponse(request_id=request_id, refusal=refused))
                 continue
@@ -141,6 +148,14 @@ class LogService:
                 )
             )
             self._count(outcomes, work.size)
+
+    async def _until_leader_is_known(self, error: Exception) -> None:
+        """Hold a refusal back, for a moment, until it can name the next leader: the client would only search for it."""
+        leadership = self._context.leadership
+        if isinstance(error, TransferringError) and leadership.ready:
+            await leadership.wait_change(ELECTION_PATIENCE_S)
+        if isinstance(error, TransferringError | NotLeaderError):
+            await leadership.wait_settled(ELECTION_PATIENCE_S)
 
     async def _make_sure(self, work: ProduceWork, outcomes: list[SectionOutcome]) -> None:
         """Tell nobody that a section is not stored before it is sure that this node leads. Raises: NotLeaderError.

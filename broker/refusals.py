@@ -33,6 +33,8 @@ from .leader_calls import LeaderUnavailableError
 from .produce import TooManyRequestsError, TurnFailedError
 
 RETRY_AFTER_MS: Final = 50
+#: After a lost leader: the next attempt waits for the next leader at the node itself.
+LOST_RETRY_AFTER_MS: Final = 1
 
 
 class RefusedError(Exception):
@@ -92,6 +94,7 @@ def refusal_of(
     message = str(error)
     if code == route_pb2.OUTCOME_UNKNOWN:
         message += ". It may or may not have been stored; send the same again, a repeat is recognised"
+        return Refusal(code=code, message=message, retryable=True, retry_after_ms=LOST_RETRY_AFTER_MS)
     return Refusal(
         code=code, message=message, retryable=retryable, retry_after_ms=RETRY_AFTER_MS if retryable else 0
     )

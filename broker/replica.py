@@ -145,6 +145,7 @@ class Replica:
         self.view = LeaderView(self.state, term, timestamp)
         self._pipeline.on_leader(self.view)
         self._leadership.on_ready(term)
+        logger.info("serves term=%d", term)
         for command in granted_since(self.state.consumption.copy(), self._young_index()):
             self.releases.propose(command)
         self._house = asyncio.get_running_loop().call_later(HOUSEKEEPING_INTERVAL, self._housekeeping)

@@ -349,6 +349,7 @@ class BrokerNode:
             self._raft.fail(str(error))
 
     def _on_leadership(self) -> None:
+        self._forwarder.leader_changed(self._leadership.leader_id)
         self._registration.changed()
 
     def _on_effects(self, effects: Effects) -> None:

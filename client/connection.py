@@ -21,6 +21,7 @@ from ledgermq.proto import log_pb2 as pb
 from .batching import Outcome, Request, SendWindow
 from .channels import Channels, unreachable
 from .encoding import varint
+from .leader_question import who_leads
 from .retry_policy import LeaderSearch
 from .topic_route import BrokerGroup
 
@@ -28,7 +29,10 @@ logger = logging.getLogger(__name__)
 
 #: A request without an answer for this long makes the stream suspect, ms: its node may be stopped or cut off.
 ANSWER_TIMEOUT_MS: Final = 2_000
-_CHECK_S: Final = 0.2
+#: After this long without one the other nodes are asked whether they know another leader, ms; then at every check.
+SUSPICION_MS: Final = 300
+_CHECK_S: Final = 0.15
+_NO_NODE_PAUSE_MS: Final = 10
 _PRODUCE: Final = "/ledgermq.v1.LogService/Produce"
 
 
@@ -56,6 +60,7 @@ class GroupConnection:
         self._on_outcome = on_outcome
         self._on_flush = on_flush
         self._search = LeaderSearch()
+        self._told = (group.term, group.leader_id)  # the newest leader that a route named, "" while none did
         self._address = ""  # of the open stream
         self._call: aio.StreamStreamCall[bytes, pb.ProduceResponse] | None = None
         self._wake = asyncio.Event()
@@ -73,15 +78,22 @@ class GroupConnection:
 
     def update(self, group: BrokerGroup) -> None:
         """Take a newer route. A stream to a node that no longer leads is closed: its answers will not come."""
-        newer = group.term > self.group.term
         self.group = group
-        leader = group.leader
-        if not newer or leader is None:
+        self._take_news(group.term, group.leader_id)
+
+    def _take_news(self, term: int, leader_id: str) -> None:
+        """Somebody says who leads. A term may be known before its leader is; when it is, it has no other one."""
+        leader = next((node for node in self.group.nodes if node.node_id == leader_id), None)
+        if leader is None or term < self._told[0] or (term, leader_id) == self._told:
             return
+        self._told = (term, leader_id)
         self._search.hint(leader.log_address)
+        self.window.paused_until = 0  # it was another leader, or none, that asked for the pause
         self._news.set()
+        self._wake.set()
         if self._call is not None and leader.log_address != self._address:
-            logger.info("leader moved group=%s term=%d leader=%s", group.name, group.term, leader.node_id)
+            logger.info("leader moved group=%s term=%d leader=%s", self.group.name, term, leader_id)
+            self.last_error = f"the node at {self._address} leads no longer, {leader_id} does."
             self._call.cancel()
 
     async def close(self) -> None:
@@ -99,10 +111,11 @@ class GroupConnection:
             leader = self.group.leader
             nodes = [node.log_address for node in self.group.by_preference]
             address, pause_ms = self._search.next(leader.log_address if leader else "", nodes)
-            if pause_ms > 0 or not address:
-                await _wait(self._news, max(pause_ms, 10))
-            elif (rest := self.window.paused_until - now_ms()) > 0:
-                await asyncio.sleep(rest / 1000)
+            pause_ms = max(pause_ms, self.window.paused_until - now_ms(), 0 if address else _NO_NODE_PAUSE_MS)
+            if pause_ms > 0:
+                await _wait(self._news, pause_ms)
+                if self._search.has_hint:
+                    continue  # ask again: somebody leads now
             if address:
                 await self._use_stream(address)
 
@@ -172,11 +185,15 @@ class GroupConnection:
             self._wake.set()
 
     async def _watch_answers(self) -> None:
-        """Raise TimeoutError when requests are in flight and no answer comes."""
+        """When requests are in flight and no answer comes, ask the others who leads; in the end raise TimeoutError."""
         while True:
             await asyncio.sleep(_CHECK_S)
-            if self.window.in_flight and now_ms() - self._sent_at > ANSWER_TIMEOUT_MS:
+            silent_ms = now_ms() - self._sent_at if self.window.in_flight else 0
+            if silent_ms > ANSWER_TIMEOUT_MS:
                 raise TimeoutError
+            if silent_ms > SUSPICION_MS:
+                others = [node.log_address for node in self.group.nodes if node.log_address != self._address]
+                self._take_news(*await who_leads(self._channels, others))
 
 
 async def _wait(event: asyncio.Event, at_most_ms: int | None) -> None:

@@ -88,6 +88,11 @@ class LeaderSearch:
         self._failed: set[str] = set()  # tried since the last success
         self._rounds = 0
 
+    @property
+    def has_hint(self) -> bool:
+        """Somebody named a leader that was not tried since."""
+        return bool(self._hint)
+
     def hint(self, address: str) -> None:
         """A node named the leader. It is tried next, even if it failed before."""
         if address:

@@ -83,6 +83,7 @@ def send_heartbeats(state: CoreState, leading: LeaderState) -> None:
     """Tell every follower that the leader lives, and no more of the commit index than it is known to hold."""
     leading.heartbeat_elapsed = 0
     for follower in leading.followers.values():
+        follower.probe_is_newest = False
         commit_index = min(follower.match_index, state.commit_index)
         state.send(Heartbeat(state.term, state.node_id, follower.node_id, commit_index, leading.reads.number))
 

@@ -36,7 +36,8 @@ class Progress:
     wants_commit: bool = False
     open_append: AppendEntries | None = None
     open_ticks: int = 0
-    probe_sent: bool = False  # PROBE and RESET: wait for the reply, or for the next heartbeat reply
+    probe_sent: bool = False  # PROBE and RESET: wait for the reply, or for a reply to a later heartbeat
+    probe_is_newest: bool = False  # no heartbeat was sent since
     acked: bool = False  # something was acknowledged since the last heartbeat reply
     sent_commit: LogIndex = NO_INDEX  # highest commit index that a sent append carried
     stable_index: LogIndex = NO_INDEX  # as reported, for status
@@ -65,7 +66,20 @@ class Progress:
                 self.inflight.append((hi, size))
                 self.inflight_bytes += size
         else:
-            self.probe_sent = True
+            self.on_probed()
+
+    def on_probed(self) -> None:
+        """Note that a probe went out: nothing more is sent before something is heard."""
+        self.probe_sent = self.probe_is_newest = True
+
+    def on_alive(self) -> None:
+        """A heartbeat was answered: the probe may have been lost, and goes again.
+
+        Not for an answer to a heartbeat from before the probe. A follower that was stopped answers all that it missed at once:
+        a copy of the probe for each, with all entries since, would keep the leader busy for longer than an election timeout.
+        """
+        if not self.probe_is_newest:
+            self.probe_sent = False
 
     def on_dropped(self) -> None:
         """Note that the open message was lost before it left: try again with the next heartbeat reply."""

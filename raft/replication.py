@@ -74,7 +74,7 @@ def _probe_again(state: CoreState, follower: Progress, message: HeartbeatReply) 
     follower.stable_index = message.stable_index
     follower.commit_index = message.commit_index
     if follower.state is not ProgressState.REPLICATE:
-        follower.probe_sent = False
+        follower.on_alive()
         return
     is_outstanding = follower.next_index - 1 > follower.match_index
     is_behind = message.commit_index < min(follower.match_index, state.commit_index)
@@ -104,7 +104,7 @@ def _send_append(state: CoreState, follower: Progress) -> None:
         state.emit(FollowerBehind(follower.node_id, follower.next_index))
         follower.become_reset()
     if follower.state is ProgressState.RESET or prev_term is None or prev >= state.last_index:
-        follower.probe_sent = True
+        follower.on_probed()
         _send_empty(state, follower)
         return
     lo, hi = follower.next_index, state.last_index

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ledgermq.broker import leader_calls
 from ledgermq.broker.forwarding import PERHAPS_DONE, ForwardError
 from ledgermq.broker.leader_calls import Call, LeaderCalls, LeaderUnavailableError
 from ledgermq.broker.leadership import Leadership
@@ -131,5 +132,64 @@ def test_without_a_leader_in_time_the_outcome_says_whether_it_is_unknown() -> No
         with pytest.raises(LeaderUnavailableError) as error:
             await calls.unary("/m", b"", call(seconds=0.25), local)
         assert error.value.unknown
+
+    run(body)
+
+
+@pytest.fixture
+def no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a change of the leadership ends a pause between two tries."""
+    monkeypatch.setattr(leader_calls, "RETRY_INTERVAL", 3600.0)
+
+
+@pytest.mark.usefixtures("no_timer")
+def test_a_change_of_leader_during_an_attempt_is_not_waited_for_again() -> None:
+    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
+        leadership.on_changed("n2", 1)
+        forwarder.down["n2"] = ForwardError(True, "not leader")
+        forwarder.after_failure = lambda: leadership.on_changed("n3", 2)
+        assert await calls.unary("/m", b"", call(), local) == b"n3"
+
+    run(body)
+
+
+@pytest.mark.usefixtures("no_timer")
+def test_a_forwarded_call_waits_for_a_leader_that_is_elected_and_serves_in_a_moment() -> None:
+    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
+        leadership.on_changed("n1", 2)
+        answer = asyncio.create_task(calls.unary("/m", b"", call(via="n3"), local))
+        await asyncio.sleep(0)
+        assert not answer.done()
+        leadership.on_ready(2)
+        assert await answer == b"here"
+
+    run(body)
+
+
+@pytest.mark.usefixtures("no_timer")
+def test_a_forwarded_call_is_refused_when_the_elected_node_loses_the_lead_before_it_serves() -> None:
+    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
+        leadership.on_changed("n1", 2)
+        answer = asyncio.create_task(calls.unary("/m", b"", call(via="n3"), local))
+        await asyncio.sleep(0)
+        leadership.on_changed("n2", 3)
+        with pytest.raises(NotLeaderError):
+            await answer
+
+    run(body)
+
+
+def test_whoever_waits_for_an_election_is_told_when_it_is_over() -> None:
+    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
+        leadership.on_changed(None, 2)
+        waiting = asyncio.create_task(leadership.wait_settled(3600))
+        for leader, term in (("n1", 3), (None, 4)):
+            await asyncio.sleep(0)
+            leadership.on_changed(leader, term)  # elected without being ready, or nobody: not settled
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        leadership.on_changed("n3", 5)
+        await waiting
+        await leadership.wait_settled(3600)  # it is settled already
 
     run(body)

@@ -6,16 +6,19 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import grpc.aio
 import pytest
 
+from ledgermq.broker import log_service
 from ledgermq.broker.commands import Command
 from ledgermq.broker.leader_view import Verdict
+from ledgermq.broker.leadership import Leadership
 from ledgermq.broker.log_service import LogService, commit_offsets
 from ledgermq.broker.produce import Applied
-from ledgermq.broker.produce_works import SectionOutcome
+from ledgermq.broker.produce_works import ProduceWork, SectionOutcome
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import log_pb2, route_pb2
-from ledgermq.raft.errors import NotLeaderError
+from ledgermq.raft.errors import NotLeaderError, TransferringError
 
 from .entry_log import Node, records, section
 
@@ -50,7 +53,7 @@ async def answer(outcomes: list[SectionOutcome], *, timestamp: int, leads: bool)
             messages_in=Counter(), duplicates=Counter(), bytes_in=Counter(), refusals=Counter()
         ),
         leader_addresses=lambda listener: None,
-        leadership=SimpleNamespace(leader_id="n2"),
+        leadership=following("n2"),
     )
     work: Any = SimpleNamespace(
         future=asyncio.get_running_loop().create_future(), timestamp=timestamp, size=100
@@ -63,6 +66,12 @@ async def answer(outcomes: list[SectionOutcome], *, timestamp: int, leads: bool)
     await LogService(context)._answer(under_way, stream, "")
     (written,) = stream.written
     return written
+
+
+def following(leader_id: str) -> Leadership:
+    leadership = Leadership("n1")
+    leadership.on_changed(leader_id, 1)
+    return leadership
 
 
 GAP = SectionOutcome(Verdict.SEQUENCE_GAP, -1, 1, 3)
@@ -84,6 +93,102 @@ def test_a_committed_entry_of_the_same_turn_is_proof_enough() -> None:
     stored = SectionOutcome(Verdict.ACCEPTED, 5, 1)
     written = asyncio.run(answer([stored, GAP], timestamp=9, leads=False))
     assert [each.refusal.code for each in written.results] == [0, route_pb2.SEQUENCE_GAP]
+
+
+class Requests(Stream):
+    """A Produce stream: the request that comes in, and the answers that go out."""
+
+    def __init__(self, *requests: bytes) -> None:
+        super().__init__()
+        self._requests = list(requests)
+
+    async def read(self) -> Any:
+        return self._requests.pop(0) if self._requests else vars(grpc.aio)["EOF"]
+
+
+class RefusingPipeline:
+    """Takes a work when this node serves, and fails it with `error`, as at the end of a lead."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self.works: list[ProduceWork] = []
+
+    def submit(self, work: ProduceWork) -> None:
+        self.works.append(work)
+        work.fail(self._error)
+
+
+def producing(leadership: Leadership, pipeline: RefusingPipeline) -> tuple[asyncio.Task[None], Stream]:
+    """Begin to serve a stream with one request; return it and the answers."""
+    context: Any = SimpleNamespace(
+        metrics=SimpleNamespace(
+            messages_in=Counter(), duplicates=Counter(), bytes_in=Counter(), refusals=Counter()
+        ),
+        leader_addresses=lambda listener: None,
+        leadership=leadership,
+        pipeline=pipeline,
+        replica=SimpleNamespace(produce_refusal=""),
+        config=SimpleNamespace(max_message_bytes=1 << 20),
+    )
+    sections = bytes(section(1, 0, records(1), producer_id=9, base_sequence=0))
+    request = log_pb2.ProduceRequest(request_id=7, sections=sections, section_count=1)
+    stream = Requests(request.SerializeToString())
+    serve = LogService(context)._produce_handler("")
+    return asyncio.ensure_future(serve(None, stream)), stream
+
+
+async def turns() -> None:
+    """Let the tasks go as far as they can without an event."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_a_request_that_comes_during_an_election_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_service, "ELECTION_PATIENCE_S", 3600.0)
+
+    async def scenario() -> None:
+        leadership, pipeline = Leadership("n1"), RefusingPipeline(NotLeaderError(None))
+        served, stream = producing(leadership, pipeline)
+        leadership.on_changed("n1", 2)  # elected, but its no-op is not applied
+        await turns()
+        assert pipeline.works == []
+        leadership.on_changed("n2", 3)
+        await served
+        assert len(pipeline.works) == 1
+        assert [each.refusal.leader_id for each in stream.written] == ["n2"]
+
+    asyncio.run(scenario())
+
+
+def test_a_refusal_of_a_hand_over_names_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_service, "ELECTION_PATIENCE_S", 3600.0)
+
+    async def scenario() -> None:
+        leadership = Leadership("n1")
+        leadership.on_ready(1)
+        served, stream = producing(leadership, RefusingPipeline(TransferringError("n2")))
+        await turns()
+        assert not stream.written
+        leadership.on_lost()
+        await turns()
+        assert not stream.written
+        leadership.on_changed("n2", 2)
+        await served
+        (refused,) = stream.written
+        assert (refused.refusal.code, refused.refusal.leader_id) == (route_pb2.NOT_LEADER, "n2")
+
+    asyncio.run(scenario())
+
+
+def test_without_a_next_leader_the_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_service, "ELECTION_PATIENCE_S", 0.0)
+
+    async def scenario() -> None:
+        served, stream = producing(Leadership("n1"), RefusingPipeline(NotLeaderError(None)))
+        await served
+        assert [each.refusal.code for each in stream.written] == [route_pb2.NO_QUORUM]
+
+    asyncio.run(scenario())
 
 
 class Committing:

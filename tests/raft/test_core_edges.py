@@ -114,6 +114,41 @@ def test_an_append_whose_shell_never_reports_is_tried_again_after_an_election_ti
     assert {m.to for m in open_appends(core)} >= {N2}
 
 
+def test_a_follower_that_answers_many_heartbeats_at_once_gets_one_copy_of_the_probe() -> None:
+    """One that was stopped for seconds and goes on: copies of all entries since kept the leader from writing."""
+    core = make_leader()
+    for message in open_appends(core):
+        core.append_sent(message, message.hi, 100)
+    missed = 0
+    for _ in range(20 * core.config.heartbeat_ticks):
+        core.tick()
+        core.step(HeartbeatReply(Term(1), N2, N1, 0))
+        missed += sum(isinstance(m, Heartbeat) and m.to == N3 for m in sent_by(core))
+    assert missed == 20
+    copies = []
+    for _ in range(missed):
+        core.step(HeartbeatReply(Term(1), N3, N1, 0))
+        for message in open_appends(core):
+            copies.append(message.to)
+            core.append_sent(message, message.hi, 100)
+    assert copies.count(N3) == 1
+
+
+def test_a_probe_that_was_lost_goes_again_with_the_answer_to_a_later_heartbeat() -> None:
+    core = make_leader()
+    for message in open_appends(core):
+        core.append_sent(message, message.hi, 100)
+    for copies in (1, 0, 0):
+        if copies:  # the first heartbeat left with the election, before the probe; this one comes after it
+            for _ in range(core.config.heartbeat_ticks):
+                core.tick()
+        core.step(HeartbeatReply(Term(1), N3, N1, 0))
+        again = [message for message in open_appends(core) if message.to == N3]
+        assert len(again) == copies
+        for message in again:
+            core.append_sent(message, message.hi, 100)
+
+
 def test_a_cut_in_the_turn_of_a_proposal_is_an_operation_of_its_own() -> None:
     """The new leader's append comes before the shell has asked what to do with the proposal."""
     core = make_leader()

@@ -1,0 +1,95 @@
+"""Calls to a leader that says nothing: given up when another node leads, and only then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from ledgermq.broker.forwarding import Forwarder, ForwardError
+
+METHOD = "/test.Silent/Call"
+
+
+class Silent(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """A node that takes calls and never answers; `asked` has the kinds of what came in."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[str] = asyncio.Queue()
+
+    def service(self, details: Any) -> Any:
+        return grpc.unary_stream_rpc_method_handler(self._serve)
+
+    async def _serve(self, request: bytes, _context: Any) -> AsyncIterator[bytes]:
+        self.asked.put_nowait(request.decode())
+        await asyncio.Event().wait()
+        yield b""
+
+
+def run(test: Callable[[Forwarder, Silent], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        server, silent = grpc.aio.server(), Silent()
+        server.add_generic_rpc_handlers((silent,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        forwarder = Forwarder("n1", {"n2": f"127.0.0.1:{port}"})
+        try:
+            await asyncio.wait_for(test(forwarder, silent), 30)
+        finally:
+            await forwarder.close()
+            await server.stop(0)
+
+    asyncio.run(scenario())
+
+
+async def unary(forwarder: Forwarder) -> bytes:
+    return await forwarder.unary("n2", METHOD, b"unary", (), 3600)
+
+
+async def stream(forwarder: Forwarder) -> list[bytes]:
+    return [frame async for frame in forwarder.stream("n2", METHOD, b"stream", (), 3600)]
+
+
+@pytest.mark.parametrize("make", [unary, stream])
+def test_a_call_to_a_node_that_leads_no_longer_is_given_up_with_an_unknown_outcome(
+    make: Callable[[Forwarder], Any],
+) -> None:
+    async def test(forwarder: Forwarder, silent: Silent) -> None:
+        under_way = asyncio.create_task(make(forwarder))
+        await silent.asked.get()
+        forwarder.leader_changed("n3")
+        with pytest.raises(ForwardError) as given_up:
+            await under_way
+        assert (given_up.value.definite, given_up.value.repeatable) == (False, True)
+
+    run(test)
+
+
+def test_no_call_is_given_up_while_an_election_is_on_or_when_the_same_node_leads_again() -> None:
+    async def test(forwarder: Forwarder, silent: Silent) -> None:
+        under_way = asyncio.create_task(unary(forwarder))
+        await silent.asked.get()
+        forwarder.leader_changed(None)
+        forwarder.leader_changed("n2")
+        await asyncio.sleep(0)
+        assert not under_way.done()
+        under_way.cancel()
+        await asyncio.gather(under_way, return_exceptions=True)
+
+    run(test)
+
+
+@pytest.mark.parametrize("make", [unary, stream])
+def test_the_end_of_the_caller_is_no_failure_of_the_call(make: Callable[[Forwarder], Any]) -> None:
+    async def test(forwarder: Forwarder, silent: Silent) -> None:
+        under_way = asyncio.create_task(make(forwarder))
+        await silent.asked.get()
+        under_way.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await under_way
+
+    run(test)
