@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 #: A request without an answer for this long makes the stream suspect, ms: its node may be stopped or cut off.
 ANSWER_TIMEOUT_MS: Final = 2_000
+#: For so long new messages go to another group after no node of this one took any; doubles, up to the longest.
+FIRST_AVOID_MS: Final = 500
+LONGEST_AVOID_MS: Final = 30_000
 _CHECK_S: Final = 0.2
 _PRODUCE: Final = "/ledgermq.v1.LogService/Produce"
 
@@ -60,6 +63,7 @@ class GroupConnection:
         self._call: aio.StreamStreamCall[bytes, pb.ProduceResponse] | None = None
         self._wake = asyncio.Event()
         self._news = asyncio.Event()  # the route names a new leader
+        self._avoid_ms = FIRST_AVOID_MS  # the next time that no node takes anything
         self._sent_at = 0  # when the oldest request in flight was written
         self._task = asyncio.create_task(self._run(), name=f"ledgermq-produce-{group.name}")
 
@@ -79,6 +83,7 @@ class GroupConnection:
         if not newer or leader is None:
             return
         self._search.hint(leader.log_address)
+        self.window.avoid_until = self.window.paused_until
         self._news.set()
         if self._call is not None and leader.log_address != self._address:
             logger.info("leader moved group=%s term=%d leader=%s", group.name, group.term, leader.node_id)
@@ -100,11 +105,20 @@ class GroupConnection:
             nodes = [node.log_address for node in self.group.by_preference]
             address, pause_ms = self._search.next(leader.log_address if leader else "", nodes)
             if pause_ms > 0 or not address:
+                self._give_way()
                 await _wait(self._news, max(pause_ms, 10))
             elif (rest := self.window.paused_until - now_ms()) > 0:
                 await asyncio.sleep(rest / 1000)
             if address:
                 await self._use_stream(address)
+
+    def _give_way(self) -> None:
+        """No node takes anything now: new messages, and those that certainly are not stored here, may go to another group."""
+        now = now_ms()
+        if self.window.avoid_until <= now:
+            self.window.avoid_until = now + self._avoid_ms
+            self._avoid_ms = min(2 * self._avoid_ms, LONGEST_AVOID_MS)
+        self._on_outcome(self, Outcome(try_other_group=True))
 
     async def _use_stream(self, address: str) -> None:
         """Send over one stream until it breaks or its node does not lead."""
@@ -126,9 +140,11 @@ class GroupConnection:
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            self.window.on_disconnect()
+            self.window.on_disconnect(sent=not any(_never_connected(address, each) for each in results))
         self._search.failed(address)
         self._note_end(address, results)
+        if any(isinstance(each, TimeoutError) for each in results):
+            self._give_way()  # whoever is silent may be so for long
 
     def _note_end(self, address: str, results: list[Any]) -> None:
         """Keep the reason why a stream ended; an error that is not the network's is a defect and must be seen."""
@@ -169,6 +185,7 @@ class GroupConnection:
                     self._search.hint(outcome.leader_hint)
                 return
             self._search.succeeded()
+            self._avoid_ms = FIRST_AVOID_MS
             self._wake.set()
 
     async def _watch_answers(self) -> None:
@@ -177,6 +194,10 @@ class GroupConnection:
             await asyncio.sleep(_CHECK_S)
             if self.window.in_flight and now_ms() - self._sent_at > ANSWER_TIMEOUT_MS:
                 raise TimeoutError
+
+
+def _never_connected(address: str, result: object) -> bool:
+    return isinstance(result, grpc.RpcError) and unreachable(address, result).not_sent
 
 
 async def _wait(event: asyncio.Event, at_most_ms: int | None) -> None:
