@@ -18,7 +18,8 @@ from rich.markup import escape
 from .cli_cluster import collect
 from .cli_output import DEFAULT_NAMESERVER, out, run
 from .errors import UsageError
-from .local_cluster import LocalCluster, LocalPlan, require_server
+from .local_cluster import LocalCluster, require_server
+from .local_plan import LocalPlan
 from .local_processes import ProcessEndedError, ServerProcess, signals_as_interrupt
 from .status_report import exit_code
 from .text_table import text_table
