@@ -217,11 +217,13 @@ class Driver:
             if self.reports is not None:
                 self.reports.look()
             self.settle()
-            for _ in range(count):
+            quiet = self.core.quiet_ticks()
+            for number in range(count):
                 if self.closed:
                     return
                 self.core.tick()
-                self.pump()
+                if number >= quiet:
+                    self.pump()
 
     def storage_done(self, seq: int) -> None:
         """Everything up to persist operation `seq` is durable."""

@@ -10,8 +10,12 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from typing import Final
 
 from .tick_schedule import TickSchedule
+
+#: A timer is set anew for a sleep that is so much longer: once per heartbeat of an idle leader, seldom under load.
+WORTH_A_TIMER_MS: Final = 50
 
 
 class Ticker:
@@ -56,13 +60,12 @@ class Ticker:
         return schedule.passed(now_ms, self._quiet_ticks())
 
     def after_input(self) -> None:
-        """Wake up sooner when the input brought the core's next decision nearer."""
+        """Wake up sooner when the input brought the core's next decision nearer; later when it is far away now."""
         schedule, timer = self._schedule, self._timer
-        if (
-            schedule is not None
-            and timer is not None
-            and schedule.wake_at(self._quiet_ticks()) < schedule.wake_ms
-        ):
+        if schedule is None or timer is None:
+            return
+        later_ms = schedule.wake_at(self._quiet_ticks()) - schedule.wake_ms
+        if later_ms < 0 or later_ms >= WORTH_A_TIMER_MS:
             timer.cancel()
             self._arm(schedule)
 
