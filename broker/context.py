@@ -19,6 +19,7 @@ from .log_reader import LogReader
 from .members import Members
 from .messaging_telemetry import TelemetryStreams
 from .metrics import Metrics
+from .other_groups import OtherGroups
 from .polls import Polls
 from .produce import AppendPipeline
 from .refusals import RefusedError
@@ -37,6 +38,7 @@ class NodeContext:
     pipeline: AppendPipeline
     leadership: Leadership
     members: Members
+    others: OtherGroups
     forwarder: Forwarder
     calls: LeaderCalls
     polls: Polls

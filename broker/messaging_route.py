@@ -1,13 +1,16 @@
 """Routes and assignments as official clients want them: policy `nodes` (D17).
 
-Every live node lists all queue ids under its own broker name, with one address. Ids are labels: the server picks the
-queue, and any node takes any call. Pure; the order is stable, so that an unchanged group gives an unchanged answer.
+Every live node lists all queue ids of its group under its own broker name, with one address. Ids are labels: the server
+picks the queue, and any node of the group takes any call. Where messages may have an order (FIFO), each queue is listed
+once: a client that chooses by the hash of a message group then meets the same broker group, whoever lives in it.
+Pure; the order is the same in every node's answer, so that unchanged groups give an unchanged answer.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
@@ -52,40 +55,54 @@ def _scheme(host: str) -> v2.AddressScheme:
     return v2.IPv4 if version == 4 else v2.IPv6
 
 
-def route(
-    topic: v2.Resource, group: str, queue_count: int, message_type: int, nodes: LiveNodes
-) -> list[v2.MessageQueue]:
-    """Return the queues of a route, nodes alternating: a client that retries the next queue meets another node."""
+@dataclass(frozen=True, slots=True)
+class GroupQueues:
+    """A topic's queues in one broker group, and the nodes that may be asked for them (at least one, sorted by id)."""
+
+    group: str
+    queue_count: int
+    nodes: LiveNodes
+
+
+def route(topic: v2.Resource, groups: Sequence[GroupQueues], message_type: int) -> list[v2.MessageQueue]:
+    """Return the queues of a route, groups and nodes alternating: a client that retries the next one meets another node."""
     types = accepted_types(message_type)
+    ordered = v2.FIFO in types
     return [
         v2.MessageQueue(
             topic=topic,
             id=queue_id,
             permission=v2.READ_WRITE,
-            broker=_broker(group, node_id, addresses),
+            broker=_broker(each.group, node_id, addresses),
             accept_message_types=types,
         )
-        for queue_id in range(queue_count)
-        for node_id, addresses in nodes
+        for queue_id in range(max((each.queue_count for each in groups), default=0))
+        for each in groups
+        if queue_id < each.queue_count
+        for node_id, addresses in ([each.nodes[queue_id % len(each.nodes)]] if ordered else each.nodes)
     ]
 
 
-def assignments(
-    topic: v2.Resource, group: str, queue_count: int, nodes: LiveNodes, *, fifo: bool
-) -> list[v2.Assignment]:
+def assignments(topic: v2.Resource, groups: Sequence[GroupQueues], *, fifo: bool) -> list[v2.Assignment]:
     """Return what a push consumer polls: "any queue" (-1) of every live node, or each queue of one node when FIFO."""
-    if fifo:
-        pairs = [(queue_id, nodes[queue_id % len(nodes)]) for queue_id in range(queue_count)]
-    else:
-        pairs = [(-1, node) for node in nodes]
     return [
         v2.Assignment(
             message_queue=v2.MessageQueue(
-                topic=topic, id=queue_id, permission=v2.READ_WRITE, broker=_broker(group, node_id, addresses)
+                topic=topic,
+                id=queue_id,
+                permission=v2.READ_WRITE,
+                broker=_broker(each.group, node_id, addresses),
             )
         )
-        for queue_id, (node_id, addresses) in pairs
+        for each in groups
+        for queue_id, (node_id, addresses) in _polled(each, fifo)
     ]
+
+
+def _polled(queues: GroupQueues, fifo: bool) -> list[tuple[int, tuple[str, ListenerAddresses]]]:
+    if fifo:
+        return [(each, queues.nodes[each % len(queues.nodes)]) for each in range(queues.queue_count)]
+    return [(-1, node) for node in queues.nodes]
 
 
 def _broker(group: str, node_id: str, addresses: ListenerAddresses) -> v2.Broker:

@@ -31,7 +31,7 @@ from .acknowledge import acknowledge, change_invisible
 from .context import NodeContext
 from .forwarding import ForwardError, refuse_not_leader
 from .leader_calls import Call, LeaderUnavailableError
-from .messaging_route import assignments, route
+from .messaging_route import GroupQueues, assignments, route
 from .messaging_send import send
 from .messaging_status import StatusError, ok, topic_not_found
 from .messaging_validation import check_group, check_topic
@@ -76,7 +76,7 @@ class MessagingService:
             "ChangeInvisibleDuration": change_invisible,
         }
         self._at_leader = at_leader
-        self._from_table: dict[str, Callable[[Any, Topic, Call], bytes]] = {
+        self._from_table: dict[str, Callable[[Any, Topic | None, Call], bytes]] = {
             "QueryRoute": self._route,
             "QueryAssignment": self._assignment,
         }
@@ -169,36 +169,44 @@ class MessagingService:
         """Answer from the replicated topic table; what is not there (yet) is asked of the leader."""
         build = self._from_table[name]
         message = _parsed(getattr(v2, f"{name}Request"), request)
-        check_topic(message.topic.name)
-        topic = self._context.replica.state.topics.find(message.topic.name)
-        if topic is not None:
+        wanted = message.topic.name
+        check_topic(wanted)
+        topic = self._context.replica.state.topics.find(wanted)
+        if topic is not None or self._context.others.queues(wanted, call.listener):
             return build(message, topic, call)
 
         async def local() -> bytes:
-            created = await ensure_topic(self._context, message.topic.name)
+            before = self._context.replica.state.topics.find(wanted)
+            created = before or await ensure_topic(self._context, wanted)
             if created is None:
-                raise topic_not_found(message.topic.name)
+                raise topic_not_found(wanted)
+            if before is None:
+                await self._context.others.create(wanted)
             return build(message, created, call)
 
         return await self._context.calls.unary(f"/{SERVICE}/{name}", request, call, local)
 
-    def _route(self, message: v2.QueryRouteRequest, topic: Topic, call: Call) -> bytes:
+    def _queues(self, name: str, own: Topic | None, call: Call) -> tuple[list[GroupQueues], int]:
+        """Return a topic's queues in all groups, by name, and the type of its messages."""
         context = self._context
-        nodes = context.members.alive(call.listener)
-        queues = route(message.topic, context.config.group, topic.queue_count, int(topic.message_type), nodes)
+        others = context.others.queues(name, call.listener)
+        groups = [queues for queues, _ in others]
+        if own is not None:
+            nodes = sorted(context.members.alive(call.listener), key=lambda node: node[0])
+            groups.append(GroupQueues(context.config.group, own.queue_count, nodes))
+        message_type = int(own.message_type) if own is not None else others[0][1]
+        return sorted(groups, key=lambda each: each.group), message_type
+
+    def _route(self, message: v2.QueryRouteRequest, topic: Topic | None, call: Call) -> bytes:
+        groups, message_type = self._queues(message.topic.name, topic, call)
+        queues = route(message.topic, groups, message_type)
         return bytes(v2.QueryRouteResponse(status=ok(), message_queues=queues).SerializeToString())
 
-    def _assignment(self, message: v2.QueryAssignmentRequest, topic: Topic, call: Call) -> bytes:
-        context = self._context
+    def _assignment(self, message: v2.QueryAssignmentRequest, topic: Topic | None, call: Call) -> bytes:
         check_group(message.group.name)
-        group = context.replica.state.groups.find(message.group.name)
-        found = assignments(
-            message.topic,
-            context.config.group,
-            topic.queue_count,
-            context.members.alive(call.listener),
-            fifo=group is not None and group.fifo,
-        )
+        group = self._context.replica.state.groups.find(message.group.name)
+        groups, _ = self._queues(message.topic.name, topic, call)
+        found = assignments(message.topic, groups, fifo=group is not None and group.fifo)
         return bytes(v2.QueryAssignmentResponse(status=ok(), assignments=found).SerializeToString())
 
     # --- clients --------------------------------------------------------------------------------------------

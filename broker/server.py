@@ -41,6 +41,7 @@ from .members import Members
 from .messaging_service import MessagingService
 from .messaging_telemetry import TelemetryStreams
 from .metrics import Metrics
+from .other_groups import OtherGroups
 from .peers import Peers
 from .polls import Polls
 from .probes import Probes
@@ -107,6 +108,7 @@ class BrokerNode:
         self._replica = Replica(self._store, self._leadership, self._polls)
         self._transfer = BrokerStateTransfer(files, self._store, self._replica)
         self._members = Members(own_info(config), config.voters)
+        self._others = OtherGroups(config.cluster, config.group, config.nameservers)
         self._forwarder = Forwarder(config.node_id, config.voters)
         self._handlers = _LateHandlers()
         raft = raft_config(config)
@@ -152,6 +154,7 @@ class BrokerNode:
         await self._listeners.start(self._client_handlers)
         await self._http.start(*split_address(self.config.http_bind))
         self._registration.start()
+        self._others.start()
 
     def _check_ports(self) -> None:
         """Name the port that is taken, before anything is opened. Raises: PortError."""
@@ -238,6 +241,7 @@ class BrokerNode:
             pipeline=self._pipeline,
             leadership=self._leadership,
             members=self._members,
+            others=self._others,
             forwarder=self._forwarder,
             calls=LeaderCalls(
                 self._leadership,
@@ -257,6 +261,7 @@ class BrokerNode:
         if not self._started:
             return
         await self._registration.stop()
+        await self._others.stop()
         await self._raft_hand_over()
         self._context.stopping = True
         self._polls.wake_all()

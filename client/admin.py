@@ -134,7 +134,7 @@ class Admin:
         answers = await self._call_all(
             lambda stub, timeout: stub.CreateTopic(request, timeout=timeout), request
         )
-        await self._routes.until_known(topic)
+        await self._routes.until_known(topic, [group.name for group, _ in answers])
         return sum(answer.topic.queue_count for _, answer in answers)
 
     async def update_topic(self, topic: str, *, retention_ms: int) -> None:
@@ -291,12 +291,24 @@ class Admin:
         return answer
 
     async def transfer_leadership(self, broker_group: str = "", to_node: str = "") -> str:
-        """Hand leadership of a group to a node ("" = the best one); return the id of the new leader."""
+        """Hand leadership of a group to a node ("" = the best one); return the id of the new leader.
+
+        Without `broker_group` it is the group of `to_node`. Raises: UsageError (no such group; several groups, and neither
+        says which).
+        """
         groups = await self.groups()
-        group = next((each for each in groups if each.name == broker_group or not broker_group), None)
-        if group is None:
+        meant = [each for each in groups if each.name == broker_group or not broker_group]
+        if not broker_group and len(groups) > 1:
+            meant = [each for each in groups if to_node in {node.node_id for node in each.nodes}]
+        if len(meant) != 1:
             known = ", ".join(each.name for each in groups)
-            raise UsageError(f'broker group "{broker_group}" does not exist', f"Known: {known}")
+            what = (
+                f'broker group "{broker_group}" does not exist'
+                if broker_group
+                else "which group is not clear"
+            )
+            raise UsageError(what, f"Known: {known}", "Name the group")
+        group = meant[0]
         request = pb.TransferLeadershipRequest(to_node=to_node)
         answer = await self._call(
             group, lambda stub, timeout: stub.TransferLeadership(request, timeout=timeout)

@@ -151,6 +151,9 @@ class SendWindow:
         self._next_request_id = 1
         self._waiting_bytes = 0
         self.paused_until = 0
+        self.avoid_until = (
+            0  # new messages go to another group until then: it asked for a pause, or nobody answers
+        )
 
     def limit(self, max_request_bytes: int) -> None:
         """Keep below what the group takes in one request: its log has small segments. One message still fits."""
@@ -369,6 +372,7 @@ class SendWindow:
                 self._on_refused(section, whole or result.refusal, outcome)  # type: ignore[union-attr]
         if outcome.pause_ms:
             self.paused_until = max(self.paused_until, now + outcome.pause_ms)
+            self.avoid_until = max(self.avoid_until, self.paused_until)
         return outcome
 
     def _on_stored(self, section: Section, base_offset: int, duplicate: bool, outcome: Outcome) -> None:
@@ -417,12 +421,15 @@ class SendWindow:
         elif not lane.unacked:
             lane.resend = False
 
-    def on_disconnect(self) -> None:
-        """The stream broke: everything in flight may or may not be stored, and goes again with the same bytes."""
+    def on_disconnect(self, *, sent: bool = True) -> None:
+        """The stream broke: everything in flight may or may not be stored, and goes again with the same bytes.
+
+        `sent` False: there never was a connection, so nothing of this stream is stored.
+        """
         for request in self._in_flight:
             for section in request.sections:
                 section.in_flight = False
-                section.may_be_stored = True
+                section.may_be_stored |= sent
                 if section.given_up:
                     self._give_up(section)
                 section.lane.resend = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from dataclasses import dataclass
 from typing import Annotated
 
 import grpc
@@ -101,25 +102,29 @@ def status(
 def leader(
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     node: NodeOption = None,
-    group: Annotated[str, typer.Option("--group", help="The broker group.")] = "g0",
+    group: Annotated[str, typer.Option("--group", help="Only this broker group. Default: all.")] = "",
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print the node id only, for scripts.")
     ] = False,
 ) -> int:
-    """Print who leads. Exit code 2 when nobody does, 3 when nothing answers."""
+    """Print who leads each group. Exit code 2 when nobody does, 3 when nothing answers; the worst group decides."""
     reports, failure = run(collect(nameserver, node or []))
-    found = next((each for each in reports if each.group == group), None)
-    if found is None or found.verdict in (Verdict.NO_QUORUM, Verdict.NO_ANSWER):
+    wanted = [each for each in reports if group in ("", each.group)]
+    if not wanted:
         known = ", ".join(each.group for each in reports) or "none"
-        text = (
-            f"group {group} has no leader"
-            if found
-            else f'there is no answer of group "{group}" (known: {known})'
-        )
-        print_error(f"{failure or text + '. See: ledgermq cluster status'}")
-        return 2 if found and found.verdict is Verdict.NO_QUORUM else 3
-    address = next((row.address for row in found.rows if row.node_id == found.leader_id), "")
-    out.print(escape(found.leader_id if quiet else f"{found.leader_id}   {address}   term {found.term:,}"))
+        what = f'there is no answer of group "{group}"' if group else "no group answers"
+        print_error(str(failure or f"{what} (known: {known}). See: ledgermq cluster status"))
+        return 3
+    return max(_print_leader(each, quiet=quiet, several=len(wanted) > 1) for each in wanted)
+
+
+def _print_leader(report: GroupReport, *, quiet: bool, several: bool) -> int:
+    if report.verdict in (Verdict.NO_QUORUM, Verdict.NO_ANSWER):
+        print_error(f"group {report.group} has no leader. See: ledgermq cluster status")
+        return int(report.verdict)
+    address = next((row.address for row in report.rows if row.node_id == report.leader_id), "")
+    line = report.leader_id if quiet else f"{report.leader_id}   {address}   term {report.term:,}"
+    out.print(escape(f"{report.group}   {line}" if several and not quiet else line))
     return 0
 
 
@@ -170,25 +175,37 @@ async def ask(address: str) -> pb.GetStatusResponse | None:
         return answer
 
 
-async def node_addresses(nameserver: str, nodes: list[str]) -> dict[str, str]:
-    """Return the log address of every known node, by node id. Raises: LedgerMQError when nobody answers."""
+@dataclass(frozen=True, slots=True)
+class KnownNode:
+    """A node that is or was there, and where its LogService is."""
+
+    group: str
+    node_id: str
+    address: str
+
+
+async def known_nodes(nameserver: str, nodes: list[str]) -> list[KnownNode]:
+    """Return every known node that has an address, group by group. Raises: LedgerMQError when nobody answers."""
     if nodes:
-        groups = await _groups_by_nodes(nodes)
-        answers = [answer for group in groups for answer in group.answers.values()]
-        found = {n.node_id: n.addresses.log_address for answer in answers for n in answer.nodes}
-        return {name: address for name, address in found.items() if address}
-    listed = await _list_groups(nameserver)
-    return {
-        node.node_id: node.listeners[0].log_address
-        for route in listed.groups
-        for node in route.nodes
-        if node.listeners
-    }
+        found = {
+            (answer.group, told.node_id): told.addresses.log_address
+            for group in await _groups_by_nodes(nodes)
+            for answer in group.answers.values()
+            for told in answer.nodes
+        }
+    else:
+        found = {
+            (route.group, told.node_id): told.listeners[0].log_address
+            for route in (await _list_groups(nameserver)).groups
+            for told in route.nodes
+            if told.listeners
+        }
+    return [KnownNode(*key, address) for key, address in sorted(found.items()) if address]
 
 
 async def _groups_by_nameserver(nameserver: str) -> list[GroupAnswers]:
     listed = await _list_groups(nameserver)
-    return [await _ask_group(route) for route in listed.groups]
+    return await asyncio.gather(*(_ask_group(route) for route in listed.groups))
 
 
 async def _list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
@@ -202,7 +219,7 @@ async def _list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
             stub = nameserver_pb2_grpc.NameServerServiceStub(channel)
             try:
                 listed: nameserver_pb2.ListGroupsResponse = await stub.ListGroups(
-                    nameserver_pb2.ListGroupsRequest(), timeout=_ASK_SECONDS
+                    nameserver_pb2.ListGroupsRequest(gone_too=True), timeout=_ASK_SECONDS
                 )
             except grpc.aio.AioRpcError as error:
                 stranger = address if is_stranger(error) else stranger
@@ -292,9 +309,16 @@ async def _watch(nameserver: str, nodes: list[str]) -> int:
 async def _transfer(nameserver: str, nodes: list[str], to_node: str) -> pb.TransferLeadershipResponse:
     groups = await _groups_by_nodes(nodes) if nodes else await _groups_by_nameserver(nameserver)
     members = [name for group in groups for name in group.members]
-    group = next((each for each in groups if to_node in each.members), None)
-    if group is None:
+    meant = [each for each in groups if to_node in each.members]
+    if len(meant) > 1:
+        raise UsageError(
+            f"there is a node {to_node} in each of {', '.join(each.group for each in meant)}",
+            "Nothing was changed",
+            "Ask a node of the group that is meant: --node HOST:8082",
+        )
+    if not meant:
         raise UsageError(f'there is no node "{to_node}"', f"The nodes are {', '.join(members)}")
+    group = meant[0]
     answer = next(iter(group.answers.values()), None)
     if answer is None:
         raise BrokerUnreachableError(", ".join(group.members.values()), "no node of the group answers")

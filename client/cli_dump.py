@@ -25,7 +25,7 @@ from rich.markup import escape
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 
-from .cli_cluster import NodeOption, ask, node_addresses
+from .cli_cluster import KnownNode, NodeOption, ask, known_nodes
 from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, print_error, run
 from .errors import BrokerUnreachableError, LedgerMQError, MissingExtraError, UsageError, error_of
 from .local_cluster import require_server
@@ -44,7 +44,13 @@ def register(app: typer.Typer) -> None:
 
 
 def dump(
-    to: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; one sub-folder per node.")],
+    to: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="Folder to write; one sub-folder per node, in one per group if there are several.",
+        ),
+    ],
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     node: NodeOption = None,
     data: Annotated[
@@ -123,31 +129,56 @@ def _dump_offline(data: Path, to: Path) -> int:
 async def _dump_all(nameserver: str, nodes: list[str], to: Path) -> list[str]:
     """Dump all nodes, one after the other; return the names of those that could not be reached.
 
-    Raises: LedgerMQError (no node is known), and what `dump_node` raises.
+    Several groups get a folder each. Raises: LedgerMQError (no node is known), UsageError (the folder holds a dump of another
+    shape), and what `dump_node` raises.
     """
-    targets = await node_addresses(nameserver, nodes)
+    targets = await known_nodes(nameserver, nodes)
     if not targets:
         raise LedgerMQError(
             "no node has an address for this network", "Nothing was dumped", "See: ledgermq cluster status"
         )
+    several = len({target.group for target in targets}) > 1
+    _refuse_other_shape(to, targets, several=several)
     missing = []
-    for name, address in sorted(targets.items()):
-        if await ask(address) is None:
-            missing.append(name)
+    for target in targets:
+        folder = to / _folder_name(target.group) if several else to
+        shown = f"{target.group} {target.node_id}" if several else target.node_id
+        if await ask(target.address) is None:
+            missing.append(shown)
             continue
-        done = await _dump_shown(name, address, to)
-        out.print(escape(f"{name}   {size(done.bytes)} in {done.files} files -> {to / name}"))
+        done = await _dump_shown(target, folder)
+        out.print(escape(f"{shown}   {size(done.bytes)} in {done.files} files -> {folder / target.node_id}"))
     return missing
 
 
-async def _dump_shown(name: str, address: str, to: Path) -> DumpResult:
+def _refuse_other_shape(to: Path, targets: list[KnownNode], *, several: bool) -> None:
+    """An older dump of another shape in the same folder would be checked with this one. Raises: UsageError."""
+    nodes = [to / target.node_id for target in targets]
+    groups = [to / target.group / target.node_id for target in targets]
+    for folder in nodes if several else groups:
+        if (folder / MANIFEST).exists():
+            raise UsageError(
+                f"{to} holds a dump of {'one group' if several else 'several groups'} already ({folder})",
+                "Nothing was written to it",
+                "Name another folder for the dump: ledgermq dump DIR",
+            )
+
+
+def _folder_name(name: str) -> str:
+    """Return a name that a node told, for use as a folder's. Raises: LedgerMQError."""
+    if PurePosixPath(name).name != name or name in ("", ".."):
+        raise LedgerMQError(f'"{name}" cannot be the name of a folder', "Nothing was written for it")
+    return name
+
+
+async def _dump_shown(target: KnownNode, to: Path) -> DumpResult:
     """Dump one node with a line of progress on a terminal."""
-    with err.status(f"{name} ...") as status:
+    with err.status(f"{target.node_id} ...") as status:
 
         def show(done: int, total: int) -> None:
-            status.update(f"{name}  {size(done)} of {size(total)}")
+            status.update(f"{target.node_id}  {size(done)} of {size(total)}")
 
-        return await dump_node(name, address, to, show)
+        return await dump_node(target.node_id, target.address, to, show)
 
 
 @dataclass(slots=True)
@@ -166,9 +197,7 @@ async def dump_node(
     Raises: BrokerUnreachableError (also when it sends nothing for 30 s), RefusedError, UsageError (the folder cannot
     be written), LedgerMQError (names that lead elsewhere, a dump without its end).
     """
-    if PurePosixPath(name).name != name or name == "..":
-        raise LedgerMQError(f'"{name}" cannot be the name of a node\'s folder', "Nothing was written for it")
-    folder = to / name
+    folder = to / _folder_name(name)
     _make_empty(folder)
     result = DumpResult()
     async with grpc.aio.insecure_channel(

@@ -18,12 +18,13 @@ from rich.markup import escape
 from .cli_cluster import collect
 from .cli_output import DEFAULT_NAMESERVER, out, run
 from .errors import UsageError
-from .local_cluster import LocalCluster, LocalPlan, require_server
+from .local_cluster import LocalCluster, require_server
+from .local_plan import LocalPlan
 from .local_processes import ProcessEndedError, ServerProcess, signals_as_interrupt
 from .status_report import exit_code
 from .text_table import text_table
 
-MAX_NODES = 5
+MAX_GROUPS = 16
 _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 _RESTART_SECONDS = 3.0
 _QUICK_END_SECONDS = 10.0  # a node that ends sooner after its restart is not restarted again
@@ -41,25 +42,30 @@ def register(app: typer.Typer) -> None:
 def up(
     nodes: Annotated[
         int | None,
-        typer.Option("--nodes", "--replicas", help="Nodes of the broker group: 1, 3 or 5. Default 3."),
+        typer.Option("--nodes", "--replicas", help="Nodes of each broker group: 1, 3 or 5. Default 3."),
     ] = None,
     data: Annotated[Path, typer.Option("--data", help="Folder for data and logs; made when missing.")] = Path(
         "ledgermq-data"
     ),
-    groups: Annotated[int, typer.Option("--groups", help="Broker groups; this version knows one.")] = 1,
+    groups: Annotated[
+        int | None,
+        typer.Option(
+            "--groups", help="Broker groups, each a log of its own. Default: those of the folder, else 1."
+        ),
+    ] = None,
     rejoin: Annotated[
         str,
         typer.Option("--rejoin", metavar="NODE", help="Let this node come back with an empty data folder."),
     ] = "",
 ) -> None:
-    """Start a whole cluster on this machine: a nameserver and three brokers. Ctrl-C stops it; the data stay."""
+    """Start a whole cluster on this machine: a nameserver and three brokers per group. Ctrl-C stops it; the data stay."""
     if nodes is not None and nodes not in (1, 3, 5):
         raise UsageError(f"a group has 1, 3 or 5 nodes, not {nodes}", "", "Start three: ledgermq up")
-    if groups != 1:
+    if groups is not None and not 1 <= groups <= MAX_GROUPS:
         raise UsageError(
-            f"{groups} broker groups are not possible yet; this version knows one",
+            f"a cluster on one machine has 1 to {MAX_GROUPS} broker groups, not {groups}",
             "",
-            "Start one: ledgermq up",
+            "Start two: ledgermq up --groups 2",
         )
     if data == Path():  # `--data "$UNSET"` would strew the current folder with data
         raise UsageError(
@@ -70,13 +76,12 @@ def up(
     cluster = LocalCluster(data.resolve())
     with signals_as_interrupt():
         try:
-            plan = cluster.prepare(nodes)
+            plan = cluster.prepare(nodes, groups)
             if rejoin and rejoin not in plan.nodes:
                 raise UsageError(
                     f'there is no node "{rejoin}" in {data}', f"The nodes are {', '.join(plan.nodes)}"
                 )
-            brokers = "1 broker" if len(plan.nodes) == 1 else f"{len(plan.nodes)} brokers"
-            out.print(f"starting a nameserver and {brokers}, data in {escape(str(data))} ...")
+            out.print(f"starting a nameserver and {_brokers(plan)}, data in {escape(str(data))} ...")
             cluster.start(rejoin=rejoin, on_ready=lambda name: out.print(f"  {name} is ready"))
             run(_until_healthy(plan.nameserver))
             _print_cluster(cluster, plan)
@@ -125,15 +130,29 @@ def _become(module: str, arguments: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
+def _brokers(plan: LocalPlan) -> str:
+    count = len(plan.nodes)
+    brokers = "1 broker" if count == 1 else f"{count} brokers"
+    return brokers if len(plan.groups) == 1 else f"{brokers} in {len(plan.groups)} groups"
+
+
 def _print_cluster(cluster: LocalCluster, plan: LocalPlan) -> None:
+    several = len(plan.groups) > 1
     rows = [
-        (name, str(cluster.nodes[name].pid), f"127.0.0.1:{p.messaging}", f"127.0.0.1:{p.log}",
+        (*[group] * several, name, str(cluster.nodes[name].pid), f"127.0.0.1:{p.messaging}", f"127.0.0.1:{p.log}",
          f"127.0.0.1:{p.raft}", f"127.0.0.1:{p.http}")
-        for name, p in plan.nodes.items()
+        for group, nodes in plan.groups.items()
+        for name, p in nodes.items()
     ]  # fmt: skip
+    heads = (*["GROUP"] * several, "NODE", "PID>", "OFFICIAL CLIENTS", "LOG, ADMIN", "RAFT", "HTTP")
     out.print(f"\nnameserver   {plan.nameserver}")
-    for line in text_table(("NODE", "PID>", "OFFICIAL CLIENTS", "LOG, ADMIN", "RAFT", "HTTP"), rows):
+    for line in text_table(heads, rows):
         out.print(escape(line))
+    if cluster.added:
+        out.print(
+            f"\nNew: {', '.join(cluster.added)}. Topics that were there before have no queues in it yet; "
+            "one gets them by: ledgermq topic create TOPIC --if-not-exists"
+        )
     out.print("\nNext, in another terminal:")
     if plan.nameserver != DEFAULT_NAMESERVER:
         out.print(f"  export LEDGERMQ_NAMESERVER={plan.nameserver}")
@@ -142,7 +161,7 @@ def _print_cluster(cluster: LocalCluster, plan: LocalPlan) -> None:
     out.print(f"  {program} consume orders --group billing --count 1")
     out.print(f"  {program} cluster status")
     first = next(iter(plan.nodes))
-    stays = ", the group stays" if len(plan.nodes) > 1 else ""
+    stays = ", the group stays" if plan.nodes_per_group > 1 else ""
     out.print(
         f"  kill -9 {cluster.nodes[first].pid}                # {first} goes{stays}; it is restarted here"
     )

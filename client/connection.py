@@ -33,6 +33,9 @@ ANSWER_TIMEOUT_MS: Final = 2_000
 SUSPICION_MS: Final = 300
 _CHECK_S: Final = 0.15
 _NO_NODE_PAUSE_MS: Final = 10
+#: For so long new messages go to another group after no node of this one took any; doubles, up to the longest.
+FIRST_AVOID_MS: Final = 500
+LONGEST_AVOID_MS: Final = 30_000
 _PRODUCE: Final = "/ledgermq.v1.LogService/Produce"
 
 
@@ -65,6 +68,7 @@ class GroupConnection:
         self._call: aio.StreamStreamCall[bytes, pb.ProduceResponse] | None = None
         self._wake = asyncio.Event()
         self._news = asyncio.Event()  # the route names a new leader
+        self._avoid_ms = FIRST_AVOID_MS  # the next time that no node takes anything
         self._sent_at = 0  # when the oldest request in flight was written
         self._task = asyncio.create_task(self._run(), name=f"ledgermq-produce-{group.name}")
 
@@ -88,7 +92,7 @@ class GroupConnection:
             return
         self._told = (term, leader_id)
         self._search.hint(leader.log_address)
-        self.window.paused_until = 0  # it was another leader, or none, that asked for the pause
+        self.window.paused_until = self.window.avoid_until = 0  # another leader, or none, asked for the pause
         self._news.set()
         self._wake.set()
         if self._call is not None and leader.log_address != self._address:
@@ -111,6 +115,8 @@ class GroupConnection:
             leader = self.group.leader
             nodes = [node.log_address for node in self.group.by_preference]
             address, pause_ms = self._search.next(leader.log_address if leader else "", nodes)
+            if pause_ms > 0 or not address:
+                self._give_way()
             pause_ms = max(pause_ms, self.window.paused_until - now_ms(), 0 if address else _NO_NODE_PAUSE_MS)
             if pause_ms > 0:
                 await _wait(self._news, pause_ms)
@@ -118,6 +124,14 @@ class GroupConnection:
                     continue  # ask again: somebody leads now
             if address:
                 await self._use_stream(address)
+
+    def _give_way(self) -> None:
+        """No node takes anything now: new messages, and those that certainly are not stored here, may go to another group."""
+        now = now_ms()
+        if self.window.avoid_until <= now:
+            self.window.avoid_until = now + self._avoid_ms
+            self._avoid_ms = min(2 * self._avoid_ms, LONGEST_AVOID_MS)
+        self._on_outcome(self, Outcome(try_other_group=True))
 
     async def _use_stream(self, address: str) -> None:
         """Send over one stream until it breaks or its node does not lead."""
@@ -139,9 +153,11 @@ class GroupConnection:
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            self.window.on_disconnect()
+            self.window.on_disconnect(sent=not any(_never_connected(address, each) for each in results))
         self._search.failed(address)
         self._note_end(address, results)
+        if any(isinstance(each, TimeoutError) for each in results):
+            self._give_way()  # whoever is silent may be so for long
 
     def _note_end(self, address: str, results: list[Any]) -> None:
         """Keep the reason why a stream ended; an error that is not the network's is a defect and must be seen."""
@@ -182,6 +198,7 @@ class GroupConnection:
                     self._search.hint(outcome.leader_hint)
                 return
             self._search.succeeded()
+            self._avoid_ms = FIRST_AVOID_MS
             self._wake.set()
 
     async def _watch_answers(self) -> None:
@@ -194,6 +211,10 @@ class GroupConnection:
             if silent_ms > SUSPICION_MS:
                 others = [node.log_address for node in self.group.nodes if node.log_address != self._address]
                 self._take_news(*await who_leads(self._channels, others))
+
+
+def _never_connected(address: str, result: object) -> bool:
+    return isinstance(result, grpc.RpcError) and unreachable(address, result).not_sent
 
 
 async def _wait(event: asyncio.Event, at_most_ms: int | None) -> None:

@@ -1,7 +1,7 @@
-"""A whole cluster on this machine: one nameserver and the nodes of one broker group, as processes, with data in a folder.
+"""A whole cluster on this machine: one nameserver and the nodes of its broker groups, as processes, with data in a folder.
 
-Owns: `cluster.json` of the folder (what the cluster consists of), the flags of every process, the order of start and stop.
-Must not: print. `ledgermq up` and `ledgermq demo` do.
+Owns: the folder's lock, the flags of every process, the order of start and stop. What the cluster consists of is in
+`local_plan`. Must not: print. `ledgermq up` and `ledgermq demo` do.
 Invariant: a folder belongs to one running cluster (lock); its nodes keep their names, ports move only when they are taken,
 and are reserved from the choice on.
 """
@@ -10,82 +10,21 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
-import json
 import os
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from . import local_ports
 from .errors import LedgerMQError, MissingExtraError, UsageError
+from .local_plan import LocalPlan, more_groups, new_plan, read_plan, with_free_ports
 from .local_ports import NodePorts, PortReservations
 from .local_processes import ServerProcess, stop_all
 
-_FORMAT = 1
 _READY_SECONDS = 60.0
 _POLL_SECONDS = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class LocalPlan:
-    """What a folder's cluster consists of; kept in `cluster.json`."""
-
-    nameserver_port: int
-    nodes: dict[str, NodePorts]
-    segment_size: str = "64MiB"
-    queues_per_topic: int = 4
-
-    @property
-    def nameserver(self) -> str:
-        return f"127.0.0.1:{self.nameserver_port}"
-
-    def to_json(self) -> str:
-        nodes = {name: asdict(ports) for name, ports in self.nodes.items()}
-        return json.dumps({"format": _FORMAT, **asdict(self), "nodes": nodes}, indent=2) + "\n"
-
-
-def new_plan(
-    count: int, reserved: PortReservations, *, free_ports_only: bool = False, segment_size: str = "64MiB"
-) -> LocalPlan:
-    """Reserve ports for a new cluster: the well-known ones, or (`free_ports_only`) any that are free."""
-    names = [f"n{number}" for number in range(1, count + 1)]
-    if free_ports_only:
-        ports = reserved.unlisted(1 + 4 * count)
-        sets = [NodePorts(*ports[1 + 4 * i : 5 + 4 * i]) for i in range(count)]
-        return LocalPlan(ports[0], dict(zip(names, sets, strict=True)), segment_size)
-    found = local_ports.node_ports(reserved.take)
-    nodes = {name: next(found) for name in names}
-    return LocalPlan(local_ports.nameserver_port(reserved.take), nodes, segment_size)
-
-
-def read_plan(path: Path) -> LocalPlan | None:
-    """Read `cluster.json`; None when there is none. Raises: UsageError when it cannot be used."""
-    if not path.exists():
-        return None
-    try:
-        found = json.loads(path.read_text())
-        version = found["format"]
-        nodes = {name: NodePorts(**ports) for name, ports in found["nodes"].items()}
-        plan = LocalPlan(
-            found["nameserver_port"], nodes, found["segment_size"], found.get("queues_per_topic", 4)
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{path} cannot be read: {error}",
-            "Nothing was changed",
-            "Repair it, or start a new cluster in another folder: ledgermq up --data OTHER",
-        ) from error
-    if version != _FORMAT:
-        raise UsageError(
-            f"{path} has format {version}; this version of LedgerMQ knows {_FORMAT}",
-            "A newer version wrote it. Nothing was changed",
-            "Use that version, or another folder: ledgermq up --data OTHER",
-        )
-    return plan
 
 
 class LocalCluster:
@@ -96,32 +35,58 @@ class LocalCluster:
         self.plan: LocalPlan | None = None
         self.nameserver: ServerProcess | None = None
         self.nodes: dict[str, ServerProcess] = {}
+        self.added: tuple[str, ...] = ()  # groups that a folder got in addition
         self._lock: IO[str] | None = None
         self._reserved = PortReservations()
 
-    def prepare(self, wanted: int | None, *, free_ports_only: bool = False, default: int = 3) -> LocalPlan:
-        """Lock the folder; read its plan or make one of `wanted` nodes. Raises: UsageError, MissingExtraError."""
+    def prepare(
+        self,
+        wanted: int | None,
+        groups: int | None = None,
+        *,
+        free_ports_only: bool = False,
+        default: int = 3,
+    ) -> LocalPlan:
+        """Lock the folder; read its plan, or make one of `groups` groups of `wanted` nodes each.
+
+        More groups than the folder has are added to it. Raises: UsageError, MissingExtraError.
+        """
         require_server()
         self._make_folder()
         self._take_lock()
         path = self.folder / "cluster.json"
         known = read_plan(path)
-        if known is not None and wanted not in (None, len(known.nodes)):
-            raise UsageError(
-                f"{self.folder} holds a cluster of {len(known.nodes)} nodes, not of {wanted}",
-                "The number of nodes of a group does not change by a restart. Nothing was changed",
-                f"Start it as it is: ledgermq up --data {self.folder}",
-            )
         if known is None:
-            self.plan = new_plan(wanted or default, self._reserved, free_ports_only=free_ports_only)
+            self.plan = new_plan(
+                wanted or default, self._reserved, groups or 1, free_ports_only=free_ports_only
+            )
         else:
-            self.plan = _with_free_ports(known, self._reserved)
+            self._check_shape(known, wanted, groups)
+            self.plan = more_groups(with_free_ports(known, self._reserved), self._reserved, groups)
+            self.added = tuple(name for name in self.plan.groups if name not in known.groups)
         if self.plan != known:
             fresh = path.with_suffix(".new")  # renamed: a plan is there whole or not at all
             fresh.write_text(self.plan.to_json())
             fresh.replace(path)
         self._make_processes(self.plan)
         return self.plan
+
+    def _check_shape(self, known: LocalPlan, wanted: int | None, groups: int | None) -> None:
+        """Refuse to start a folder as something that it is not. Raises: UsageError."""
+        as_it_is = f"Start it as it is: ledgermq up --data {self.folder}"
+        if wanted not in (None, known.nodes_per_group):
+            what = "a cluster" if len(known.groups) == 1 else f"{len(known.groups)} groups"
+            raise UsageError(
+                f"{self.folder} holds {what} of {known.nodes_per_group} nodes, not of {wanted}",
+                "The number of nodes of a group does not change by a restart. Nothing was changed",
+                as_it_is,
+            )
+        if groups is not None and groups < len(known.groups):
+            raise UsageError(
+                f"{self.folder} holds {len(known.groups)} broker groups ({', '.join(known.groups)}), not {groups}",
+                "Each has messages of its own, which nobody could read while it is left out. Nothing was changed",
+                as_it_is,
+            )
 
     def start(self, *, rejoin: str = "", on_ready: Callable[[str], None] = lambda name: None) -> None:
         """Start all; return when every node is ready. `on_ready(name)` is called for each. Raises: ProcessEndedError."""
@@ -217,16 +182,20 @@ class LocalCluster:
         logs = self.folder / "logs"
         arguments = ["-m", "ledgermq.nameserver", "--bind", plan.nameserver]
         self.nameserver = ServerProcess("nameserver", arguments, logs / "nameserver.log")
-        peers = ",".join(f"{name}=127.0.0.1:{ports.raft}" for name, ports in plan.nodes.items())
-        for name, ports in plan.nodes.items():
-            flags = broker_flags(name, ports, plan, peers, self.folder / name)
-            self.nodes[name] = ServerProcess(name, ["-m", "ledgermq.broker", *flags], logs / f"{name}.log")
+        for group, nodes in plan.groups.items():
+            for name, ports in nodes.items():
+                flags = broker_flags(group, name, ports, plan, self.folder / name)
+                self.nodes[name] = ServerProcess(
+                    name, ["-m", "ledgermq.broker", *flags], logs / f"{name}.log"
+                )
 
 
-def broker_flags(name: str, ports: NodePorts, plan: LocalPlan, peers: str, data: Path) -> list[str]:
+def broker_flags(group: str, name: str, ports: NodePorts, plan: LocalPlan, data: Path) -> list[str]:
     """Return the flags of one node; they are the whole configuration, no file is needed."""
+    peers = ",".join(f"{peer}=127.0.0.1:{each.raft}" for peer, each in plan.groups[group].items())
     messaging, log = (f"127.0.0.1:{port}" for port in (ports.messaging, ports.log))
     flags: dict[str, Any] = {
+        "group": group,
         "node": name,
         "data": data,
         "peers": peers,
@@ -246,15 +215,3 @@ def require_server(what: str = "a broker") -> None:
     for module in ("uvloop", "pydantic_settings", "prometheus_client", "sortedcontainers"):
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError(what, "server", module)
-
-
-def _with_free_ports(plan: LocalPlan, reserved: PortReservations) -> LocalPlan:
-    """Keep every port that is free; give a node whose ports are taken the next free set."""
-    kept = {name: all(reserved.take(port) for port in ports.all()) for name, ports in plan.nodes.items()}
-    nameserver = plan.nameserver_port
-    if not reserved.take(nameserver):
-        nameserver = local_ports.nameserver_port(reserved.take)
-    taken = {port for ports in plan.nodes.values() for port in ports.all()}
-    fresh = (ports for ports in local_ports.node_ports(reserved.take) if not taken & set(ports.all()))
-    nodes = {name: ports if kept[name] else next(fresh) for name, ports in plan.nodes.items()}
-    return LocalPlan(nameserver, nodes, plan.segment_size, plan.queues_per_topic)

@@ -25,17 +25,24 @@ from .plain_run import FEW, PlainRun
 from .queue_selection import QueueSelector, queue_of_group
 from .stretches import Stretch
 from .tickets import EachOfRun, OneMessage, OpenRun, WholeRun
+from .topic_route import TopicInGroup
 
 _RECORD_ROOM: Final = 256  # what a record needs beside body and labels, for choosing a section
 
 
 class TopicLanes:
-    """What is kept per topic: the encoder, and the queues that may be written with their lanes and connections."""
+    """What is kept per topic: the encoder, and the queues that may be written with their lanes and connections.
 
-    __slots__ = ("connections", "encoder", "lanes", "largest", "queues")
+    `ordered` has the lanes that message groups are spread over: also those of groups that are full, draining or gone, since
+    with another number of lanes a message group would go elsewhere, past its earlier messages.
+    """
 
-    def __init__(self, encoder: RecordEncoder) -> None:
+    __slots__ = ("connections", "encoder", "lanes", "largest", "ordered", "parts", "queues")
+
+    def __init__(self, encoder: RecordEncoder, parts: Sequence[TopicInGroup] = ()) -> None:
         self.encoder = encoder
+        self.parts = parts
+        self.ordered = self
         self.queues: tuple[MessageQueue, ...] = ()
         self.lanes: list[Lane] = []
         self.connections: list[GroupConnection] = []
@@ -138,6 +145,7 @@ class Outbox:
         data = encode_text("body", body) if isinstance(body, str) else body if body is not None else b""
         if message_group:
             check_text("message_group", message_group)
+            lanes = lanes.ordered
             number = queue_of_group(message_group, len(lanes.lanes))
         else:
             number = self._choose(lanes, keys[0] if keys else "")
@@ -168,9 +176,9 @@ class Outbox:
     def _choose(self, lanes: TopicLanes, key: str) -> int:
         """Return the number of the queue for the next message without a message group."""
         number = self._selector.choose(lanes.queues, key)
-        paused_until = lanes.connections[number].window.paused_until
-        if paused_until and paused_until > now_ms():
-            return _not_paused(lanes.connections, number)
+        avoid_until = lanes.connections[number].window.avoid_until
+        if avoid_until and avoid_until > now_ms():
+            return _not_avoided(lanes.connections, number)
         return number
 
     def _section(self, lanes: TopicLanes, number: int, body_size: int) -> Section:
@@ -274,11 +282,11 @@ class Outbox:
         self._released.set()
 
 
-def _not_paused(connections: list[GroupConnection], number: int) -> int:
-    """Return the next queue whose group takes messages now, or `number` when every group asked for a pause."""
+def _not_avoided(connections: list[GroupConnection], number: int) -> int:
+    """Return the next queue whose group takes messages now, or `number` when none does."""
     now = now_ms()
     for step in range(1, len(connections)):
         other = (number + step) % len(connections)
-        if connections[other].window.paused_until <= now:
+        if connections[other].window.avoid_until <= now:
             return other
     return number

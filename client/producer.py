@@ -25,12 +25,12 @@ from .channels import Channels
 from .connection import GroupConnection, now_ms
 from .encoding import COMPRESS_ABOVE, RecordEncoder
 from .errors import ClosedError, LedgerMQError, SendTimeoutError, error_of
-from .message import Message, SendReceipt
+from .message import Message, MessageQueue, SendReceipt
 from .outbox import Outbox, TopicLanes
 from .queue_selection import QueueSelector, StickyRoundRobin
 from .routes import Routes
 from .stretches import stretches
-from .topic_route import BrokerGroup, TopicRoute
+from .topic_route import BrokerGroup, TopicInGroup, TopicRoute
 
 logger = logging.getLogger(__name__)
 
@@ -239,26 +239,33 @@ class Producer:
 
     def _use_route(self, route: TopicRoute, encoder: RecordEncoder) -> None:
         """Make lanes for the writable queues of a route; groups that are full or draining take no new messages."""
-        lanes = TopicLanes(encoder)
+        known = self._outbox.topics.get(route.topic)
         parts = [part for part in route.parts if part.writable and part.queue_count]
         preferred = [part for part in parts if part.group.writable] or parts
-        queues = []
-        for queue in route.queues:
-            part = route.part(queue.broker_group)
-            if part is None or part not in preferred:
-                continue
-            connection = self._connection(part.group)
-            queues.append(queue)
-            lanes.lanes.append(connection.window.lane(queue, part.topic_id))
-            lanes.connections.append(connection)
-        if not queues:
+        if not preferred:
             raise LedgerMQError(
                 f'topic "{route.topic}" has no queue that can be written',
                 "",
                 f"See: ledgermq topic describe {route.topic}",
             )
-        lanes.queues = tuple(queues)
+        lanes = self._lanes_of(route.topic, preferred, encoder)
+        every = _with_lost_parts(route, known.ordered.parts if known else ())
+        if every != preferred:
+            lanes.ordered = self._lanes_of(route.topic, every, encoder)
         self._outbox.use(route.topic, lanes)
+
+    def _lanes_of(self, topic: str, parts: Sequence[TopicInGroup], encoder: RecordEncoder) -> TopicLanes:
+        lanes = TopicLanes(encoder, parts)
+        queues = []
+        for part in parts:
+            connection = self._connection(part.group)
+            for queue_id in range(part.queue_count):
+                queue = MessageQueue(topic, part.group.name, queue_id)
+                queues.append(queue)
+                lanes.lanes.append(connection.window.lane(queue, part.topic_id))
+                lanes.connections.append(connection)
+        lanes.queues = tuple(queues)
+        return lanes
 
     def _connection(self, group: BrokerGroup) -> GroupConnection:
         connection = self._connections.get(group.name)
@@ -304,7 +311,7 @@ class Producer:
             self._deliver(delivered)
         for failed in outcome.failed:
             self._fail(failed, connection)
-        if outcome.pause_ms:
+        if outcome.pause_ms or outcome.try_other_group:
             self._outbox.end_runs()
         for topic in outcome.refresh_topics:
             self._refresh(topic)
@@ -338,11 +345,15 @@ class Producer:
 
     def _move_sections(self, source: GroupConnection) -> None:
         """Give what the group definitely refused to another group of the same topic, if there is one."""
+        now = now_ms()
         targets = {
             topic: [
                 (lane, connection)
                 for lane, connection in zip(lanes.lanes, lanes.connections, strict=True)
-                if connection is not source and connection.group.writable and connection.group.leader_id
+                if connection is not source
+                and connection.group.writable
+                and connection.group.leader_id
+                and connection.window.avoid_until <= now
             ]
             for topic, lanes in self._outbox.topics.items()
         }
@@ -361,6 +372,16 @@ class Producer:
             for connection in self._connections.values():
                 for failed in connection.window.expire(now):
                     self._fail(failed, connection)
+
+
+def _with_lost_parts(route: TopicRoute, known: Sequence[TopicInGroup]) -> list[TopicInGroup]:
+    """Return the parts of a route that may be written, and those that it had before and no longer has, by group name."""
+    parts = {part.group.name: part for part in known}
+    for part in route.parts:
+        parts.pop(part.group.name, None)
+        if part.writable and part.queue_count:
+            parts[part.group.name] = part
+    return [parts[name] for name in sorted(parts)]
 
 
 def _failed(waiting: list[asyncio.Future[Any]], error: LedgerMQError) -> None:

@@ -295,14 +295,13 @@ class PullConsumer:
         route = await self._routes.get(topic)
         request = pb.QueryOffsetsRequest(group=self.group, topic=topic)
         found = []
-        for part in route.parts:
-            name = part.group.name
 
-            async def query(channel: aio.Channel, timeout_s: float) -> pb.QueryOffsetsResponse:
-                stub = log_pb2_grpc.LogServiceStub(channel)
-                result: pb.QueryOffsetsResponse = await stub.QueryOffsets(request, timeout=timeout_s)
-                return result
+        async def query(channel: aio.Channel, timeout_s: float) -> pb.QueryOffsetsResponse:
+            stub = log_pb2_grpc.LogServiceStub(channel)
+            result: pb.QueryOffsetsResponse = await stub.QueryOffsets(request, timeout=timeout_s)
+            return result
 
+        for name in [part.group.name for part in route.parts]:
             answer = await call_group(self._group_of(topic, name), self.channels, query)
             found += [(MessageQueue(topic, name, each.queue_id), each) for each in answer.offsets]
         return found
@@ -366,16 +365,18 @@ class PullConsumer:
                 queue.broker_group, pb.CommitOffsetsRequest(group=self.group, reset=reset)
             )
             request.offsets.add(topic=queue.topic, queue_id=queue.queue_id, offset=offset)
-        for name, request in by_group.items():
+        sends = [self._commit_in(name, request) for name, request in by_group.items()]
+        for outcome in await asyncio.gather(
+            *sends, return_exceptions=True
+        ):  # one group must not hold up another
+            if outcome is not None:
+                raise outcome
 
-            async def send(
-                channel: aio.Channel, timeout_s: float, request: pb.CommitOffsetsRequest = request
-            ) -> pb.CommitOffsetsResponse:
-                stub = log_pb2_grpc.LogServiceStub(channel)
-                result: pb.CommitOffsetsResponse = await stub.CommitOffsets(request, timeout=timeout_s)
-                return result
+    async def _commit_in(self, name: str, request: pb.CommitOffsetsRequest) -> None:
+        def send(channel: aio.Channel, timeout_s: float) -> Any:
+            return log_pb2_grpc.LogServiceStub(channel).CommitOffsets(request, timeout=timeout_s)
 
-            await call_group(self._group_of(request.offsets[0].topic, name), self.channels, send)
+        await call_group(self._group_of(request.offsets[0].topic, name), self.channels, send)
 
     async def committed(self, topic: str) -> dict[MessageQueue, int]:
         """Return the committed offset of each queue, -1 where nothing was committed."""

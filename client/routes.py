@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -133,10 +133,10 @@ class Routes:
             logger.warning("no nameserver answers, using the cached route topic=%s", topic)
             return cached[1]
 
-    async def until_known(self, topic: str) -> bool:
-        """Wait until the nameserver has heard of a topic that exists; return False when it takes too long (3 s)."""
+    async def until_known(self, topic: str, groups: Collection[str]) -> bool:
+        """Wait until the nameserver has heard of a topic that exists in these groups; return False when it takes too long (3 s)."""
         try:
-            await self._wait_for_route(topic)
+            await self._wait_for_route(topic, groups)
         except LedgerMQError as error:
             logger.warning("route not known yet topic=%s reason=%s", topic, error)
             return False
@@ -198,9 +198,10 @@ class Routes:
         try:
             route = await self._get_route(topic)
         except (TopicNotFoundError, NoQuorumError):
-            if not create or not await self._let_broker_create(topic):
+            groups = await self._let_brokers_create(topic) if create else set()
+            if not groups:
                 raise
-            route = await self._wait_for_route(topic)
+            route = await self._wait_for_route(topic, groups)
         self._keep(route)
         if self._listeners and self._watch is None and not self._closed:
             self._watch = asyncio.create_task(self._watch_routes(), name="ledgermq-route-watch")
@@ -226,42 +227,56 @@ class Routes:
             return TopicNotFoundError(topic, cluster=answer.cluster, asked=self.asked, similar=similar)
         return error_of(answer.refusal)
 
-    async def _let_broker_create(self, topic: str) -> bool:
-        """Ask a broker for the route: where topics are created by their first use, this creates it.
+    async def _let_brokers_create(self, topic: str) -> set[str]:
+        """Ask each group for the route: where topics are created by their first use, this creates it in all of them.
 
-        Return False when its group's leader says that there is no such topic. Raises: NoQuorumError, RefusedError,
-        BrokerUnreachableError: then nobody can tell.
+        Return the groups that have it now; none, when a leader says that there is no such topic. Raises: NoQuorumError,
+        RefusedError, BrokerUnreachableError: then nobody can tell.
         """
+        groups = await self.groups()
+        answers = await asyncio.gather(
+            *(self._let_group_create(group, topic) for group in groups), return_exceptions=True
+        )
+        created = {group.name for group, answer in zip(groups, answers, strict=True) if answer is True}
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        if failures and not created and False not in answers:
+            raise failures[0]
+        return created
+
+    async def _let_group_create(self, group: BrokerGroup, topic: str) -> bool:
+        """Return whether the group has the topic now. Raises: as `_let_brokers_create`."""
         silent: BrokerUnreachableError | None = None
         request = rocketmq_v2_pb2.QueryRouteRequest(topic=rocketmq_v2_pb2.Resource(name=topic))
-        for group in await self.groups():
-            for node in group.by_preference:
-                if not node.messaging_address:
-                    continue
-                stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(self._channels.get(node.messaging_address))
-                metadata = (("x-mq-client-id", "ledgermq"), ("x-mq-language", "PYTHON"))
-                try:
-                    answer = await stub.QueryRoute(request, timeout=_CALL_TIMEOUT_S, metadata=metadata)
-                except grpc.RpcError as error:
-                    logger.info("broker does not answer address=%s error=%s", node.messaging_address, error)
-                    if not is_stranger(error):
-                        silent = unreachable(node.messaging_address, error)
-                    continue
-                return _is_created(answer.status)
+        for node in group.by_preference:
+            if not node.messaging_address:
+                continue
+            stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(self._channels.get(node.messaging_address))
+            metadata = (("x-mq-client-id", "ledgermq"), ("x-mq-language", "PYTHON"))
+            try:
+                answer = await stub.QueryRoute(request, timeout=_CALL_TIMEOUT_S, metadata=metadata)
+            except grpc.RpcError as error:
+                logger.info("broker does not answer address=%s error=%s", node.messaging_address, error)
+                if not is_stranger(error):
+                    silent = unreachable(node.messaging_address, error)
+                continue
+            return _is_created(answer.status)
         if silent is not None:
             raise silent
         return False
 
-    async def _wait_for_route(self, topic: str) -> TopicRoute:
-        """The topic exists; wait until the nameserver has heard of it."""
+    async def _wait_for_route(self, topic: str, groups: Collection[str]) -> TopicRoute:
+        """The topic exists in these groups; wait until the nameserver has heard of it."""
         end = time.monotonic() + _CREATE_WAIT_S
         while True:
             try:
-                return await self._get_route(topic)
+                route = await self._get_route(topic)
+                late = time.monotonic() > end  # some groups are better than none
+                if late or all(route.part(name) for name in groups):
+                    return route
             except (TopicNotFoundError, NoQuorumError):
                 if time.monotonic() > end:
                     raise
-                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)
 
     def _keep(self, route: TopicRoute) -> None:
         old = self._cache.get(route.topic)

@@ -16,6 +16,8 @@ from ledgermq.proto import route_pb2 as pb
 
 #: Silence after which a node is dropped, ms.
 EXPIRY_MS = 10_000
+#: So many groups without a node are remembered; one more pushes out the first that left.
+MAX_GONE_GROUPS = 64
 
 GroupKey = tuple[str, str]  # cluster, group
 NodeKey = tuple[str, str, str]  # cluster, group, node id
@@ -47,6 +49,7 @@ class RouteTable:
         self.expiry_ms = expiry_ms
         self.revision = 0
         self._nodes: dict[NodeKey, NodeRecord] = {}
+        self._gone: dict[GroupKey, pb.GroupRoute] = {}  # without topics and leader; nobody is alive in it
 
     # --- what brokers say -------------------------------------------------------------------------------------
 
@@ -61,6 +64,7 @@ class RouteTable:
         if known is not None and known.incarnation == incarnation and known.term > term:
             term, leader_id = known.term, known.leader_id  # a beat brought newer news already
         self._nodes[key] = NodeRecord(route, incarnation, is_leader, now, now, term, leader_id)
+        self._gone.pop(key[:2], None)
         return self._bump_if_changed(key[:2], before)
 
     def beat(self, cluster: str, group: str, node_id: str, term: int, leader_id: str, now: int) -> bool:
@@ -88,7 +92,7 @@ class RouteTable:
     def unregister(self, cluster: str, group: str, node_id: str) -> bool:
         """The node says goodbye: forget it at once. Return whether a view changed."""
         before = self._shown((cluster, group))
-        self._nodes.pop((cluster, group, node_id), None)
+        self._forget((cluster, group, node_id))
         return self._bump_if_changed((cluster, group), before)
 
     def expire(self, now: int) -> list[NodeKey]:
@@ -96,9 +100,26 @@ class RouteTable:
         gone = [key for key, record in self._nodes.items() if now - record.heard_at >= self.expiry_ms]
         for key in gone:
             before = self._shown(key[:2])
-            del self._nodes[key]
+            self._forget(key)
             self._bump_if_changed(key[:2], before)
         return gone
+
+    def _forget(self, key: NodeKey) -> None:
+        """Forget a node; of its group's last one remember that the group was here."""
+        if key not in self._nodes:
+            return
+        group = key[:2]
+        view = self._view(group, None)
+        del self._nodes[key]
+        if any(True for _ in self._records(group)):
+            return
+        view.leader_id = ""
+        del view.topics[:]
+        for node in view.nodes:
+            node.alive = False
+        self._gone[group] = view
+        while len(self._gone) > MAX_GONE_GROUPS:
+            del self._gone[next(iter(self._gone))]
 
     # --- what clients ask -------------------------------------------------------------------------------------
 
@@ -111,10 +132,22 @@ class RouteTable:
         known = self.clusters()
         return cluster or (known[0] if len(known) == 1 else "")
 
-    def groups(self, cluster: str, listener: str = "") -> list[pb.GroupRoute]:
-        """Return the views of all groups of `cluster`, with the addresses of the listener of that name."""
+    def groups(self, cluster: str, listener: str | None = "") -> list[pb.GroupRoute]:
+        """Return the views of all groups of `cluster`, with the addresses of the listener of that name (None: of all)."""
         names = sorted({group for each, group, _ in self._nodes if each == cluster})
         return [self._view((cluster, name), listener) for name in names]
+
+    def gone_groups(self, cluster: str, listener: str = "") -> list[pb.GroupRoute]:
+        """Return the groups of `cluster` ("": of all) whose last node has left, as they were then. Clients get none of them."""
+        views = []
+        for (each, _), gone in sorted(self._gone.items()):
+            if cluster in ("", each):
+                view = pb.GroupRoute()
+                view.CopyFrom(gone)
+                for node in view.nodes:
+                    _keep_listener(node, listener)
+                views.append(view)
+        return views
 
     def route(self, cluster: str, topic: str, listener: str = "") -> list[pb.GroupRoute]:
         """Return the groups that have `topic`, each with that topic only; empty when no group has it."""

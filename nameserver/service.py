@@ -179,9 +179,11 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         context: aio.ServicerContext[pb.ListGroupsRequest, pb.ListGroupsResponse],
     ) -> pb.ListGroupsResponse:
         cluster = self._table.the_cluster(request.cluster)
-        return pb.ListGroupsResponse(
-            groups=self._table.groups(cluster, self._listener), clusters=self._table.clusters()
-        )
+        groups = self._table.groups(cluster, self._listener)
+        if request.gone_too:
+            groups += self._table.gone_groups(cluster, self._listener)
+            groups.sort(key=lambda view: (view.cluster, view.group))
+        return pb.ListGroupsResponse(groups=groups, clusters=self._table.clusters())
 
     async def WatchRoutes(
         self,
@@ -208,7 +210,10 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
             self._watchers -= 1
 
     def _watched(self, request: pb.WatchRoutesRequest) -> pb.WatchRoutesResponse:
-        groups = self._table.groups(self._table.the_cluster(request.cluster), self._listener)
+        listener = None if request.all_listeners else self._listener
+        groups = self._table.groups(self._table.the_cluster(request.cluster), listener)
+        if request.without_group:
+            groups = [view for view in groups if view.group != request.without_group]
         if request.topics:
             wanted = set(request.topics)
             for view in groups:

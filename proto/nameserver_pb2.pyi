@@ -80,12 +80,16 @@ class GetRouteResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[_route_pb2.GroupRoute, _Mapping]]] = ..., cluster: _Optional[str] = ...) -> None: ...
 
 class WatchRoutesRequest(_message.Message):
-    __slots__ = ("cluster", "topics")
+    __slots__ = ("cluster", "topics", "all_listeners", "without_group")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    ALL_LISTENERS_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_GROUP_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     topics: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, cluster: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ...) -> None: ...
+    all_listeners: bool
+    without_group: str
+    def __init__(self, cluster: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., all_listeners: _Optional[bool] = ..., without_group: _Optional[str] = ...) -> None: ...
 
 class WatchRoutesResponse(_message.Message):
     __slots__ = ("groups",)
@@ -94,10 +98,12 @@ class WatchRoutesResponse(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[_route_pb2.GroupRoute, _Mapping]]] = ...) -> None: ...
 
 class ListGroupsRequest(_message.Message):
-    __slots__ = ("cluster",)
+    __slots__ = ("cluster", "gone_too")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    GONE_TOO_FIELD_NUMBER: _ClassVar[int]
     cluster: str
-    def __init__(self, cluster: _Optional[str] = ...) -> None: ...
+    gone_too: bool
+    def __init__(self, cluster: _Optional[str] = ..., gone_too: _Optional[bool] = ...) -> None: ...
 
 class ListGroupsResponse(_message.Message):
     __slots__ = ("groups", "clusters")

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import candidate, follower, leader, replication, votes
-from .core_state import CoreState
+from .core_state import NEVER, CoreState
 from .messages import (
     AppendEntries,
     AppendEntriesReply,
@@ -198,6 +198,14 @@ class RaftCore(CoreState):
         return self.take_output()
 
     # --- what it knows ---------------------------------------------------------------------------------------
+    def quiet_ticks(self) -> int:
+        """Return how many of the next ticks decide nothing, if no input comes before them: none of them needs a poll."""
+        if self.leading is not None:
+            return leader.quiet_ticks(self, self.leading)
+        if self.is_silent:
+            return NEVER
+        return min(self.timeout - self.elapsed - 1, follower.quiet_read_ticks(self))
+
     @property
     def uncommitted_bytes(self) -> int:
         """Bytes of own proposals that wait for commit."""

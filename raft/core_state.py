@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import replace
+from typing import Final
 
 from .core_config import CoreConfig
 from .leader_state import LeaderState
@@ -25,6 +26,9 @@ from .persist_queue import PersistQueue
 from .quorum import Majority, Quorum
 from .term_runs import TermRuns
 from .types import HardState, LogIndex, NodeId, Term
+
+#: So many ticks decide nothing where no tick ever does.
+NEVER: Final = 1 << 30
 
 
 class CoreState:

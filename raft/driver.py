@@ -41,6 +41,7 @@ from .errors import (
     defect_text,
 )
 from .hello import Hello
+from .leader_state import LeaderState
 from .log_time import LogTime
 from .messages import AppendEntries, Heartbeat, Message
 from .metrics import RaftMetrics
@@ -59,6 +60,7 @@ from .outputs import (
 )
 from .proposals import PendingProposals
 from .state_machine import Proposal
+from .tick_schedule import Clock, NoClock
 from .transport import Transport
 from .types import LogIndex, NodeId
 from .wire import decode
@@ -104,6 +106,7 @@ class Driver:
         self.log = log
         self.log_time = log_time
         self.proposals = PendingProposals()
+        self.clock: Clock = NoClock()  # the node sets the one that ticks
         self.closed = False
         self.last_persist_seq = 0
         self.reports: DurableReports | None = None  # set when the storage runs
@@ -116,6 +119,7 @@ class Driver:
         self._batch: WireBatch | None = None  # entries of the AppendEntries that is being stepped
         self._pump_scheduled = False
         self._promised_timestamp = 0  # what `next_timestamp` said since the last pump
+        self._led: LeaderState | None = None  # at the last look at the clock
         self._after: deque[Callable[[], None]] = deque()
         self._reading: dict[NodeId, asyncio.Task[None]] = {}  # cold reads for followers that are far behind
         self._last_read: tuple[LogIndex, LogIndex, int, int, bytes] | None = (
@@ -213,11 +217,13 @@ class Driver:
             if self.reports is not None:
                 self.reports.look()
             self.settle()
-            for _ in range(count):
+            quiet = self.core.quiet_ticks()
+            for number in range(count):
                 if self.closed:
                     return
                 self.core.tick()
-                self.pump()
+                if number >= quiet:
+                    self.pump()
 
     def storage_done(self, seq: int) -> None:
         """Everything up to persist operation `seq` is durable."""
@@ -230,9 +236,11 @@ class Driver:
                 self._apply_soon()
 
     def settle(self) -> None:
-        """Carry out what proposals have left to do: due before any other input, which all end with `pump`."""
+        """Carry out what proposals and the clock have left to do: due before any other input, which all end with `pump`."""
         if self._pump_scheduled:
             self.pump()
+        for _ in range(self.clock.before_input()):
+            self.core.tick()  # it decides nothing
 
     def pump(self) -> None:
         """Carry out everything that the core has decided."""
@@ -245,6 +253,10 @@ class Driver:
             self._batch = None  # callbacks may propose: what is staged then is not from this message
             while after:
                 after.popleft()()
+            leading = self.core.leading
+            if leading is None or leading is not self._led:  # else no input is due before its next heartbeat
+                self._led = leading
+                self.clock.after_input()
         except Exception as error:  # noqa: BLE001 (as `defects_fault`, without its cost)
             self.defect("carrying out what the core decided", error)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from .core_state import CoreState
+from .core_state import NEVER, CoreState
 from .messages import (
     AppendEntries,
     AppendEntriesReply,
@@ -52,6 +52,15 @@ def tick(state: CoreState) -> bool:
     state.set_leader(None)
     state.reset_timer()
     return False
+
+
+def quiet_read_ticks(state: CoreState) -> int:
+    """Return how many ticks bring no forwarded read to its next question or its end (see `_age_forwarded_reads`)."""
+    if not state.forwarded_reads:
+        return NEVER
+    lowest, interval = state.config.election_ticks_min, state.config.heartbeat_ticks
+    ages = [age for _, age in state.forwarded_reads.values()]
+    return min(min(lowest - age, interval - age % interval) for age in ages) - 1
 
 
 def on_append_entries(state: CoreState, message: AppendEntries) -> None:

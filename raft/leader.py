@@ -79,6 +79,20 @@ def tick(state: CoreState, leading: LeaderState) -> None:
         send_heartbeats(state, leading)
 
 
+def quiet_ticks(state: CoreState, leading: LeaderState) -> int:
+    """Return how many of the next ticks only count (see `tick`)."""
+    lowest = state.config.election_ticks_min
+    nearest = state.config.heartbeat_ticks - leading.heartbeat_elapsed
+    for follower in leading.followers.values():
+        if follower.contact_ticks < lowest:  # it still counts as alive
+            nearest = min(nearest, lowest - follower.contact_ticks)
+        if follower.open_append is not None:
+            nearest = min(nearest, lowest - follower.open_ticks)
+    if leading.transfer_to is not None:
+        nearest = min(nearest, lowest - leading.transfer_elapsed)
+    return max(nearest - 1, 0)
+
+
 def send_heartbeats(state: CoreState, leading: LeaderState) -> None:
     """Tell every follower that the leader lives, and no more of the commit index than it is known to hold."""
     leading.heartbeat_elapsed = 0

@@ -197,7 +197,7 @@ class RaftNode:
             config, self._core, self._driver, self._state_machine, self.metrics, self.fail
         )
         timeout_s = 2 * config.election_ms_max / 1000
-        self._reads = ReadBatcher(self._core, self._driver.pump, timeout_s)
+        self._reads = ReadBatcher(self._core, self._driver.settle, self._driver.pump, timeout_s)
         self._rights = VotingRights(
             config,
             storage,
@@ -210,8 +210,10 @@ class RaftNode:
         )
         lateness = self.metrics.histogram("ledgermq_event_loop_lateness_seconds")
         self._ticker = Ticker(
-            config.tick_ms, config.election_ms_min / 2, self._driver.ticks, lateness.observe
-        )
+            config.tick_ms, config.election_ms_min / 2, self._driver.ticks, lateness.observe,
+            self._core.quiet_ticks,
+        )  # fmt: skip
+        self._driver.clock = self._ticker
         self._resets = Resets(
             config, self._files, self._core, log, self._driver, self._transport, self._rights, transfer,
             hello=self._gate.hello, on_decided=self.reset_decided.set, fail=self.fail,
@@ -244,6 +246,7 @@ class RaftNode:
             logger.info("lead handed over node=%s to=%s", self.config.node_id, leader)
         except (TransferFailedError, NotLeaderError) as error:
             logger.warning("lead not handed over node=%s reason=%r", self.config.node_id, str(error))
+            self._driver.settle()
             self._core.resign()
             self._driver.pump()
             await asyncio.sleep(0.02)  # lets the streams take the message

@@ -20,8 +20,11 @@ Batch = asyncio.Future[LogIndex]
 class ReadBatcher:
     """`timeout_s` bounds a question whose answer was lost with a connection."""
 
-    def __init__(self, core: RaftCore, pump: Callable[[], None], timeout_s: float) -> None:
+    def __init__(
+        self, core: RaftCore, settle: Callable[[], None], pump: Callable[[], None], timeout_s: float
+    ) -> None:
         self._core = core
+        self._settle = settle
         self._pump = pump
         self._timeout_s = timeout_s
         self._collecting: Batch | None = None
@@ -66,7 +69,7 @@ class ReadBatcher:
         batch, self._collecting = self._collecting, None
         if batch is None:
             return
-        self._pump()  # proposals of this turn come first
+        self._settle()  # proposals of this turn come first
         self._asked.add(batch)
         if self._core.read_index(batch) is not None:
             self._fail(batch)

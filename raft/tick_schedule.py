@@ -1,42 +1,82 @@
 """How many ticks the core gets, from a monotonic clock that the caller reads (D10).
 
-Owns: the pace. Must not: read a clock, sleep. After a stall (SIGSTOP, swap, a long pause of the loop) the caller
-first gets a turn to deliver the input that queued up, then the core gets one tick, not hundreds: else a resumed
-follower would campaign against a leader whose heartbeats sit unread in its socket.
+Owns: the pace. Must not: read a clock, sleep. Ticks in which the core decides nothing are not worth a wake-up each: they are
+counted together, when the next one that decides something is due, or before an input. After a stall (SIGSTOP, swap,
+a long pause of the loop) the caller first gets a turn to deliver the input that queued up, then the core gets one tick,
+not hundreds: else a resumed follower would campaign against a leader whose heartbeats sit unread in its socket.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What gives the core its ticks: asked before, and told after, every input."""
+
+    def before_input(self) -> int:
+        """Return how many ticks, in which the core decides nothing, it must get first."""
+
+    def after_input(self) -> None:
+        """Look whether the core's next decision is nearer now."""
+
+
+class NoClock:
+    """Gives none: before the node runs."""
+
+    def before_input(self) -> int:
+        return 0
+
+    def after_input(self) -> None:
+        return
+
 
 class TickSchedule:
-    """Invariant: after a late call of more than `stall_ms`, exactly one call gives 0, and the next at most 1."""
+    """Invariant: after more than `stall_ms` without a look at the clock, one `due` gives 0 and the next at most 1.
 
-    __slots__ = ("_next_ms", "_recovering", "_stall_ms", "_tick_ms", "lateness_ms")
+    Sleeps are at most half as long, so a sleep alone is never taken for a stall.
+    """
+
+    __slots__ = ("_next_ms", "_recovering", "_stall_ms", "_tick_ms", "lateness_ms", "wake_ms")
 
     def __init__(self, tick_ms: float, stall_ms: float, now_ms: float) -> None:
         self._tick_ms = tick_ms
         self._stall_ms = stall_ms
-        self._next_ms = now_ms + tick_ms
+        self._next_ms = now_ms + tick_ms  # when the next tick has passed that the core has not got
         self._recovering = False
-        self.lateness_ms = 0.0  # how late the last call came
+        self.wake_ms = self._next_ms  # when `due` shall be called
+        self.lateness_ms = 0.0  # how late the last call of `due` came
 
     def due(self, now_ms: float) -> int:
-        """Return the ticks to give now. Call it again after `delay_ms`, when other work had its turn."""
-        self.lateness_ms = max(0.0, now_ms - self._next_ms)
+        """Return the ticks to give now. Call it again at `wake_ms`, when other work had its turn."""
+        self.lateness_ms = max(0.0, now_ms - self.wake_ms)
         if self._recovering:  # a loop that stalls again and again must still tick
             self._recovering = False
             self._next_ms = now_ms + self._tick_ms
             return 1
-        if self.lateness_ms > self._stall_ms:
+        if now_ms - self._next_ms > self._stall_ms:
             self._recovering = True
             self._next_ms = now_ms + self._tick_ms
             return 0
+        return self._take(now_ms, math.inf)
+
+    def has_passed(self, now_ms: float) -> bool:
+        """Tell whether ticks have passed that an input must not come before; not after a stall."""
+        return 0 <= now_ms - self._next_ms <= self._stall_ms and not self._recovering
+
+    def passed(self, now_ms: float, quiet: int) -> int:
+        """Return the ticks to give before an input: those of the `quiet` next ones that have passed."""
+        return self._take(now_ms, quiet) if self.has_passed(now_ms) else 0
+
+    def _take(self, now_ms: float, limit: float) -> int:
         if now_ms < self._next_ms:
             return 0
-        ticks = 1 + int(self.lateness_ms // self._tick_ms)
+        ticks = min(1 + int((now_ms - self._next_ms) // self._tick_ms), limit)
         self._next_ms += ticks * self._tick_ms
-        return ticks
+        return int(ticks)
 
-    def delay_ms(self, now_ms: float) -> float:
-        """Milliseconds until the next tick is due."""
-        return max(0.0, self._next_ms - now_ms)
+    def wake_at(self, quiet: int) -> float:
+        """Return when to wake up for a core whose next `quiet` ticks decide nothing. What is done goes into `wake_ms`."""
+        ticks = 0 if self._recovering else min(quiet, int(self._stall_ms / 2 // self._tick_ms))
+        return self._next_ms + ticks * self._tick_ms

@@ -1,6 +1,7 @@
 """A folder of dumps: which nodes are in it, what their manifests say, and whether they can be compared at all.
 
-Owns: reading `DUMP/<node>/manifest.json`, the refusals (exit code 2), and cutting segments into slices.
+Owns: reading `DUMP/<node>/manifest.json` (of several groups `DUMP/<group>/<node>/manifest.json`), the refusals (exit code
+2), and cutting segments into slices.
 Must not: believe a manifest further than needed to start: what it says is checked against the files and the log.
 """
 
@@ -87,6 +88,16 @@ class Slice:
     commit_offset: int
     queues: str  # "complete", "partial" or "none": what the dump claims of its consume queues
     checksums: tuple[tuple[int, int, int], ...]  # (start, size, crc32c) of raw blocks that start in the slice
+
+
+def group_folders(folder: Path) -> list[Path]:
+    """Return the folders that hold one group's dumps each: `folder` itself, or its sub-folders, by name."""
+    found = {manifest.parent.parent for manifest in folder.glob(f"*/*/{MANIFEST}")}
+    if not found or any(folder.glob(f"*/{MANIFEST}")):
+        return [folder]
+    # One where no dump was finished must be refused, not left out.
+    unfinished = {path.parent.parent for path in folder.glob("*/*/commitlog")}
+    return sorted(found | unfinished)
 
 
 def find_dumps(folder: Path) -> list[NodeDump]:
@@ -200,7 +211,7 @@ def _refuse_strangers(dumps: Sequence[NodeDump]) -> None:
             raise UnusableDumpError(
                 f"{first.folder} is of group {first.group} in cluster {first.cluster}, {dump.folder} of group"
                 f" {dump.group} in cluster {dump.cluster}. Only replicas of one group can be compared: put each"
-                " group's dumps into a folder of their own."
+                " group's dumps into a sub-folder of their own."
             )
     for i, dump in enumerate(dumps):
         for other in dumps[:i]:

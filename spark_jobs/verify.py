@@ -5,6 +5,7 @@
 
 Owns: options, what is printed, exit codes: 0 consistent, 1 inconsistent, 2 unusable input, 3 incomplete (a configured
 voter has no dump). When both hold, 1 wins over 3: a proven fault is the stronger news. `--strict` makes notes count.
+Dumps of several groups are checked group by group, each with a report of its own; the worst group decides.
 Must not: create a session at import: executors import this package, too.
 """
 
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from .dump_folder import DEFAULT_SLICE_SIZE, find_dumps
+from .dump_folder import DEFAULT_SLICE_SIZE, NodeDump, find_dumps, group_folders
 from .errors import SparkJobError
 from .findings import Finding, Severity
 from .session import open_session
@@ -45,15 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = options.dumps.resolve()
     out: Path = (options.out or folder / "report").resolve()
     try:
-        dumps = find_dumps(folder)  # before Spark starts: a wrong folder is told at once
-        voters = {voter for dump in dumps for voter in dump.voters}
-        console.print(
-            f"LedgerMQ check   group {dumps[0].group} of cluster {dumps[0].cluster}   {len(dumps)} dumps,"
-            f" {len(voters)} voters   {folder}",
-            markup=False,
-        )
+        groups = group_folders(folder)
+        for each in groups:  # before Spark starts: a wrong folder is told at once
+            console.print(_headline(each, find_dumps(each)), markup=False)
         _make_folder(out)
-        verdict = _with_spark(folder, out, options, console)
+        verdicts = _with_spark(groups, out, options, console)
     except (SparkJobError, OSError) as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
         return EXIT_UNUSABLE
@@ -70,11 +67,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted: nothing can be said about the dumps", markup=False)
         return EXIT_INTERRUPTED
+    worst = _worst(verdicts)
     if options.json:
-        sys.stdout.write(json.dumps(verdict.fields(), indent=1) + "\n")
+        fields = [verdict.fields() for verdict in verdicts]
+        several = {
+            "format": "ledgermq-check-groups",
+            "format_version": 1,
+            "exit_code": worst,
+            "groups": fields,
+        }
+        sys.stdout.write(json.dumps(fields[0] if len(fields) == 1 else several, indent=1) + "\n")
     else:
-        print_verdict(verdict, out, console)
-    return verdict.exit_code
+        for verdict, report in zip(verdicts, _reports(groups, out), strict=True):
+            if len(verdicts) > 1:
+                console.print(f"\ngroup {verdict.group}", style="bold", markup=False)
+            print_verdict(verdict, report, console)
+    return worst
+
+
+def _headline(folder: Path, dumps: Sequence[NodeDump]) -> str:
+    voters = {voter for dump in dumps for voter in dump.voters}
+    return (
+        f"LedgerMQ check   group {dumps[0].group} of cluster {dumps[0].cluster}   {len(dumps)} dumps,"
+        f" {len(voters)} voters   {folder}"
+    )
+
+
+def _worst(verdicts: Sequence[Verdict]) -> int:
+    """Return the exit code of all groups together: a proven fault is the strongest news."""
+    codes = {verdict.exit_code for verdict in verdicts}
+    return next((code for code in (1, 3) if code in codes), 0)
+
+
+def _reports(groups: Sequence[Path], out: Path) -> list[Path]:
+    """Return the folder of each group's report."""
+    return [out] if len(groups) == 1 else [out / group.name for group in groups]
 
 
 def _make_folder(out: Path) -> None:
@@ -86,13 +113,18 @@ def _make_folder(out: Path) -> None:
         ) from None
 
 
-def _with_spark(folder: Path, out: Path, options: argparse.Namespace, console: Console) -> Verdict:
+def _with_spark(
+    groups: Sequence[Path], out: Path, options: argparse.Namespace, console: Console
+) -> list[Verdict]:
     log = out / "spark.log"
     spark = open_session("ledgermq check", master=options.master, local=options.local, log=log)
     from pyspark.errors import PySparkException
 
     try:
-        return _run(spark, folder, out, options, console)
+        return [
+            _run(spark, folder, report, options, console)
+            for folder, report in zip(groups, _reports(groups, out), strict=True)
+        ]
     except PySparkException as error:
         lines = str(error).strip().splitlines()
         where = f"; its log is {log}" if log.exists() else ""
@@ -107,6 +139,7 @@ def _with_spark(folder: Path, out: Path, options: argparse.Namespace, console: C
 def _run(
     spark: SparkSession, folder: Path, out: Path, options: argparse.Namespace, console: Console
 ) -> Verdict:
+    _make_folder(out)
     progress = StageProgress(spark, console)
     run_stage: Callable[[str, Callable[[], object]], object] = progress.run
     return verify(
@@ -117,11 +150,11 @@ def _run(
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="ledgermq check",
-        description="Prove that the dumped replicas of a group are equal, or name what is not.",
+        description="Prove that the dumped replicas of each group are equal, or name what is not.",
         epilog="exit codes: 0 consistent, 1 inconsistent, 2 unusable input, 3 incomplete (a voter has no dump)",
     )
     parser.add_argument(
-        "dumps", type=Path, help="folder with one dump per node, as `ledgermq dump` writes it"
+        "dumps", type=Path, help="folder with the dumps of all nodes, as `ledgermq dump` writes it"
     )
     parser.add_argument("--out", type=Path, help="where the report goes (default: DUMPS/report)")
     where = parser.add_mutually_exclusive_group()

@@ -144,6 +144,24 @@ def test_after_a_broken_stream_the_same_bytes_go_again() -> None:
     assert payload(driver.must_request()) == before
 
 
+def test_what_was_never_sent_can_move_to_another_group() -> None:
+    driver = Driver()
+    driver.add(0, "a")
+    driver.must_request()
+    driver.window.on_disconnect(sent=False)
+    assert [section.tickets for section in driver.window.release()] == [["a"]]
+
+
+def test_what_was_sent_before_the_connection_failed_does_not_move() -> None:
+    driver = Driver()
+    driver.add(0, "a")
+    driver.must_request()
+    driver.window.on_disconnect()
+    driver.must_request()
+    driver.window.on_disconnect(sent=False)
+    assert driver.window.release() == []
+
+
 def test_after_a_broken_stream_open_sections_go_before_new_ones() -> None:
     driver = Driver()
     driver.add(0, "a")

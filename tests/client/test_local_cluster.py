@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 import socket
 from pathlib import Path
 
 import pytest
 
-from ledgermq.client import local_cluster, local_ports
+from ledgermq.client import local_ports
 from ledgermq.client.errors import UsageError
-from ledgermq.client.local_cluster import LocalCluster, LocalPlan, broker_flags, read_plan
+from ledgermq.client.local_cluster import LocalCluster, broker_flags
+from ledgermq.client.local_plan import LocalPlan, new_plan, read_plan
 from ledgermq.client.local_ports import NodePorts, PortReservations
 
 
@@ -33,15 +35,17 @@ def test_the_nameserver_takes_the_next_free_port() -> None:
 
 
 def test_a_plan_survives_the_file(tmp_path: Path) -> None:
-    plan = LocalPlan(9876, {"n1": NodePorts(), "n2": NodePorts().shifted(10)})
+    plan = LocalPlan(9876, {"g0": {"n1": NodePorts(), "n2": NodePorts().shifted(10)}})
     (tmp_path / "cluster.json").write_text(plan.to_json())
     assert read_plan(tmp_path / "cluster.json") == plan
 
 
 def test_a_plan_of_a_newer_format_is_refused_with_both_versions(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
-    path.write_text(LocalPlan(9876, {"n1": NodePorts()}).to_json().replace('"format": 1', '"format": 2'))
-    with pytest.raises(UsageError, match=r"format 2; this version of LedgerMQ knows 1"):
+    path.write_text(
+        LocalPlan(9876, {"g0": {"n1": NodePorts()}}).to_json().replace('"format": 1', '"format": 3')
+    )
+    with pytest.raises(UsageError, match=r"format 3; this version of LedgerMQ knows 1 to 2"):
         read_plan(path)
 
 
@@ -65,6 +69,61 @@ def test_a_folder_keeps_its_number_of_nodes(tmp_path: Path) -> None:
     third.stop()
 
 
+def test_a_plan_of_several_groups_survives_the_file(tmp_path: Path) -> None:
+    plan = new_plan(3, PortReservations(tmp_path / "ports"), 2, free_ports_only=True)
+    (tmp_path / "cluster.json").write_text(plan.to_json())
+    assert read_plan(tmp_path / "cluster.json") == plan
+    assert {group: list(nodes) for group, nodes in plan.groups.items()} == {
+        "g0": ["n1", "n2", "n3"],
+        "g1": ["n4", "n5", "n6"],
+    }
+
+
+def test_one_group_is_written_as_versions_before_several_groups_read_it(tmp_path: Path) -> None:
+    content = json.loads(LocalPlan(9876, {"g0": {"n1": NodePorts()}}).to_json())
+    assert content["format"] == 1
+    assert content["nodes"] == {"n1": {"messaging": 8081, "log": 8082, "raft": 20911, "http": 5557}}
+
+
+def test_a_folder_of_one_group_gets_another_beside_it(tmp_path: Path) -> None:
+    first = LocalCluster(tmp_path)
+    before = first.prepare(3, free_ports_only=True)
+    first.stop()
+    second = LocalCluster(tmp_path)
+    after = second.prepare(None, 2)
+    second.stop()
+    assert after.groups["g0"] == before.groups["g0"]
+    assert list(after.groups["g1"]) == ["n4", "n5", "n6"]
+    assert second.added == ("g1",)
+    ports = [port for node in after.nodes.values() for port in node.all()]
+    assert len(set(ports)) == 24
+    again = LocalCluster(tmp_path)
+    assert again.prepare(None) == after
+    assert again.added == ()
+    again.stop()
+
+
+def test_a_folder_is_not_started_with_fewer_groups_than_it_has(tmp_path: Path) -> None:
+    first = LocalCluster(tmp_path)
+    plan = first.prepare(1, 2, free_ports_only=True)
+    first.stop()
+    second = LocalCluster(tmp_path)
+    with pytest.raises(
+        UsageError, match=r"holds 2 broker groups \(g0, g1\), not 1.*Nothing was changed.*up --data"
+    ):
+        second.prepare(None, 1)
+    second.stop()
+    assert read_plan(tmp_path / "cluster.json") == plan
+
+
+def test_nodes_are_told_the_voters_of_their_own_group_only(tmp_path: Path) -> None:
+    plan = new_plan(3, PortReservations(tmp_path), 2, free_ports_only=True)
+    flags = broker_flags("g1", "n5", plan.nodes["n5"], plan, Path("data/n5"))
+    peers = flags[flags.index("--peers") + 1].split(",")
+    assert [peer.partition("=")[0] for peer in peers] == ["n4", "n5", "n6"]
+    assert flags[flags.index("--group") + 1] == "g1"
+
+
 def test_a_folder_in_use_is_refused_with_the_process(tmp_path: Path) -> None:
     first = LocalCluster(tmp_path)
     first.prepare(1, free_ports_only=True)
@@ -74,9 +133,8 @@ def test_a_folder_in_use_is_refused_with_the_process(tmp_path: Path) -> None:
 
 
 def test_every_node_is_told_all_voters(tmp_path: Path) -> None:
-    plan = local_cluster.new_plan(3, PortReservations(tmp_path), free_ports_only=True)
-    peers = ",".join(f"{name}=127.0.0.1:{ports.raft}" for name, ports in plan.nodes.items())
-    flags = broker_flags("n2", plan.nodes["n2"], plan, peers, Path("data/n2"))
+    plan = new_plan(3, PortReservations(tmp_path), free_ports_only=True)
+    flags = broker_flags("g0", "n2", plan.nodes["n2"], plan, Path("data/n2"))
     assert flags[flags.index("--peers") + 1].count("=") == 3
     assert flags[flags.index("--node") + 1] == "n2"
 

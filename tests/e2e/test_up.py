@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -13,6 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from ledgermq.client import Message, Producer
+from ledgermq.client.message import SendReceipt
+from ledgermq.client.queue_selection import StrictRoundRobin
 
 from .conftest import ROOT
 from .processes import LEDGERMQ, environment, left_behind, run, wait_for
@@ -75,6 +80,34 @@ def test_leadership_is_handed_over_on_request(tmp_path: Path) -> None:
         done = run(["cluster", "transfer", other, "-n", nameserver])
         assert done.returncode == 0, done.stderr
         assert run(["cluster", "leader", "-q", "-n", nameserver]).stdout.strip() == other
+
+
+async def send_in_turn(nameserver: str, count: int) -> list[SendReceipt]:
+    async with Producer(nameserver, selector=StrictRoundRobin()) as producer:
+        return await producer.send_batch(Message("orders", b"after") for _ in range(count))
+
+
+def test_a_group_is_added_to_a_folder_and_not_left_out_again(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(data, "--nodes", "1") as (nameserver, _):
+        assert run(["send", "orders", "before", "-n", nameserver]).returncode == 0
+    with up(data, "--groups", "2") as (nameserver, output):
+        assert "2 brokers in 2 groups" in output.read_text()
+        assert re.search(r"^g1 +n2 +\d+ ", output.read_text(), re.MULTILINE)
+        assert "New: g1." in output.read_text()
+        made = run(["topic", "create", "orders", "--if-not-exists", "-n", nameserver])
+        assert "with 8 queues" in made.stdout, made.stderr
+        receipts = asyncio.run(send_in_turn(nameserver, 8))
+        assert {(each.broker_group, each.queue_id) for each in receipts} == {
+            (group, queue) for group in ("g0", "g1") for queue in range(4)
+        }
+    refused = run(["up", "--data", str(data), "--groups", "1"])
+    assert refused.returncode == 1
+    assert "holds 2 broker groups (g0, g1), not 1" in refused.stderr
+    with up(data) as (nameserver, output):
+        got = run(["consume", "orders", "--group", "g", "--count", "9", "--timeout", "30", "-n", nameserver])
+        assert sorted(got.stdout.split()) == ["after"] * 8 + ["before"], got.stderr
+        assert output.read_text().count("New: g1.") == 1
 
 
 def test_one_node_is_a_cluster_too(tmp_path: Path) -> None:

@@ -75,26 +75,32 @@ class Process:
 
 
 class Cluster:
-    """`nameservers` nameservers and one group g0 of `nodes` brokers n1, n2, …"""
+    """`nameservers` nameservers and `groups` groups g0, g1, … of `nodes` brokers each: n1, n2, …, numbered through."""
 
     def __init__(
         self,
         folder: Path,
         nodes: int = 3,
         *,
+        groups: int = 1,
         nameservers: int = 1,
         settings: dict[str, str] | None = None,
     ) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        ports = iter(free_ports(nameservers + 4 * nodes))
+        ports = iter(free_ports(nameservers + 4 * nodes * groups))
         self.nameservers = [self._nameserver(i + 1, next(ports)) for i in range(nameservers)]
-        names = [f"n{i + 1}" for i in range(nodes)]
+        self.groups = {
+            f"g{group}": [f"n{group * nodes + i + 1}" for i in range(nodes)] for group in range(groups)
+        }
         kinds = ("raft", "messaging", "log", "http")
-        node_ports = {name: {kind: next(ports) for kind in kinds} for name in names}
-        peers = ",".join(f"{name}=127.0.0.1:{node_ports[name]['raft']}" for name in names)
         options = {"segment-size": "64MiB", "auto-create-topics": "true", **(settings or {})}
-        self.nodes = {name: self._broker(name, node_ports[name], peers, options) for name in names}
+        self.nodes: dict[str, Process] = {}
+        for group, names in self.groups.items():
+            node_ports = {name: {kind: next(ports) for kind in kinds} for name in names}
+            peers = ",".join(f"{name}=127.0.0.1:{node_ports[name]['raft']}" for name in names)
+            for name in names:
+                self.nodes[name] = self._broker(name, node_ports[name], peers, {"group": group, **options})
 
     def _nameserver(self, number: int, port: int) -> Process:
         arguments = ["-m", "ledgermq.nameserver", "--bind", f"127.0.0.1:{port}"]
@@ -201,11 +207,12 @@ class Cluster:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{process.log()}") from None
 
-    def wait_leader(self, other_than: str = "", timeout: float = _START_TIMEOUT) -> str:
-        """Return the node that says of itself that it leads, when it does so."""
+    def wait_leader(self, other_than: str = "", timeout: float = _START_TIMEOUT, group: str = "g0") -> str:
+        """Return the node of the group that says of itself that it leads, when it does so."""
 
         def leader() -> str | None:
-            for name, process in self.nodes.items():
+            for name in self.groups[group]:
+                process = self.nodes[name]
                 usable = process.running and name != other_than
                 if usable and (status := self.status(name)) and status.role == "leader":
                     return name

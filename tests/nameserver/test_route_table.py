@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledgermq.nameserver.route_table import RouteTable
+from ledgermq.nameserver.route_table import MAX_GONE_GROUPS, RouteTable
 from ledgermq.proto import route_pb2 as pb
 
 
@@ -227,3 +227,30 @@ def test_the_table_agrees_with_a_model_that_replays_everything(script: list[Step
         assert (table.revision > revision) >= (views != before), "a change was not announced"
         assert {n.node_id for v in views for n in v.nodes if n.alive} == model.living(now)
         assert (views[0].term if views else 0) == model.term()
+
+
+def test_a_group_whose_last_node_left_is_remembered_for_who_asks_for_it_and_for_nobody_else() -> None:
+    table = table_with("n1", "n2")
+    table.unregister("local", "g0", "n1")
+    assert table.gone_groups("local") == []
+    table.expire(10_000)
+    assert table.groups("local") == []
+    assert table.route("local", "orders") == []
+    (gone,) = table.gone_groups("", "external")
+    assert [(node.node_id, node.alive) for node in gone.nodes] == [("n1", False), ("n2", False)]
+    assert gone.nodes[1].listeners[0].log_address == "127.0.0.1:18082"
+    assert not gone.leader_id
+    assert not gone.topics
+    table.register("n1", "i", route(), True, 11_000)
+    assert table.gone_groups("local") == []
+
+
+def test_so_many_groups_that_left_are_remembered_and_no_more() -> None:
+    table = RouteTable()
+    for number in range(MAX_GONE_GROUPS + 1):
+        view = route()
+        view.group = f"g{number:03}"
+        table.register("n1", "i", view, True, 0)
+        table.unregister("local", view.group, "n1")
+    names = [view.group for view in table.gone_groups("local")]
+    assert names == [f"g{number:03}" for number in range(1, MAX_GONE_GROUPS + 1)]

@@ -315,3 +315,33 @@ def test_bytes_that_are_no_request_are_an_invalid_argument_elsewhere(method: str
             assert "cannot be decoded" in str(refused.value.details())
 
     run(scenario())
+
+
+def test_a_node_watches_the_other_groups_with_the_addresses_of_all_listeners() -> None:
+    async def scenario() -> None:
+        async with nameserver("internal", "external") as (_, stubs):
+            other = registration("n4", nodes="n4", leader="n4")
+            other.route.group = "g1"
+            await stubs["internal"].Register(registration())
+            await stubs["internal"].Register(other)
+            request = pb.WatchRoutesRequest(all_listeners=True, without_group="g0")
+            watch = stubs["external"].WatchRoutes(request)
+            (view,) = (await watch.read()).groups
+            assert view.group == "g1"
+            assert [each.name for each in view.nodes[0].listeners] == ["internal", "external"]
+            watch.cancel()
+
+    run(scenario())
+
+
+def test_groups_that_left_are_listed_when_they_are_asked_for() -> None:
+    async def scenario() -> None:
+        async with nameserver() as (_, stubs):
+            await stubs["default"].Register(registration())
+            goodbye = pb.UnregisterRequest(cluster="local", group="g0", node_id="n1")
+            await stubs["default"].Unregister(goodbye)
+            assert not (await stubs["default"].ListGroups(pb.ListGroupsRequest())).groups
+            listed = await stubs["default"].ListGroups(pb.ListGroupsRequest(gone_too=True))
+            assert [view.group for view in listed.groups] == ["g0"]
+
+    run(scenario())

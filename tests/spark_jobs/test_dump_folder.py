@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ledgermq.spark_jobs import verify
-from ledgermq.spark_jobs.dump_folder import find_dumps, read_dump, slices_of
+from ledgermq.spark_jobs.dump_folder import find_dumps, group_folders, read_dump, slices_of
 from ledgermq.spark_jobs.errors import UnusableDumpError
 
 from .dump_maker import Log, make_dumps, make_log, take_dump
@@ -50,6 +50,23 @@ def test_dumps_of_different_groups_are_refused(tmp_path: Path, change: dict[str,
     take_dump(Log(), tmp_path / "dumps", "n1")
     take_dump(Log(), tmp_path / "dumps", "n2", **change)
     assert "Only replicas of one group can be compared" in refusal(tmp_path / "dumps")
+
+
+def test_the_dumps_of_several_groups_are_in_a_folder_each(tmp_path: Path) -> None:
+    make_dumps(tmp_path / "one", Log(), nodes=("n1",))
+    assert group_folders(tmp_path / "one") == [tmp_path / "one"]
+    assert group_folders(tmp_path / "nothing") == [tmp_path / "nothing"]
+    for group in ("g1", "g0"):
+        make_dumps(tmp_path / "both" / group, Log(), nodes=("n1",))
+    assert group_folders(tmp_path / "both") == [tmp_path / "both" / "g0", tmp_path / "both" / "g1"]
+
+
+def test_a_group_without_a_finished_dump_is_not_left_out(tmp_path: Path) -> None:
+    make_dumps(tmp_path / "g0", Log(), nodes=("n1",))
+    (tmp_path / "g1" / "n4" / "commitlog").mkdir(parents=True)
+    assert group_folders(tmp_path) == [tmp_path / "g0", tmp_path / "g1"]
+    assert "was not finished" in refusal(tmp_path / "g1")
+    assert verify.main([str(tmp_path)]) == verify.EXIT_UNUSABLE
 
 
 def test_a_wrong_folder_is_told_with_what_to_do(tmp_path: Path) -> None:

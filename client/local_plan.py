@@ -1,0 +1,159 @@
+"""What a local cluster consists of: its groups, their nodes and ports; kept as `cluster.json` in the cluster's folder.
+
+Owns: the file's formats, names of groups and nodes, the choice of ports. Must not: start anything, lock the folder.
+Groups are g0, g1, ...; their nodes are numbered through (g0: n1 n2 n3, g1: n4 n5 n6), so a node's name says which one is
+meant in the whole cluster, and its data are in the folder of that name. A folder with one group is written in format 1,
+which versions before several groups read as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from . import local_ports
+from .errors import UsageError
+from .local_ports import NodePorts, PortReservations
+
+_ONE_GROUP: Final = 1
+_FORMAT: Final = 2
+
+Groups = dict[str, dict[str, NodePorts]]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlan:
+    """Invariant: every group has the same number of nodes; no two nodes have the same name or a port in common."""
+
+    nameserver_port: int
+    groups: Groups
+    segment_size: str = "64MiB"
+    queues_per_topic: int = 4
+
+    @property
+    def nameserver(self) -> str:
+        return f"127.0.0.1:{self.nameserver_port}"
+
+    @property
+    def nodes(self) -> dict[str, NodePorts]:
+        """All nodes, group by group."""
+        return {name: ports for nodes in self.groups.values() for name, ports in nodes.items()}
+
+    @property
+    def nodes_per_group(self) -> int:
+        return len(next(iter(self.groups.values())))
+
+    def to_json(self) -> str:
+        groups = {
+            group: {name: asdict(ports) for name, ports in nodes.items()}
+            for group, nodes in self.groups.items()
+        }
+        content: dict[str, Any] = {
+            "nameserver_port": self.nameserver_port,
+            "segment_size": self.segment_size,
+            "queues_per_topic": self.queues_per_topic,
+        }
+        if len(groups) == 1:
+            content = {"format": _ONE_GROUP, **content, "nodes": groups["g0"]}
+        else:
+            content = {"format": _FORMAT, **content, "groups": groups}
+        return json.dumps(content, indent=2) + "\n"
+
+
+def read_plan(path: Path) -> LocalPlan | None:
+    """Read `cluster.json`; None when there is none. Raises: UsageError when it cannot be used."""
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text())
+        version = found["format"]
+        if version in (_ONE_GROUP, _FORMAT):
+            return _plan_of(found)
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+        raise UsageError(
+            f"{path} cannot be read: {error}",
+            "Nothing was changed",
+            "Repair it, or start a new cluster in another folder: ledgermq up --data OTHER",
+        ) from error
+    raise UsageError(
+        f"{path} has format {version}; this version of LedgerMQ knows {_ONE_GROUP} to {_FORMAT}",
+        "A newer version wrote it. Nothing was changed",
+        "Use that version, or another folder: ledgermq up --data OTHER",
+    )
+
+
+def _plan_of(found: dict[str, Any]) -> LocalPlan:
+    stored = {"g0": found["nodes"]} if found["format"] == _ONE_GROUP else found["groups"]
+    groups = {
+        group: {name: NodePorts(**ports) for name, ports in nodes.items()} for group, nodes in stored.items()
+    }
+    if not groups or len({len(nodes) for nodes in groups.values()}) > 1 or not all(groups.values()):
+        raise ValueError("its groups have no nodes, or not the same number of them")
+    return LocalPlan(
+        found["nameserver_port"], groups, found["segment_size"], found.get("queues_per_topic", 4)
+    )
+
+
+def new_plan(
+    nodes: int,
+    reserved: PortReservations,
+    groups: int = 1,
+    *,
+    free_ports_only: bool = False,
+    segment_size: str = "64MiB",
+) -> LocalPlan:
+    """Reserve ports for a new cluster: the well-known ones, or (`free_ports_only`) any that are free."""
+    if free_ports_only:
+        nameserver, *ports = reserved.unlisted(1 + 4 * nodes * groups)
+        sets = iter([NodePorts(*ports[at : at + 4]) for at in range(0, len(ports), 4)])
+        return LocalPlan(nameserver, _numbered(groups, nodes, sets), segment_size)
+    numbered = _numbered(groups, nodes, local_ports.node_ports(reserved.take))
+    return LocalPlan(local_ports.nameserver_port(reserved.take), numbered, segment_size)
+
+
+def more_groups(plan: LocalPlan, reserved: PortReservations, groups: int | None) -> LocalPlan:
+    """Add groups, of as many nodes as the others have, until there are so many; their ports are reserved."""
+    known = len(plan.groups)
+    taken = {port for ports in plan.nodes.values() for port in ports.all()}
+    fresh = (ports for ports in local_ports.node_ports(reserved.take) if not taken & set(ports.all()))
+    added = _numbered((groups or known) - known, plan.nodes_per_group, fresh, first_group=known)
+    return replace(plan, groups={**plan.groups, **added})
+
+
+def with_free_ports(plan: LocalPlan, reserved: PortReservations) -> LocalPlan:
+    """Keep every port that is free; give a node whose ports are taken the next free set."""
+    kept = {name: all(reserved.take(port) for port in ports.all()) for name, ports in plan.nodes.items()}
+    nameserver = plan.nameserver_port
+    if not reserved.take(nameserver):
+        nameserver = local_ports.nameserver_port(reserved.take)
+    taken = {port for ports in plan.nodes.values() for port in ports.all()}
+    fresh = (ports for ports in local_ports.node_ports(reserved.take) if not taken & set(ports.all()))
+    groups = {
+        group: {name: ports if kept[name] else next(fresh) for name, ports in nodes.items()}
+        for group, nodes in plan.groups.items()
+    }
+    return replace(plan, nameserver_port=nameserver, groups=groups)
+
+
+def _numbered(groups: int, nodes: int, ports: Iterator[NodePorts], *, first_group: int = 0) -> Groups:
+    """Name the groups and number their nodes through. Raises: UsageError, when there are not enough ports."""
+    try:
+        return {
+            f"g{group}": {f"n{group * nodes + number}": _next(ports) for number in range(1, nodes + 1)}
+            for group in range(first_group, first_group + groups)
+        }
+    except LookupError:
+        raise UsageError(
+            f"there are not enough free ports for {groups} groups of {nodes} nodes",
+            "Nothing was started",
+            "Start fewer groups, or end what listens on the others",
+        ) from None
+
+
+def _next(ports: Iterator[NodePorts]) -> NodePorts:
+    for found in ports:
+        return found
+    raise LookupError
