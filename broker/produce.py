@@ -12,6 +12,7 @@ one step of the loop.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,11 +52,6 @@ LARGE_TURN_BYTES: Final = 256 * 1024
 MAX_TURNS_IN_FLIGHT: Final = 8
 #: A turn is closed behind the work that reaches this size.
 MAX_TURN_BYTES: Final = 4 << 20
-#: Callers that were just answered often ask again at once. After a turn of so many works the next one waits for as many
-#: as there were: half the time that the turn took (in s at least and at most), and as long again if some came meanwhile.
-#: A lone caller is never kept waiting.
-GATHER_FROM_WORKS: Final = 4
-GATHER_INTERVAL: Final = (0.001, 0.010)
 #: Bytes that may wait for their turn or for commit; then requests are refused.
 MAX_WAITING_BYTES: Final = 64 << 20
 #: So many bytes more for ESSENTIAL commands: who proposes them has nobody to whom a refusal could be passed on.
@@ -253,10 +249,6 @@ class AppendPipeline:
         self._in_flight = 0
         self._flights: dict[int, Flight] = {}  # by index, until applied
         self._scheduled = False
-        self._expected = 0  # works that the next turn waits for
-        self._gathering: asyncio.TimerHandle | None = None
-        self._gathered = 0  # works that waited when that began; 0: it has not
-        self._interval = GATHER_INTERVAL[0]
         self.turns = 0
         #: Why nothing but essential works is taken ("" = all are): the disk is nearly full.
         self.refusal = ""
@@ -279,7 +271,6 @@ class AppendPipeline:
     def on_leader(self, view: LeaderView | None) -> None:
         """This node leads with this view, or (None) no longer: what was not proposed is refused, definitely."""
         self._view = view
-        self._expected = 0
         if view is None:
             works, self._waiting, self._waiting_bytes = list(self._waiting), deque(), 0
             _fail(works, NotLeaderError(None))
@@ -315,31 +306,12 @@ class AppendPipeline:
 
     def _schedule(self) -> None:
         """Take a turn behind the callbacks that are due now, so that what they submit shares it."""
-        if not self._waiting or self._scheduled or not self._may_propose():
-            return
-        loop = asyncio.get_running_loop()
-        if len(self._waiting) < self._expected and self._waiting_bytes < LARGE_TURN_BYTES:
-            if self._gathering is None:
-                again = self._gathered > 0
-                self._gathered = len(self._waiting)
-                self._gathering = loop.call_later(self._interval, self._look_again, again)
-            return
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
-        self._scheduled = True
-        loop.call_soon(self._take_turns)
-
-    def _look_again(self, is_last: bool) -> None:
-        """Wait once more when callers came back in the first interval."""
-        self._gathering = None
-        if is_last or len(self._waiting) == self._gathered:
-            self._expected = 0
-        self._schedule()
+        if self._waiting and not self._scheduled and self._may_propose():
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._take_turns)
 
     def _take_turns(self) -> None:
         self._scheduled = False
-        self._expected = self._gathered = 0
         while self._waiting and self._view is not None and self._may_propose():
             self._take_turn(self._view)
 
@@ -385,7 +357,7 @@ class AppendPipeline:
             return
         flight.turn.bind(proposal.index)
         flight.timestamp = proposal.timestamp
-        flight.started = asyncio.get_running_loop().time()
+        flight.started = time.monotonic()
         self._flights[proposal.index] = flight
         self._in_flight += 1
         self._flying_bytes += flight.turn.size
@@ -398,11 +370,7 @@ class AppendPipeline:
         self._flying_bytes -= flight.turn.size
         error = ProposalLostError("the node stops") if future.cancelled() else future.exception()
         if error is None:
-            took = asyncio.get_running_loop().time() - flight.started
-            self._observe_commit(took)
-            if len(flight.works) >= GATHER_FROM_WORKS:
-                self._expected = len(self._waiting) + len(flight.works)
-                self._interval = min(max(took / 2, GATHER_INTERVAL[0]), GATHER_INTERVAL[1])
+            self._observe_commit(time.monotonic() - flight.started)
         elif self._flights.get(flight.turn.index) is flight:
             del self._flights[flight.turn.index]
         self._finish(

@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from ledgermq.proto import route_pb2 as pb
-from ledgermq.proto.entry import Buffer
 from ledgermq.proto.log_pb2 import ProduceResponse
 from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, put_section_header
 
+from .lanes import Lane, Section, forget_number
 from .message import MessageQueue
 from .plain_run import PlainRun
 from .retry_policy import Action, Decision, decide
@@ -39,57 +39,6 @@ PIPELINE_BYTES: Final = 128 * 1024
 MAX_IN_FLIGHT: Final = 4
 #: A section takes messages for this long while nothing can be sent, so that its deadline stays meaningful.
 _OPEN_MS: Final = 500
-
-
-@dataclass(slots=True, eq=False)
-class Section:
-    """Records of one queue that travel together. `tickets` are the caller's handles: one per record, or per run."""
-
-    lane: Lane
-    deadline: int  # ms of the caller's clock: that of its first message
-    opened: int
-    fifo: bool = False
-    records: list[Buffer | PlainRun] = field(default_factory=list)  # once numbered: the body of `data`
-    run: PlainRun | None = None  # the last one of `records`, while it may grow
-    tickets: list[Any] = field(default_factory=list)
-    count: int = 0  # records
-    size: int = SECTION_HEADER_SIZE
-    closed: bool = False  # takes no more messages
-    data: bytearray | None = None  # header and body, once numbered
-    sequence: int = -1
-    session: int = 0  # producer id it is numbered for
-    attempts: int = 0
-    in_flight: bool = False
-    may_be_stored: bool = False
-    given_up: bool = False
-    refused: str = ""  # what the group said when it last refused it
-
-    @property
-    def body_size(self) -> int:
-        """Bytes of its records."""
-        return self.size - SECTION_HEADER_SIZE
-
-    def close(self) -> None:
-        """Take no more messages."""
-        self.closed, self.run = True, None
-
-
-@dataclass(slots=True, eq=False)
-class Lane:
-    """One queue of the group, from this producer's side."""
-
-    queue: MessageQueue
-    topic_id: int
-    session: int  # producer id; changes when the numbering starts anew
-    next_sequence: int = 0
-    waiting: deque[Section] = field(default_factory=deque)  # not numbered yet; the last one takes messages
-    unacked: deque[Section] = field(default_factory=deque)  # numbered, in order
-    resend: bool = False  # unacked sections must go again, once none is in flight
-    renumber: bool = False  # a sequence is missing for good: the numbering starts anew
-
-    @property
-    def in_flight(self) -> bool:
-        return any(section.in_flight for section in self.unacked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +131,7 @@ class SendWindow:
         for section in list(old.unacked):
             if not (section.in_flight or section.may_be_stored):
                 old.unacked.remove(section)
-                _forget_number(section)
+                forget_number(section)
                 fresh.waiting.append(section)
                 self._waiting_bytes += section.body_size
         fresh.waiting.extend(old.waiting)
@@ -320,7 +269,7 @@ class SendWindow:
         if lane.renumber:
             lane.session, lane.next_sequence, lane.renumber = self._new_session(), 0, False
             for section in lane.unacked:
-                _forget_number(section)
+                forget_number(section)
         yield from list(lane.unacked)
         lane.resend = False
 
@@ -398,7 +347,7 @@ class SendWindow:
         newest = self._lanes.get((lane.queue.topic, lane.queue.queue_id), lane)
         if newest is not lane and not section.may_be_stored:
             _remove(lane.unacked, section)  # the topic was created again while this was in flight
-            _forget_number(section)
+            forget_number(section)
             self.adopt(section, newest)
             self._mark_ready(lane)
             return
@@ -449,7 +398,7 @@ class SendWindow:
                     self._waiting_bytes -= section.body_size
                 else:
                     self._give_up(section)
-                _forget_number(section)
+                forget_number(section)
                 released.append(section)
         return released
 
@@ -489,11 +438,6 @@ def _remove(sections: deque[Section], section: Section) -> None:
 
 def _may_move(section: Section) -> bool:
     return not (section.fifo or section.in_flight or section.may_be_stored or section.given_up)
-
-
-def _forget_number(section: Section) -> None:
-    section.data = None
-    section.sequence = -1
 
 
 def _note(outcome: Outcome, decision: Decision, refusal: pb.Refusal, topic: str) -> None:

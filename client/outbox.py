@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from .batching import MAX_SECTION_COUNT, Lane, Section, SendWindow
+from .batching import MAX_SECTION_COUNT, SendWindow
 from .connection import GroupConnection, now_ms
 from .encoding import RecordEncoder, check_text, encode_text
 from .errors import BufferFullError, ClosedError, MessageTooLargeError, TopicNotFoundError
+from .lanes import Lane, Section
 from .message import Message, MessageQueue, SendReceipt
 from .message_ids import process_ids
 from .plain_run import FEW, PlainRun

@@ -12,7 +12,8 @@ from functools import partial
 from itertools import repeat
 from typing import Final, Protocol
 
-from .batching import Section, SendWindow
+from .batching import SendWindow
+from .lanes import Section
 from .message import MessageQueue, SendReceipt
 from .plain_run import PlainRun
 

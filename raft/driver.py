@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
-from ledgermq.proto.entry import HEADER_SIZE, MAX_SECTION_COUNT, Buffer, EntryHeader, EntryKind, entry_size
+from ledgermq.proto.entry import MAX_SECTION_COUNT, Buffer, EntryHeader, EntryKind, entry_size
 from ledgermq.proto.errors import CorruptError
 
 from .applier import Applier
@@ -64,13 +63,11 @@ from .tick_schedule import Clock, NoClock
 from .transport import Transport
 from .types import LogIndex, NodeId
 from .wire import decode
-from .wire_batch import WireBatch
+from .wire_batch import WireBatch, last_index_of
 
 logger = logging.getLogger(__name__)
 
 RaftTransport = Transport[Message | Hello, tuple[bytes, bytes]]
-_SIZE: Final = struct.Struct("<I")
-_INDEX: Final = struct.Struct("<Q")
 
 
 class DriverOwner(Protocol):
@@ -478,21 +475,6 @@ class Driver:
             self._owner.on_damage(error)
             return False
         return True
-
-
-def last_index_of(data: bytes) -> LogIndex:
-    """Return the index of the last entry in unverified wire bytes; 0 when their sizes cannot be right (damage)."""
-    position, last, end = 0, 0, len(data)
-    while position < end:
-        if end - position < HEADER_SIZE:
-            return LogIndex(0)
-        last = position
-        filler = data[position + 12] == EntryKind.FILLER
-        size: int = HEADER_SIZE if filler else _SIZE.unpack_from(data, position + 8)[0]
-        if size < HEADER_SIZE:  # also what would never end
-            return LogIndex(0)
-        position += size
-    return LogIndex(_INDEX.unpack_from(data, last + 16)[0] if position == end else 0)
 
 
 def _refusal(answer: NotLeader | Busy | object) -> RaftError:

@@ -6,13 +6,27 @@ Raft paper: the consistency check of section 5.3 is the core's; this is about by
 
 from __future__ import annotations
 
-from ledgermq.proto.entry import Buffer, EntryHeader, EntryKind, fits_segment, verify_entry, walk_wire
+import struct
+from typing import Final
+
+from ledgermq.proto.entry import (
+    HEADER_SIZE,
+    Buffer,
+    EntryHeader,
+    EntryKind,
+    fits_segment,
+    verify_entry,
+    walk_wire,
+)
 from ledgermq.proto.errors import LayoutError
 from ledgermq.proto.values import value
 
 from .errors import InvalidWireError
 from .segment import max_entry_size
 from .types import LogIndex, Term
+
+_SIZE: Final = struct.Struct("<I")
+_INDEX: Final = struct.Struct("<Q")
 
 
 @value
@@ -63,6 +77,21 @@ def check_wire(buffer: Buffer, segment_size: int) -> WireBatch:
     if before is None or before.kind is EntryKind.FILLER:
         raise InvalidWireError("entries from a peer end without an entry")
     return WireBatch(memoryview(buffer).toreadonly(), tuple(positions), tuple(headers))
+
+
+def last_index_of(data: bytes) -> LogIndex:
+    """Return the index of the last entry in unverified wire bytes; 0 when their sizes cannot be right (damage)."""
+    position, last, end = 0, 0, len(data)
+    while position < end:
+        if end - position < HEADER_SIZE:
+            return LogIndex(0)
+        last = position
+        filler = data[position + 12] == EntryKind.FILLER
+        size: int = HEADER_SIZE if filler else _SIZE.unpack_from(data, position + 8)[0]
+        if size < HEADER_SIZE:  # also what would never end
+            return LogIndex(0)
+        position += size
+    return LogIndex(_INDEX.unpack_from(data, last + 16)[0] if position == end else 0)
 
 
 def _check_place(header: EntryHeader, segment_size: int) -> None:

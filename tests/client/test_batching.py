@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledgermq.client.batching import MAX_REQUEST_BYTES, PIPELINE_BYTES, Lane, Request, SendWindow
+from ledgermq.client.batching import MAX_REQUEST_BYTES, PIPELINE_BYTES, Request, SendWindow
+from ledgermq.client.lanes import Lane
 from ledgermq.client.message import MessageQueue
 from ledgermq.proto import log_pb2
 from ledgermq.proto import route_pb2 as pb

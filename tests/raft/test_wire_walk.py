@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from ledgermq.proto.entry import EntryKind
-from ledgermq.raft.driver import last_index_of
+from ledgermq.raft.wire_batch import last_index_of
 
 from .log_rig import LogRig
 from .simulated_disk import SimulatedDisk

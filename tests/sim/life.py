@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ledgermq.proto.entry import EntryHeader, EntryKind, entry_size
 from ledgermq.proto.errors import CorruptError
 from ledgermq.raft.core import RaftCore
-from ledgermq.raft.driver import last_index_of
 from ledgermq.raft.errors import (
     DamagedLogError,
     DiskFullError,
@@ -43,7 +42,7 @@ from ledgermq.raft.storage import RaftStorage
 from ledgermq.raft.storage_opening import view_of
 from ledgermq.raft.types import LogIndex, NodeId, Term
 from ledgermq.raft.wire import decode, encode_append, encode_control
-from ledgermq.raft.wire_batch import WireBatch
+from ledgermq.raft.wire_batch import WireBatch, last_index_of
 
 from .disk_work import DiskWork
 from .file_system import ROOMY
