@@ -25,6 +25,8 @@ N1, N2 = NodeId("n1"), NodeId("n2")
 class OneOutput:
     """A core that wants one thing done."""
 
+    leading = None
+
     def __init__(self, output: Output) -> None:
         self._outputs = [output]
         self.dropped: list[AppendEntries] = []
