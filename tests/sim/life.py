@@ -153,7 +153,7 @@ class Life:
         self.core.tick()
         if quiet > 0 and not self.core.is_silent:  # a node's clock sleeps through it
             output = self.core.poll()
-            assert output is None, f"a tick that decides nothing gave {output}"
+            assert output is None, "a tick that decides nothing gave an output"
         self.pump()
         self.world.promises.on_tick(self.node)
 
