@@ -147,10 +147,13 @@ async def _repeat(call: Callable[[], Awaitable[None]], callers: int, seconds: fl
 
     async def worker() -> None:
         now = clock()
-        while now < end:
+        while True:  # once at least, however slow the machine is
+            before = now
             await call()
-            latencies.append(clock() - now)
             now = clock()
+            latencies.append(now - before)
+            if now >= end:
+                return
 
     await asyncio.gather(*(worker() for _ in range(callers)))
     return Calls(latencies, clock() - begin, time.process_time() - cpu)

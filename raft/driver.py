@@ -251,7 +251,7 @@ class Driver:
             while after:
                 after.popleft()()
             leading = self.core.leading
-            if leading is None or leading is not self._led:  # else no input is due before its next heartbeat
+            if leading is None or leading is not self._led:  # else nothing is due before its next heartbeat
                 self._led = leading
                 self.clock.after_input()
         except Exception as error:  # noqa: BLE001 (as `defects_fault`, without its cost)

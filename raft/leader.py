@@ -83,13 +83,19 @@ def quiet_ticks(state: CoreState, leading: LeaderState) -> int:
     """Return how many of the next ticks only count (see `tick`)."""
     lowest = state.config.election_ticks_min
     nearest = state.config.heartbeat_ticks - leading.heartbeat_elapsed
+    alive = [state.node_id]
     for follower in leading.followers.values():
-        if follower.contact_ticks < lowest:  # it still counts as alive
-            nearest = min(nearest, lowest - follower.contact_ticks)
+        left = lowest - follower.contact_ticks  # this tick takes it from those that are alive
+        if left > 0:
+            nearest = min(nearest, left)
+            if not follower.is_learner:
+                alive.append(follower.node_id)
         if follower.open_append is not None:
             nearest = min(nearest, lowest - follower.open_ticks)
     if leading.transfer_to is not None:
         nearest = min(nearest, lowest - leading.transfer_elapsed)
+    if not state.quorum.is_reached(alive):  # one came back as a learner
+        return 0
     return max(nearest - 1, 0)
 
 

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledgermq.raft.core import RaftCore
+from ledgermq.raft.messages import HeartbeatReply
 from ledgermq.raft.outputs import Role
 from ledgermq.raft.ticker import Ticker
+from ledgermq.raft.types import NodeId
 
 from .core_cluster import Cluster, make_core
 
@@ -94,3 +96,19 @@ def test_an_input_that_brings_a_decision_nearer_wakes_the_clock_sooner() -> None
         assert 1 <= counts[0] < 900
 
     asyncio.run(scenario())
+
+
+def test_no_tick_of_a_leader_is_quiet_when_a_follower_came_back_as_a_learner_and_nobody_else_is_alive() -> (
+    None
+):
+    cluster = Cluster("n1", "n2", "n3")
+    cluster.elect("n1")
+    cluster.crash("n3")
+    cluster.tick(100)
+    core = cluster["n1"]
+    assert core.role is Role.LEADER
+    core.step(HeartbeatReply(core.term, NodeId("n2"), NodeId("n1"), 0, is_learner=True))
+    core.poll()
+    assert core.quiet_ticks() == 0
+    core.tick()
+    assert core.role is Role.FOLLOWER
