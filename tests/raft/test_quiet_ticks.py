@@ -106,9 +106,9 @@ def test_no_tick_of_a_leader_is_quiet_when_a_follower_came_back_as_a_learner_and
     cluster.crash("n3")
     cluster.tick(100)
     core = cluster["n1"]
-    assert core.role is Role.LEADER
-    core.step(HeartbeatReply(core.term, NodeId("n2"), NodeId("n1"), 0, is_learner=True))
+    assert core.leading is not None
+    core.step(HeartbeatReply(core.term, NodeId("n2"), NodeId("n1"), is_learner=True))
     core.poll()
     assert core.quiet_ticks() == 0
     core.tick()
-    assert core.role is Role.FOLLOWER
+    assert cluster["n1"].role is Role.FOLLOWER
