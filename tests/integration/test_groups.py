@@ -258,9 +258,9 @@ def test_the_command_line_works_over_both_groups(cluster: Cluster, ledgermq: Any
     assert ledgermq("cluster", "leader", "--group", "g1", "--quiet") == (0, f"{leaders[1]}\n")
     other = next(name for name in cluster.groups["g1"] if name != leaders[1])
     assert ledgermq("cluster", "transfer", other) == (0, f"{other} leads\n")
-    code, text = ledgermq("bench", "-w", "W2,W4", "--seconds", "0.5", "--queues", "2", "--json")
+    code, text = ledgermq("bench", "-w", "W2,W4", "--seconds", "0.5", "--queues", "2", "--json", "-")
     assert code == 0
-    assert [each["workload"] for each in json.loads(text)] == ["W2", "W4"]
+    assert [each["workload"] for each in json.loads(text)["workloads"]] == ["W2", "W4"]
 
 
 def test_the_replicas_of_each_group_are_proven_equal(cluster: Cluster, ledgermq: Any, tmp_path: Path) -> None:
