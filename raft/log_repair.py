@@ -201,12 +201,8 @@ class LogRepair:
         if file is None:
             file = opened[start] = self._open(start)
         position = header.physical_offset - start
-        try:
-            file.pwritev([data], position)
-        except OSError as error:
-            if error.errno != errno.EIO or not _give_up_pages(file, position, len(data)):
-                raise  # the write itself failed: terminal (P15)
-            file.pwritev([data], position)
+        _give_up_pages(file, position, len(data))
+        file.pwritev([data], position)  # once: a write that fails is terminal (P15)
         if header.kind is EntryKind.FILLER:  # only its header travels; the rest are zeros by definition
             write_zeros(file, position + HEADER_SIZE, self.segment_size)
         self.written_bytes += len(data)
@@ -236,21 +232,19 @@ def renew_identity(files: FileSystem, folders: LogFolders, identity: Identity, i
     return identity
 
 
-def _give_up_pages(file: File, position: int, size: int) -> bool:
-    """Zero the pages that the disk cannot read, and return whether there were any.
+def _give_up_pages(file: File, position: int, size: int) -> None:
+    """Zero the page at either end of a range when the disk cannot read it.
 
-    A part of such a page cannot be written: the kernel would read the rest first.
+    A part of such a page cannot be written: the kernel would read the rest first. That is found out before the write, not
+    from its error, which says no more than that of a disk that takes no data any more.
     """
-    found = False
-    for page in range(position // _PAGE * _PAGE, position + size, _PAGE):
+    for page in {position // _PAGE * _PAGE, (position + size - 1) // _PAGE * _PAGE}:
         try:
             file.pread(_PAGE, page)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
             write_zeros(file, page, page + _PAGE)
-            found = True
-    return found
 
 
 class StoppedLog:

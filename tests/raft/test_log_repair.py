@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ledgermq.proto.entry import HEADER_SIZE
+from ledgermq.proto.entry import HEADER_SIZE, MAGIC
 from ledgermq.raft.errors import DamagedLogError, InvalidWireError, LogCompactedError, OtherHistoryError
 from ledgermq.raft.files import Buffer
 from ledgermq.raft.log_repair import LogRepair, Progress, StoppedLog
@@ -448,6 +448,27 @@ def test_write_of_a_repair_that_fails_where_the_disk_can_be_read_is_not_tried_ag
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     disk.on_step = fail
+    with pytest.raises(OSError, match="Input/output error"):
+        repaired(disk, Peer(whole))
+    assert len(failed) == 1
+
+
+def test_write_of_a_repair_that_fails_beside_a_sector_that_cannot_be_read_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sector does not explain the error (soak, seed 16870)."""
+    whole = filled()
+    disk = BadSectors(filled().disk.killed(), place_of(whole, 7)[0])
+    failed: list[int] = []
+    pwritev = BadFile.pwritev
+
+    def fail(file: BadFile, buffers: Sequence[Buffer], offset: int) -> None:
+        if file.path.parent.name == "commitlog" and bytes(buffers[0][:3]) == MAGIC:
+            failed.append(offset)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(file.path))
+        pwritev(file, buffers, offset)
+
+    monkeypatch.setattr(BadFile, "pwritev", fail)
     with pytest.raises(OSError, match="Input/output error"):
         repaired(disk, Peer(whole))
     assert len(failed) == 1
