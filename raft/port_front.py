@@ -1,14 +1,18 @@
 """The front of a port that more than gRPC shares: looks at the first bytes of a connection, then passes it on.
 
 A gRPC server in Python cannot adopt a socket, so it serves on a private Unix socket, and what is not claimed by the
-`judge` is spliced to it, both ways. Owns: the listening sockets, the Unix socket's folder, the splices.
+`judge` is spliced to it, both ways. Owns: the listening sockets, the Unix socket, the splices.
 Must not: look at more than the first bytes, or buffer without bound.
+
+The Unix socket has a name only until the front listens: from then on it is reached through a descriptor, so that a
+process that is killed leaves nothing behind, and nobody else on the machine finds it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import socket
 from collections.abc import Callable, Sequence
@@ -20,6 +24,8 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 1024
+#: A connection that says nothing for so long, s, is closed, as gRPC does with one that begins no handshake.
+FIRST_BYTES_TIMEOUT_S: Final = 120.0
 
 
 class Verdict(Enum):
@@ -40,22 +46,36 @@ class PortFront:
         self._judge = judge
         self._folder = Path(mkdtemp(prefix="ledgermq-"))
         self._inner_path = str(self._folder / "grpc")
+        self._handle = -1  # of the Unix socket, when it has no name any more
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[_Inbound] = set()
 
     @property
     def inner_address(self) -> str:
-        """Where the gRPC server must listen."""
+        """Where the gRPC server must listen, before `listen`."""
         return f"unix:{self._inner_path}"
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Take connections on these listening sockets, which are the front's from now on. Raises: OSError."""
+        self._hide_inner()
         for each in sockets:
             server = await asyncio.get_running_loop().create_server(
                 lambda: _Inbound(self), sock=each, backlog=BACKLOG
             )
             self._servers.append(server)
+
+    def _hide_inner(self) -> None:
+        """Take the name of the Unix socket away, where the system can reach it without one."""
+        if not hasattr(os, "O_PATH"):
+            return
+        handle = os.open(self._inner_path, os.O_PATH | os.O_CLOEXEC)
+        unnamed = f"/proc/self/fd/{handle}"
+        if not Path(unnamed).exists():  # no /proc here
+            os.close(handle)
+            return
+        self._handle, self._inner_path = handle, unnamed
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop_listening(self) -> None:
         """Take no more connections."""
@@ -69,6 +89,9 @@ class PortFront:
             inbound.close()
         for task in list(self._tasks):
             task.cancel()
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def judge(self, inbound: _Inbound, transport: asyncio.Transport, first: bytes) -> Verdict:
@@ -137,9 +160,11 @@ class _Inbound(_Pipe):
         super().__init__()
         self._front = front
         self._first = b""
+        self._timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._timer = asyncio.get_running_loop().call_later(FIRST_BYTES_TIMEOUT_S, self.transport.abort)
         self._front.opened(self)
 
     def data_received(self, data: bytes) -> None:
@@ -150,6 +175,8 @@ class _Inbound(_Pipe):
         self.transport.pause_reading()  # whoever takes it begins anew: another protocol may read in another way
         if self._front.judge(self, self.transport, self._first) is Verdict.WAIT:
             self.transport.resume_reading()
+        else:
+            self._timer.cancel()
 
     def connected(self, inner: asyncio.Transport) -> None:
         """The inner connection stands: hand over what came so far and let the rest flow."""
@@ -162,6 +189,7 @@ class _Inbound(_Pipe):
         self.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
         self._front.lost(self)
         super().connection_lost(exc)
 
