@@ -236,8 +236,10 @@ class Driver:
         """Carry out what proposals and the clock have left to do: due before any other input, which all end with `pump`."""
         if self._pump_scheduled:
             self.pump()
-        for _ in range(self.clock.before_input()):
-            self.core.tick()  # it decides nothing
+        if ticks := self.clock.before_input():
+            with self.defects_fault("ticks that decide nothing"):
+                for _ in range(ticks):
+                    self.core.tick()
 
     def pump(self) -> None:
         """Carry out everything that the core has decided."""
