@@ -33,37 +33,44 @@ clock = time.perf_counter
 Work = Callable[[argparse.Namespace, str], Awaitable[int]]
 
 
+async def repeated(send: Callable[[], Awaitable[int]], tasks: int, seconds: float) -> int:
+    """Send again and again from so many tasks; return the number of messages, which `send` returns for each call."""
+    end, sent = clock() + seconds, 0
+
+    async def task() -> None:
+        nonlocal sent
+        while clock() < end:
+            count = await send()
+            sent += count
+
+    await asyncio.gather(*(task() for _ in range(tasks)))
+    return sent
+
+
 async def awaited_one_by_one(options: argparse.Namespace, topic: str) -> int:
     """Send from many tasks, each waiting for its receipt; return the number of messages."""
-    body, end, sent = os.urandom(options.size), clock() + options.seconds, 0
+    body = os.urandom(options.size)
     async with Producer(options.nameserver) as producer:
         await producer.prepare(topic)
 
-        async def worker() -> None:
-            nonlocal sent
-            while clock() < end:
-                await producer.send(topic, body)
-                sent += 1
+        async def one() -> int:
+            await producer.send(topic, body)
+            return 1
 
-        await asyncio.gather(*(worker() for _ in range(options.in_flight)))
-    return sent
+        return await repeated(one, options.in_flight, options.seconds)
 
 
 async def in_batches(options: argparse.Namespace, topic: str) -> int:
     """Send lists of messages from a few tasks; making the messages counts."""
-    body, end, sent = os.urandom(options.size), clock() + options.seconds, 0
+    body = os.urandom(options.size)
     async with Producer(options.nameserver) as producer:
         await producer.prepare(topic)
 
-        async def worker() -> None:
-            nonlocal sent
-            while clock() < end:
-                messages = [Message(topic, body) for _ in range(options.batch)]
-                receipts = await producer.send_batch(messages)
-                sent += len(receipts)
+        async def batch() -> int:
+            messages = [Message(topic, body) for _ in range(options.batch)]
+            return len(await producer.send_batch(messages))
 
-        await asyncio.gather(*(worker() for _ in range(options.batches)))
-    return sent
+        return await repeated(batch, options.batches, options.seconds)
 
 
 async def drained(options: argparse.Namespace, topic: str) -> int:

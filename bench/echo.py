@@ -80,9 +80,11 @@ class EchoServer:
         return self._process.pid
 
 
-async def unary(address: str, *, callers: int, seconds: float, size: int = 1024) -> Calls:
-    """Call `SendMessage` from so many callers, each with one call open."""
-    message = v2.Message(topic=v2.Resource(name="echo"), body=os.urandom(size))
+async def unary(
+    address: str, *, callers: int, seconds: float, size: int = 1024, topic: str = "echo"
+) -> Calls:
+    """Call `SendMessage` from so many callers, each with one call open. Raises: AssertionError (an answer is not OK)."""
+    message = v2.Message(topic=v2.Resource(name=topic), body=os.urandom(size))
     message.system_properties.message_type = v2.NORMAL
     async with aio.insecure_channel(address, options=_OPTIONS) as channel:
         stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(channel)
@@ -95,7 +97,8 @@ async def unary(address: str, *, callers: int, seconds: float, size: int = 1024)
             system = request.messages[0].system_properties
             system.message_id = f"01{number:032X}"
             system.born_timestamp.FromMilliseconds(time.time_ns() // 1_000_000)
-            await stub.SendMessage(request, timeout=10, metadata=_METADATA)
+            answer = await stub.SendMessage(request, timeout=10, metadata=_METADATA)
+            assert answer.status.code == v2.OK, answer.status
 
         return await _repeat(call, callers, seconds)
 

@@ -59,20 +59,7 @@ def up(
     ] = "",
 ) -> None:
     """Start a whole cluster on this machine: a nameserver and three brokers per group. Ctrl-C stops it; the data stay."""
-    if nodes is not None and nodes not in (1, 3, 5):
-        raise UsageError(f"a group has 1, 3 or 5 nodes, not {nodes}", "", "Start three: ledgermq up")
-    if groups is not None and not 1 <= groups <= MAX_GROUPS:
-        raise UsageError(
-            f"a cluster on one machine has 1 to {MAX_GROUPS} broker groups, not {groups}",
-            "",
-            "Start two: ledgermq up --groups 2",
-        )
-    if data == Path():  # `--data "$UNSET"` would strew the current folder with data
-        raise UsageError(
-            "--data is empty or names the current folder",
-            "It takes a folder for nothing but the data",
-            "Name one: ledgermq up --data DIR",
-        )
+    _check(nodes, data, groups)
     cluster = LocalCluster(data.resolve())
     with signals_as_interrupt():
         try:
@@ -112,6 +99,24 @@ def broker(context: typer.Context) -> None:
 def nameserver(context: typer.Context) -> None:
     """Run one nameserver. All its flags: ledgermq nameserver --help."""
     _become("ledgermq.nameserver", context.args)
+
+
+def _check(nodes: int | None, data: Path, groups: int | None) -> None:
+    """Look at the options of `up` before anything is made. Raises: UsageError."""
+    if nodes is not None and nodes not in (1, 3, 5):
+        raise UsageError(f"a group has 1, 3 or 5 nodes, not {nodes}", "", "Start three: ledgermq up")
+    if groups is not None and not 1 <= groups <= MAX_GROUPS:
+        raise UsageError(
+            f"a cluster on one machine has 1 to {MAX_GROUPS} broker groups, not {groups}",
+            "",
+            "Start two: ledgermq up --groups 2",
+        )
+    if data == Path():  # `--data "$UNSET"` would strew the current folder with data
+        raise UsageError(
+            "--data is empty or names the current folder",
+            "It takes a folder for nothing but the data",
+            "Name one: ledgermq up --data DIR",
+        )
 
 
 async def _until_healthy(nameserver: str) -> None:

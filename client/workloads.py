@@ -86,14 +86,15 @@ class GroupsSelector:
         self._choice = StickyRoundRobin()
         self._known: Sequence[MessageQueue] = ()
         self._numbers: list[int] = []
+        self._chosen: list[MessageQueue] = []
 
     def choose(self, queues: Sequence[MessageQueue], key: str) -> int:
         if queues is not self._known:
             self._known = queues
             chosen = [number for number, queue in enumerate(queues) if queue.broker_group in self._groups]
             self._numbers = chosen or list(range(len(queues)))
-        numbers = self._numbers
-        return numbers[self._choice.choose(numbers, key)]  # type: ignore[arg-type]  # it only counts them
+            self._chosen = [queues[number] for number in self._numbers]
+        return self._numbers[self._choice.choose(self._chosen, key)]
 
     def on_flush(self) -> None:
         self._choice.on_flush()

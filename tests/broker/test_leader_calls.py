@@ -153,13 +153,19 @@ def test_a_change_of_leader_during_an_attempt_is_not_waited_for_again() -> None:
     run(body)
 
 
+async def forwarded_to_the_elected(leadership: Leadership, calls: LeaderCalls) -> asyncio.Task[bytes]:
+    """Return a call that n3 forwarded to n1, which is elected and does not serve yet."""
+    leadership.on_changed("n1", 2)
+    answer = asyncio.create_task(calls.unary("/m", b"", call(via="n3"), local))
+    await asyncio.sleep(0)
+    assert not answer.done()
+    return answer
+
+
 @pytest.mark.usefixtures("no_timer")
 def test_a_forwarded_call_waits_for_a_leader_that_is_elected_and_serves_in_a_moment() -> None:
     async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
-        leadership.on_changed("n1", 2)
-        answer = asyncio.create_task(calls.unary("/m", b"", call(via="n3"), local))
-        await asyncio.sleep(0)
-        assert not answer.done()
+        answer = await forwarded_to_the_elected(leadership, calls)
         leadership.on_ready(2)
         assert await answer == b"here"
 
@@ -169,9 +175,7 @@ def test_a_forwarded_call_waits_for_a_leader_that_is_elected_and_serves_in_a_mom
 @pytest.mark.usefixtures("no_timer")
 def test_a_forwarded_call_is_refused_when_the_elected_node_loses_the_lead_before_it_serves() -> None:
     async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
-        leadership.on_changed("n1", 2)
-        answer = asyncio.create_task(calls.unary("/m", b"", call(via="n3"), local))
-        await asyncio.sleep(0)
+        answer = await forwarded_to_the_elected(leadership, calls)
         leadership.on_changed("n2", 3)
         with pytest.raises(NotLeaderError):
             await answer
