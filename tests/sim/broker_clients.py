@@ -305,3 +305,8 @@ class Clients:
             if not producer.is_finished:
                 return f"an answer that {producer} waits for"
         return next((left for drainer in self._drainers if (left := drainer.left())), "")
+
+    def progress(self) -> int:
+        """Grows with each message that is done, and each producer that is."""
+        committed = sum(position.committed for position in self.world.model.positions.values())
+        return committed + sum(producer.is_finished for producer in self.producers)

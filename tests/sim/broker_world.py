@@ -51,7 +51,7 @@ SECOND = 1_000_000
 DIGEST_EVERY = 16
 COMPARE_EVERY = 64
 LIVELY_US = 2 * SECOND
-DRAIN_US = 40 * SECOND
+DRAIN_US = 40 * SECOND  # without progress
 SETTLE_US = 10 * SECOND
 
 Place = tuple[int, int, int]  # topic id, queue id, queue offset
@@ -289,10 +289,7 @@ class BrokerWorld:
         world.run_until(world.now + LIVELY_US)
         self.is_lively, self.is_draining = False, True
         self.clients.drain()
-        end = world.now + DRAIN_US
-        while (left := self.clients.undrained()) and world.now < end:
-            world.run_until(world.now + SECOND // 4)
-        demand(not left, f"B drained: after {DRAIN_US // SECOND} s there is still {left}: {world.describe()}")
+        self._drain()
         self.is_draining = False
         end = world.now + SETTLE_US
         while not self._is_settled() and world.now < end:
@@ -308,6 +305,18 @@ class BrokerWorld:
             )
             self._compare(state, node.name)
             self._read_queues(node.life.broker)
+
+    def _drain(self) -> None:
+        """Run until all is delivered and acknowledged; how long that takes depends on how many calls get lost."""
+        world, done, end = self.world, -1, 0
+        while left := self.clients.undrained():
+            if (now_done := self.clients.progress()) > done:
+                done, end = now_done, world.now + DRAIN_US
+            demand(
+                world.now < end,
+                f"B drained: no progress for {DRAIN_US // SECOND} s, there is still {left}: {world.describe()}",
+            )
+            world.run_until(world.now + SECOND // 4)
 
     def _is_settled(self) -> bool:
         lives = [node.life for node in self.world.nodes.values()]
