@@ -50,7 +50,7 @@ $(TYPES): pyproject.toml
 
 types: $(STAMP) $(TYPES) ## mypy --strict on the packages, and mypy on what is around them
 	MYPYPATH=build/types $(BIN)/mypy $(PACKAGES:%=-p ledgermq.%)
-	MYPYPATH=build/types $(BIN)/mypy tests $(wildcard bench/*.py bench/failover/*.py bench/steady/*.py) deploy/install.py
+	MYPYPATH=build/types $(BIN)/mypy tests $(wildcard bench/*.py bench/failover/*.py bench/steady/*.py examples/*.py) deploy/install.py
 
 test: preflight lint types ## everything: lint, types and all suites, with one summary at the end
 	@$(BIN)/python tests/run_suites.py unit sim integration e2e

@@ -1,0 +1,49 @@
+"""Every example runs as it stands, against a cluster from `ledgermq up`, and checks what it claims."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT
+from .processes import environment
+from .test_up import up
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Run a cluster; give the addresses of the nameserver and of a messaging port."""
+    data = tmp_path_factory.mktemp("examples") / "data"
+    with up(data) as (nameserver, _):
+        first = json.loads((data / "cluster.json").read_text())["nodes"]["n1"]
+        yield nameserver, f"127.0.0.1:{first['messaging']}"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_the_example_does_what_it_says(example: Path, addresses: tuple[str, str], tmp_path: Path) -> None:
+    address = addresses[1] if "from rocketmq import" in example.read_text() else addresses[0]
+    done = subprocess.run(
+        [sys.executable, str(example), address],
+        cwd=tmp_path,
+        env=environment(HOME=str(tmp_path), PYTHONOPTIMIZE=""),  # the checks are assertions
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
+
+
+def test_every_example_is_listed() -> None:
+    listed = re.findall(r"^\| \[(\w+\.py)\]", (ROOT / "examples" / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == [path.name for path in EXAMPLES]
