@@ -116,8 +116,13 @@ class Invariants:
         self._check_disk(node, int(core.stable_index))
 
     def on_lost_disk(self, node: SimNode) -> None:
-        """A node's disk is gone: it may know a lower term now, as a learner."""
+        """A node's disk is gone: it may know a lower term now, as a learner.
+
+        A candidate's vote for itself went with it. Votes for others go on counting: their candidate may still have them.
+        """
         self.sent_term[node.name] = 0
+        for key in [key for key, candidate in self.grants.items() if key[0] == candidate == node.name]:
+            del self.grants[key]
 
     def on_read(self, asked_at: int, index: int) -> None:
         """A read was confirmed; `asked_at` was the highest commit index when it was asked."""
