@@ -21,6 +21,7 @@ from ledgermq.proto import log_pb2 as pb
 from .batching import Outcome, Request, SendWindow
 from .channels import Channels, unreachable
 from .encoding import varint
+from .latency_fault import CallTimes
 from .leader_question import who_leads
 from .retry_policy import LeaderSearch
 from .topic_route import BrokerGroup
@@ -37,6 +38,8 @@ _NO_NODE_PAUSE_MS: Final = 10
 FIRST_AVOID_MS: Final = 500
 LONGEST_AVOID_MS: Final = 30_000
 _PRODUCE: Final = "/ledgermq.v1.LogService/Produce"
+#: With these a stream ends that nobody here has ended.
+_BROKEN: Final = (grpc.RpcError, TimeoutError)
 
 
 def now_ms() -> int:
@@ -54,10 +57,12 @@ class GroupConnection:
         window: SendWindow,
         on_outcome: Callable[[GroupConnection, Outcome], None],
         on_flush: Callable[[], None],
+        calls: CallTimes | None = None,
     ) -> None:
-        """`on_outcome` gets every answer's outcome, `on_flush` is told when a request was cut."""
+        """`on_outcome` gets every answer's outcome, `on_flush` is told when a request was cut, `calls` of every request."""
         self.group = group
         self.window = window
+        self.calls = calls
         self.last_error = ""  # why the last stream broke, for people
         self._channels = channels
         self._on_outcome = on_outcome
@@ -93,6 +98,8 @@ class GroupConnection:
         self._told = (term, leader_id)
         self._search.hint(leader.log_address)
         self.window.paused_until = self.window.avoid_until = 0  # another leader, or none, asked for the pause
+        if self.calls is not None:
+            self.calls.forget()
         self._news.set()
         self._wake.set()
         if self._call is not None and leader.log_address != self._address:
@@ -131,6 +138,8 @@ class GroupConnection:
         if self.window.avoid_until <= now:
             self.window.avoid_until = now + self._avoid_ms
             self._avoid_ms = min(2 * self._avoid_ms, LONGEST_AVOID_MS)
+        if self.calls is not None:
+            self.calls.failed("", now)
         self._on_outcome(self, Outcome(try_other_group=True))
 
     async def _use_stream(self, address: str) -> None:
@@ -154,6 +163,8 @@ class GroupConnection:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             self.window.on_disconnect(sent=not any(_never_connected(address, each) for each in results))
+            if self.calls is not None:
+                self.calls.ended(address, now_ms(), broken=any(isinstance(each, _BROKEN) for each in results))
         self._search.failed(address)
         self._note_end(address, results)
         if any(isinstance(each, TimeoutError) for each in results):
@@ -182,6 +193,8 @@ class GroupConnection:
             self._on_flush()
             if self.window.in_flight == 1:
                 self._sent_at = now
+            if self.calls is not None:
+                self.calls.sent(now)
             await call.write(encoded(request))
 
     async def _read(self, call: aio.StreamStreamCall[bytes, pb.ProduceResponse]) -> None:
@@ -191,6 +204,7 @@ class GroupConnection:
                 return  # the end of the stream
             outcome = self.window.on_response(response, now_ms())
             self._sent_at = now_ms()
+            self._note_call(outcome, self._sent_at)
             self._on_outcome(self, outcome)
             if outcome.find_leader:
                 self.last_error = f"the node at {self._address} does not lead group {self.group.name}."
@@ -200,6 +214,15 @@ class GroupConnection:
             self._search.succeeded()
             self._avoid_ms = FIRST_AVOID_MS
             self._wake.set()
+
+    def _note_call(self, outcome: Outcome, now: int) -> None:
+        """Note how the oldest call went. A node that does not lead, and a route that is too old, say nothing of the group."""
+        if self.calls is None:
+            return
+        if outcome.pause_ms and not outcome.refresh_topics:
+            self.calls.refused(self._address, now)
+        elif not outcome.find_leader:
+            self.calls.answered(self._address, now)
 
     async def _watch_answers(self) -> None:
         """When requests are in flight and no answer comes, ask the others who leads; in the end raise TimeoutError."""

@@ -17,49 +17,36 @@ from typing import Any, Final
 
 from .batching import MAX_SECTION_COUNT, SendWindow
 from .connection import GroupConnection, now_ms
-from .encoding import RecordEncoder, check_text, encode_text
+from .encoding import check_text, encode_text
 from .errors import BufferFullError, ClosedError, MessageTooLargeError, TopicNotFoundError
-from .lanes import Lane, Section
-from .message import Message, MessageQueue, SendReceipt
+from .lanes import Section
+from .message import Message, SendReceipt
 from .message_ids import process_ids
 from .plain_run import FEW, PlainRun
 from .queue_selection import QueueSelector, queue_of_group
 from .stretches import Stretch
 from .tickets import EachOfRun, OneMessage, OpenRun, WholeRun
-from .topic_route import TopicInGroup
+from .topic_lanes import TopicLanes
 
 _RECORD_ROOM: Final = 256  # what a record needs beside body and labels, for choosing a section
-
-
-class TopicLanes:
-    """What is kept per topic: the encoder, and the queues that may be written with their lanes and connections.
-
-    `ordered` has the lanes that message groups are spread over: also those of groups that are full, draining or gone, since
-    with another number of lanes a message group would go elsewhere, past its earlier messages.
-    """
-
-    __slots__ = ("connections", "encoder", "lanes", "largest", "ordered", "parts", "queues")
-
-    def __init__(self, encoder: RecordEncoder, parts: Sequence[TopicInGroup] = ()) -> None:
-        self.encoder = encoder
-        self.parts = parts
-        self.ordered = self
-        self.queues: tuple[MessageQueue, ...] = ()
-        self.lanes: list[Lane] = []
-        self.connections: list[GroupConnection] = []
-        self.largest = 0  # the largest body that all groups take, bytes
 
 
 class Outbox:
     """Bound to the loop that runs at `start`."""
 
-    def __init__(self, selector: QueueSelector, timeout_ms: int, max_bytes: int) -> None:
+    def __init__(
+        self, selector: QueueSelector, timeout_ms: int, max_bytes: int, *, avoid_slow: bool = False
+    ) -> None:
+        """`avoid_slow`: the connections note how long their calls take, and messages go to where they are quick."""
         self.topics: dict[str, TopicLanes] = {}
         self.timeout_ms = timeout_ms
         self.closed = False  # nothing can be put any more
         self._selector = selector
         # of the class itself: one that is derived from it may choose otherwise
         self._sticky = self._opens_runs = bool(vars(type(selector)).get("sticky", False))
+        self._turn = 0  # of the queues that take the place of others
+        self._choose = self._among_quickest if avoid_slow else self._among_all
+        self._goes_anywhere: Callable[[str], bool] = getattr(selector, "goes_anywhere", _never)
         self._max_bytes = max_bytes
         self._bytes = 0
         self._ids = process_ids()
@@ -174,13 +161,30 @@ class Outbox:
             raise ClosedError("producer") if self.closed else TopicNotFoundError(topic)
         return lanes
 
-    def _choose(self, lanes: TopicLanes, key: str) -> int:
+    def _among_all(self, lanes: TopicLanes, key: str) -> int:
         """Return the number of the queue for the next message without a message group."""
         number = self._selector.choose(lanes.queues, key)
         avoid_until = lanes.connections[number].window.avoid_until
         if avoid_until and avoid_until > now_ms():
-            return _not_avoided(lanes.connections, number)
+            return self._instead_of(number, lanes, key)
         return number
+
+    def _instead_of(self, number: int, lanes: TopicLanes, key: str) -> int:
+        """The group of the chosen queue takes nothing now: spread its messages over the queues of those that do."""
+        choice = lanes.choice(lanes.best_groups(now_ms()))
+        if number in choice.numbers:
+            return number
+        if self._sticky:
+            return choice.numbers[self._selector.choose(choice.queues, key)]
+        self._turn += 1  # asked twice, a selector that goes round would leave queues out
+        return choice.numbers[self._turn % len(choice.numbers)]
+
+    def _among_quickest(self, lanes: TopicLanes, key: str) -> int:
+        """As `_among_all`, but what may go anywhere goes to a group that is neither slow nor failing."""
+        if not self._goes_anywhere(key):
+            return self._among_all(lanes, key)
+        choice = lanes.choice(lanes.best_groups(now_ms()))
+        return choice.numbers[self._selector.choose(choice.queues, key)]
 
     def _section(self, lanes: TopicLanes, number: int, body_size: int) -> Section:
         """Return the section that the next message joins. Raises: MessageTooLargeError."""
@@ -283,11 +287,5 @@ class Outbox:
         self._released.set()
 
 
-def _not_avoided(connections: list[GroupConnection], number: int) -> int:
-    """Return the next queue whose group takes messages now, or `number` when none does."""
-    now = now_ms()
-    for step in range(1, len(connections)):
-        other = (number + step) % len(connections)
-        if connections[other].window.avoid_until <= now:
-            return other
-    return number
+def _never(_key: str) -> bool:
+    return False

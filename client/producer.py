@@ -23,13 +23,16 @@ from ledgermq.proto.record import MAX_BODY_SIZE
 from .batching import Delivered, Failed, Outcome, SendWindow
 from .channels import Channels
 from .connection import GroupConnection, now_ms
-from .encoding import COMPRESS_ABOVE, RecordEncoder
+from .encoding import COMPRESS_ABOVE, RecordEncoder, check_name
 from .errors import ClosedError, LedgerMQError, SendTimeoutError, error_of
+from .lanes import Lane
+from .latency_fault import SEED_TABLE, CallTimes, LatencyFaultTable, LatencyTable
 from .message import Message, MessageQueue, SendReceipt
-from .outbox import Outbox, TopicLanes
+from .outbox import Outbox
 from .queue_selection import QueueSelector, StickyRoundRobin
 from .routes import Routes
 from .stretches import stretches
+from .topic_lanes import TopicLanes
 from .topic_route import BrokerGroup, TopicInGroup, TopicRoute
 
 logger = logging.getLogger(__name__)
@@ -50,12 +53,31 @@ class Producer:
         *,
         cluster: str = "",
         timeout_ms: int = SEND_TIMEOUT_MS,
+        group: str = "",
         selector: QueueSelector | None = None,
+        zone: str = "",
+        send_latency_fault_enable: bool = False,
+        latency_fault_table: LatencyFaultTable = SEED_TABLE,
         compress_above: int | None = COMPRESS_ABOVE,
         max_pending_bytes: int = MAX_PENDING_BYTES,
     ) -> None:
+        """`timeout_ms` is the deadline of a message with all its retries, `selector` chooses queues (see `queue_selection`).
+
+        `group` names the producers that do the same work; so far only `statistics()` and the log show it.
+        `zone`: queues of broker groups whose leader stands there come first; when none does, or none takes messages, all.
+        `send_latency_fault_enable`: broker groups are avoided after slow and failed calls, for as long as the rows (latency
+        from which, how long; ms) of `latency_fault_table` say, and of the others the quickest are taken. The queues of
+        message groups, and those that a selector chose for a reason, stay.
+        `compress_above`: larger bodies are compressed when that makes them smaller, bytes; None: never.
+        Raises: ValueError (a nameserver's address), InvalidNameError, UsageError.
+        """
+        if group:
+            check_name("group", group)
+        self.group = group
+        self._zone = zone
+        self._table = LatencyTable(latency_fault_table) if send_latency_fault_enable else None
         selector = selector or StickyRoundRobin(secrets.randbelow(1 << 16))
-        self._outbox = Outbox(selector, timeout_ms, max_pending_bytes)
+        self._outbox = Outbox(selector, timeout_ms, max_pending_bytes, avoid_slow=send_latency_fault_enable)
         self._compress_above = MAX_BODY_SIZE if compress_above is None else compress_above
         self._channels = Channels()
         self._routes = Routes(nameservers, self._channels, cluster)
@@ -248,31 +270,29 @@ class Producer:
                 "",
                 f"See: ledgermq topic describe {route.topic}",
             )
-        lanes = self._lanes_of(route.topic, preferred, encoder)
+        near = [part for part in preferred if self._zone and part.group.zone == self._zone]
+        parts = [*near, *(part for part in preferred if part not in near)]
+        lanes = self._lanes_of(TopicLanes(encoder, parts, len(near) or None), route.topic)
         every = _with_lost_parts(route, known.ordered.parts if known else ())
-        if every != preferred:
-            lanes.ordered = self._lanes_of(route.topic, every, encoder)
+        if every != parts:
+            lanes.ordered = self._lanes_of(TopicLanes(encoder, every), route.topic)
         self._outbox.use(route.topic, lanes)
 
-    def _lanes_of(self, topic: str, parts: Sequence[TopicInGroup], encoder: RecordEncoder) -> TopicLanes:
-        lanes = TopicLanes(encoder, parts)
-        queues = []
-        for part in parts:
+    def _lanes_of(self, lanes: TopicLanes, topic: str) -> TopicLanes:
+        """Add the lanes of all its parts."""
+        for part in lanes.parts:
             connection = self._connection(part.group)
-            for queue_id in range(part.queue_count):
-                queue = MessageQueue(topic, part.group.name, queue_id)
-                queues.append(queue)
-                lanes.lanes.append(connection.window.lane(queue, part.topic_id))
-                lanes.connections.append(connection)
-        lanes.queues = tuple(queues)
+            queues = [MessageQueue(topic, part.group.name, number) for number in range(part.queue_count)]
+            lanes.add(connection, [connection.window.lane(queue, part.topic_id) for queue in queues])
         return lanes
 
     def _connection(self, group: BrokerGroup) -> GroupConnection:
         connection = self._connections.get(group.name)
         if connection is None:
             window = SendWindow(_new_producer_id)
+            calls = CallTimes(self._table) if self._table is not None else None
             connection = GroupConnection(
-                group, self._channels, window, self._on_outcome, self._outbox.on_flush
+                group, self._channels, window, self._on_outcome, self._outbox.on_flush, calls
             )
             self._connections[group.name] = connection
         else:
@@ -317,7 +337,7 @@ class Producer:
             self._refresh(topic)
         if outcome.find_leader and not outcome.leader_hint:
             for topic, lanes in self._outbox.topics.items():
-                if connection in lanes.connections:
+                if connection in lanes.ordered.groups:  # which has them all
                     self._refresh(topic)
                     break
         if outcome.try_other_group:
@@ -346,17 +366,7 @@ class Producer:
     def _move_sections(self, source: GroupConnection) -> None:
         """Give what the group definitely refused to another group of the same topic, if there is one."""
         now = now_ms()
-        targets = {
-            topic: [
-                (lane, connection)
-                for lane, connection in zip(lanes.lanes, lanes.connections, strict=True)
-                if connection is not source
-                and connection.group.writable
-                and connection.group.leader_id
-                and connection.window.avoid_until <= now
-            ]
-            for topic, lanes in self._outbox.topics.items()
-        }
+        targets = {topic: _targets(lanes, source, now) for topic, lanes in self._outbox.topics.items()}
         if not any(targets.values()):
             return
         for section in source.window.release():
@@ -382,6 +392,22 @@ def _with_lost_parts(route: TopicRoute, known: Sequence[TopicInGroup]) -> list[T
         if part.writable and part.queue_count:
             parts[part.group.name] = part
     return [parts[name] for name in sorted(parts)]
+
+
+def _targets(lanes: TopicLanes, source: GroupConnection, now: int) -> Sequence[tuple[Lane, GroupConnection]]:
+    """Return where messages of a topic may go that `source` refused: none, when no other group takes any."""
+    candidates = [
+        number
+        for number, connection in enumerate(lanes.groups)
+        if connection is not source
+        and connection.group.writable
+        and connection.group.leader_id
+        and connection.window.avoid_until <= now
+    ]
+    if not candidates:
+        return ()
+    numbers = lanes.choice(lanes.best_groups(now, candidates)).numbers
+    return [(lanes.lanes[number], lanes.connections[number]) for number in numbers]
 
 
 def _failed(waiting: list[asyncio.Future[Any]], error: LedgerMQError) -> None:

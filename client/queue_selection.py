@@ -3,7 +3,8 @@
 A selector is asked for every message without a message group, and told when a request was cut (`on_flush`).
 With a message group the queue is a hash of the group, whatever the selector: order wants one queue.
 One whose class says that it is `sticky` gives all messages without a key to one queue until `on_flush`: it is not asked for
-each of them.
+each of them. One that says of a message that it `goes_anywhere` lets slow broker groups be avoided: it is offered the queues of the
+others. A selector without that method has reasons for its choice, and keeps it while the group takes messages.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ class StickyRoundRobin:
     def on_flush(self) -> None:
         self._at += 1
 
+    def goes_anywhere(self, key: str) -> bool:
+        return True
+
 
 class StrictRoundRobin:
     """Every message goes to the next queue."""
@@ -59,6 +63,9 @@ class StrictRoundRobin:
     def on_flush(self) -> None:
         return
 
+    def goes_anywhere(self, key: str) -> bool:
+        return True
+
 
 class RandomQueue:
     """Every message goes to a queue drawn by `below(n)`, which returns a number in [0, n)."""
@@ -71,6 +78,9 @@ class RandomQueue:
 
     def on_flush(self) -> None:
         return
+
+    def goes_anywhere(self, key: str) -> bool:
+        return True
 
 
 class HashByKey:
@@ -86,6 +96,9 @@ class HashByKey:
 
     def on_flush(self) -> None:
         self._otherwise.on_flush()
+
+    def goes_anywhere(self, key: str) -> bool:
+        return not key
 
 
 class CustomSelector:

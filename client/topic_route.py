@@ -18,6 +18,7 @@ class Node:
     log_address: str
     messaging_address: str
     alive: bool
+    zone: str = ""  # where it stands, "" when nobody says
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,11 @@ class BrokerGroup:
     @property
     def leader(self) -> Node | None:
         return next((node for node in self.nodes if node.node_id == self.leader_id), None)
+
+    @property
+    def zone(self) -> str:
+        """Where messages to the group go: the zone of its leader, "" while there is none."""
+        return leader.zone if (leader := self.leader) else ""
 
     @property
     def by_preference(self) -> tuple[Node, ...]:
@@ -80,7 +86,9 @@ def group_of(view: pb.GroupRoute) -> BrokerGroup:
     nodes = []
     for info in view.nodes:
         listener = info.listeners[0] if info.listeners else pb.ListenerAddresses()
-        nodes.append(Node(info.node_id, listener.log_address, listener.messaging_address, info.alive))
+        nodes.append(
+            Node(info.node_id, listener.log_address, listener.messaging_address, info.alive, info.zone)
+        )
     return BrokerGroup(
         view.cluster,
         view.group,

@@ -44,6 +44,7 @@ class FakeGroup:
         self.groups: dict[str, admin_pb2.ConsumerGroupInfo] = {}
         self.term = 1
         self.leader = "n1"
+        self.zones: dict[str, str] = {}  # by node id
         self.permission = pb.READ_WRITE  # of every topic
         self.grown = asyncio.Event()
         self._next_topic_id = 1
@@ -100,6 +101,9 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
         self.register: Callable[[FakeGroup], None] = lambda group: None  # tells the nameserver of a new topic
         self.drop_answers = 0  # do it, then break the stream instead of answering
         self.requests: list[int] = []  # section counts of produce requests
+        self.asked = asyncio.Event()  # a produce request came
+        self.may_answer = asyncio.Event()  # cleared: they are stored, and the answers wait
+        self.may_answer.set()
         self._server: aio.Server | None = None
 
     async def start(self, port: int = 0) -> Self:
@@ -132,6 +136,7 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
     async def Produce(self, request_iterator: AsyncIterator[log_pb2.ProduceRequest], context: Any) -> Any:
         async for request in request_iterator:
             self.requests.append(request.section_count)
+            self.asked.set()
             answer = log_pb2.ProduceResponse(request_id=request.request_id, store_timestamp=1)
             if self.refusals:
                 answer.refusal.CopyFrom(self.refusals.popleft())
@@ -145,6 +150,7 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
                 if self.drop_answers:
                     self.drop_answers -= 1
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "the node died")
+            await self.may_answer.wait()
             yield answer
 
     def _fetch(self, request: log_pb2.FetchRequest) -> log_pb2.FetchResponse:
@@ -288,7 +294,8 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
                 log_address=node.address,
                 messaging_address=node.messaging_address or node.address,
             )
-            route.nodes.add(node_id=node.node_id, listeners=[listener], alive=True, voter=True)
+            zone = self.group.zones.get(node.node_id, "")
+            route.nodes.add(node_id=node.node_id, listeners=[listener], zone=zone, alive=True, voter=True)
         route.topics.extend(self._info(name) for name in self.group.topics)
         return route
 

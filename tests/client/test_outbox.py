@@ -18,9 +18,10 @@ from ledgermq.client.connection import GroupConnection
 from ledgermq.client.encoding import RecordEncoder
 from ledgermq.client.errors import BufferFullError, ClosedError, RefusedError
 from ledgermq.client.message import Message, MessageQueue, SendReceipt, unpack_body
-from ledgermq.client.outbox import Outbox, TopicLanes
+from ledgermq.client.outbox import Outbox
 from ledgermq.client.queue_selection import QueueSelector, StickyRoundRobin, StrictRoundRobin
 from ledgermq.client.stretches import Stretch, stretches
+from ledgermq.client.topic_lanes import TopicLanes
 from ledgermq.proto import log_pb2
 from ledgermq.proto.record import (
     SECTION_HEADER_SIZE,
@@ -50,10 +51,9 @@ class Desk:
         )
         self.box = Outbox(selector or StickyRoundRobin(), 1000, max_bytes)
         self.box.start()
-        lanes = TopicLanes(RecordEncoder("orders", born_host="h"))
-        lanes.queues = tuple(MessageQueue("orders", "g0", number) for number in range(2))
-        lanes.lanes = [self.window.lane(queue, 7) for queue in lanes.queues]
-        lanes.connections = [cast(GroupConnection, connection)] * 2
+        lanes = TopicLanes(RecordEncoder("orders", born_host="h"), near_parts=1)
+        queues = [MessageQueue("orders", "g0", number) for number in range(2)]
+        lanes.add(cast(GroupConnection, connection), [self.window.lane(queue, 7) for queue in queues])
         self.box.use("orders", lanes)
 
     def _wake(self) -> None:
