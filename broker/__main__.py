@@ -50,7 +50,7 @@ _HELP: Final = {
     "nameservers": "host:port,host:port",
     "cluster": "name of the cluster",
     "group": "name of the broker group, equal on its nodes",
-    "zone": "where this node stands, for clients that prefer the near",
+    "zone": "where this node stands (a rack, a data centre): producers with the same zone prefer the groups that it leads",
     "flush": "sync, async_timed or async_notify: what an acknowledgement promises (docs/architecture.md)",
     "raft_bind": "host:port for the other nodes of the group",
     "http_bind": "host:port for /livez, /readyz and /metrics",

@@ -77,6 +77,14 @@ def _check_clock(text: str) -> str:
     return text
 
 
+def _check_zone(text: str) -> str:
+    if text != text.strip() or not text.isprintable() or len(text) > 64:
+        raise ValueError(
+            f"{text!r} is not a zone; use up to 64 printable characters, with no white space at the ends"
+        )
+    return text
+
+
 def _parse_peers(value: object) -> object:
     """Accept `n1=host:port,n2=host:port` besides a table."""
     if not isinstance(value, str):
@@ -151,7 +159,7 @@ class BrokerConfig(BaseSettings):
     group: Name = "g0"
     node_id: Name = "n1"
     data_dir: Path = Path("ledgermq-data")
-    zone: str = ""
+    zone: Annotated[str, AfterValidator(_check_zone)] = ""
     nameservers: Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_parse_list)] = ("127.0.0.1:9876",)
     flush: Literal["sync", "async_timed", "async_notify"] = "sync"
     peers: Annotated[dict[Name, Address], NoDecode, BeforeValidator(_parse_peers)] = {}

@@ -271,6 +271,8 @@ class Producer:
                 f"See: ledgermq topic describe {route.topic}",
             )
         near = [part for part in preferred if self._zone and part.group.zone == self._zone]
+        if self._zone and not near:
+            logger.info("no broker group is led from the zone topic=%s zone=%s", route.topic, self._zone)
         parts = [*near, *(part for part in preferred if part not in near)]
         lanes = self._lanes_of(TopicLanes(encoder, parts, len(near) or None), route.topic)
         every = _with_lost_parts(route, known.ordered.parts if known else ())

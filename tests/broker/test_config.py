@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ledgermq.broker.config import BrokerConfig, ConfigError, load, parse_size, split_address
+from ledgermq.broker.server import own_info
 
 
 def test_flags_are_stronger_than_the_environment_and_that_is_stronger_than_the_file(tmp_path: Path) -> None:
@@ -37,6 +38,12 @@ def test_lists_and_tables_can_be_written_in_one_line() -> None:
     assert config.listener[0].log_advertise == "127.0.0.1:2"
 
 
+def test_a_node_says_in_which_zone_it_stands() -> None:
+    assert own_info(load(None, {"zone": "rack 7"}, {"LEDGERMQ_ZONE": "east"})).zone == "rack 7"
+    assert own_info(load(None, {}, {"LEDGERMQ_ZONE": "east"})).zone == "east"
+    assert own_info(load(None, {}, {})).zone == ""
+
+
 def test_a_node_without_peers_is_a_group_of_its_own() -> None:
     assert BrokerConfig().voters == {"n1": "127.0.0.1:20911"}
 
@@ -51,6 +58,8 @@ def test_a_node_without_peers_is_a_group_of_its_own() -> None:
         ({"listener": "name=a,mesaging_bind=a:1"}, {}, ["mesaging_bind", "messaging_bind"]),
         ({"raft_bind": "nowhere"}, {}, ["--raft-bind", "not host:port"]),
         ({"clean_at": "25:00"}, {}, ["--clean-at", "04:00"]),
+        ({"zone": "east "}, {}, ["--zone", "'east '", "at the ends"]),
+        ({}, {"LEDGERMQ_ZONE": "x" * 65}, ["LEDGERMQ_ZONE", "up to 64"]),
         ({}, {"LEDGERMQ_DATA_DIRR": "x"}, ["LEDGERMQ_DATA_DIRR", "LEDGERMQ_DATA_DIR"]),
         ({}, {"LEDGERMQ_FLUSH": "x"}, ["environment variable LEDGERMQ_FLUSH"]),
     ],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from ledgermq.client import Message, Producer
 from ledgermq.client.errors import SendTimeoutError
-from ledgermq.client.queue_selection import StrictRoundRobin, queue_of_group
+from ledgermq.client.queue_selection import QueueSelector, StickyRoundRobin, StrictRoundRobin, queue_of_group
 from ledgermq.nameserver.service import now_ms
 
 from .fakes import FakeCluster, FakeGroup
@@ -81,6 +82,24 @@ def test_with_a_dead_group_messages_go_to_the_other_and_none_is_lost() -> None:
             receipts = await producer.send_batch(Message("orders", b"%d" % i) for i in range(100))
             assert {receipt.broker_group for receipt in receipts} == {"g1"}
             assert [group.stored() for group in cluster.groups] == [2, 102]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("selector", [StickyRoundRobin, StrictRoundRobin])
+def test_the_messages_of_a_dead_group_are_spread_over_all_queues_of_the_other(
+    selector: Callable[[], QueueSelector],
+) -> None:
+    async def scenario() -> None:
+        async with two_groups() as cluster, Producer(cluster.address, selector=selector()) as producer:
+            await producer.send("orders", b"warm", message_group=group_name_for(0, 4))
+            await kill(cluster, producer, "g0")
+            producer._connections["g0"].window.avoid_until = now_ms() + 3_600_000
+            receipts = [await producer.send("orders", b"x") for _ in range(20)]
+            assert Counter(each[1:4] for each in receipts) == {
+                ("orders", "g1", 0): 10,
+                ("orders", "g1", 1): 10,
+            }
 
     run(scenario())
 

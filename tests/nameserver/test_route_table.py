@@ -59,6 +59,18 @@ def test_the_addresses_are_those_of_the_listener_that_was_asked() -> None:
         assert [each.log_address for each in node.listeners] == [address]
 
 
+def test_a_node_stands_where_it_says_itself_and_else_where_the_leader_says() -> None:
+    table, view = RouteTable(), route(nodes="n1 n2 n3")
+    for node, zone in zip(view.nodes, ("east", "old", "west"), strict=True):
+        node.zone = zone
+    table.register("n1", "i", view, True, 0)
+    moved = route(nodes="n2")
+    moved.nodes[0].zone = "north"
+    table.register("n2", "i", moved, False, 0)
+    (shown,) = table.route("local", "orders")
+    assert [node.zone for node in shown.nodes] == ["east", "north", "west"]
+
+
 def test_a_new_leader_wins_by_its_term_even_when_the_old_one_registers_again() -> None:
     table = table_with("n1", "n2")
     table.register("n2", "i", route(term=2, leader="n2", nodes="n1 n2", topics=("new",)), True, 10)
