@@ -205,10 +205,7 @@ class RecordEncoder:
 
     def _squeeze(self, body: bytes) -> tuple[bytes, int]:
         """Check the size of a body and compress it when that pays."""
-        if not body:
-            raise InvalidMessageError("body", "it is empty")
-        if len(body) > MAX_BODY_SIZE:
-            raise MessageTooLargeError(len(body), MAX_BODY_SIZE)
+        check_body(body)
         packed = gzip.compress(body, _GZIP_LEVEL, mtime=0)
         return (packed, _GZIP) if len(packed) < len(body) else (body, 0)
 
@@ -225,8 +222,16 @@ class RecordEncoder:
         return tag
 
 
-def check_sizes(tag: str, keys: Sequence[str], properties: Mapping[str, str], message_group: str) -> None:
-    """Check everything beside the body as every broker does. Raises: InvalidMessageError."""
+def check_body(body: bytes) -> None:
+    """Check the size of a body. Raises: InvalidMessageError, MessageTooLargeError."""
+    if not body:
+        raise InvalidMessageError("body", "it is empty")
+    if len(body) > MAX_BODY_SIZE:
+        raise MessageTooLargeError(len(body), MAX_BODY_SIZE)
+
+
+def check_sizes(tag: str, keys: Sequence[str], properties: Mapping[str, str], message_group: str) -> int:
+    """Check everything beside the body as every broker does; return its bytes. Raises: InvalidMessageError."""
     if isinstance(keys, str):
         raise InvalidMessageError("keys", f"{keys!r} is a single str; a list of keys is wanted")
     if tag:
@@ -253,6 +258,7 @@ def check_sizes(tag: str, keys: Sequence[str], properties: Mapping[str, str], me
         raise InvalidMessageError(
             "property", f"tag, keys and properties have {total} bytes, {MAX_PROPERTIES_SIZE} are allowed"
         )
+    return total + len(message_group)
 
 
 def _total(texts: Iterable[str]) -> int:

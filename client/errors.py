@@ -6,7 +6,7 @@ LedgerMQError
 │   ├── InvalidMessageError     an empty body, a bad tag, key, property or message group
 │   ├── InvalidNameError        a topic or group name that is not allowed
 │   ├── ClosedError             used after close()
-│   └── BufferFullError         `send_nowait` with no room left (retryable)
+│   └── BufferFullError         `send_nowait` or `send_async` with no room left (retryable)
 ├── RouteError                  nobody to ask, or nobody knows
 │   ├── NameserversDownError    no nameserver answers
 │   ├── NotANameserverError     something else answers at the address of a nameserver
@@ -115,15 +115,20 @@ class ClosedError(UsageError):
 
 
 class BufferFullError(UsageError):
-    """`send_nowait` without room. Await `Producer.ready()`, then call again."""
+    """`send_nowait` or `send_async` without room. Wait for `Producer.ready()`, then call again."""
 
     retryable = True
 
-    def __init__(self, pending_bytes: int, limit: int) -> None:
+    def __init__(
+        self,
+        pending_bytes: int,
+        limit: int,
+        next_step: str = "Await producer.ready() before the next send_nowait(), or use send()",
+    ) -> None:
         super().__init__(
             f"{pending_bytes:,} of at most {limit:,} bytes wait for their acknowledgement",
             "Messages are sent faster than the brokers acknowledge them",
-            "Await producer.ready() before the next send_nowait(), or use send()",
+            next_step,
         )
         self.pending_bytes = pending_bytes
         self.limit = limit

@@ -1,6 +1,7 @@
 """The messages of a producer that wait for their acknowledgement: where each new one goes, and how many bytes may wait.
 
-Owns: the choice of the queue, the sections that are open, the bound on their bytes, the open runs.
+Owns: the choice of the queue, the sections that are open, the bound on their bytes, the open runs, the messages of topics
+whose route is not there yet.
 Must not: do I/O, know routes, decide what an answer means.
 
 A message without labels usually joins the open run of its topic (`join`): the run remembers where the last one went,
@@ -18,7 +19,8 @@ from typing import Any, Final
 from .batching import MAX_SECTION_COUNT, SendWindow
 from .connection import GroupConnection, now_ms
 from .encoding import check_text, encode_text
-from .errors import BufferFullError, ClosedError, MessageTooLargeError, TopicNotFoundError
+from .errors import BufferFullError, ClosedError, LedgerMQError, MessageTooLargeError, TopicNotFoundError
+from .kept_message import EarlyMessage, keep
 from .lanes import Section
 from .message import Message, SendReceipt
 from .message_ids import process_ids
@@ -29,6 +31,7 @@ from .tickets import EachOfRun, OneMessage, OpenRun, WholeRun
 from .topic_lanes import TopicLanes
 
 _RECORD_ROOM: Final = 256  # what a record needs beside body and labels, for choosing a section
+_NO_BOUND: Final = 1 << 62
 
 
 class Outbox:
@@ -51,6 +54,7 @@ class Outbox:
         self._bytes = 0
         self._ids = process_ids()
         self._runs: dict[str, OpenRun] = {}  # by topic
+        self._early: dict[str, list[EarlyMessage]] = {}  # by topic, which has no lanes
         self._open: set[Section] = set()  # with messages that nobody has acknowledged or given up
         self._room = asyncio.Event()
         self._released = asyncio.Event()  # a section left `_open`
@@ -66,7 +70,7 @@ class Outbox:
 
     @property
     def is_empty(self) -> bool:
-        return not self._open
+        return not (self._open or self._early)
 
     @property
     def is_full(self) -> bool:
@@ -77,6 +81,7 @@ class Outbox:
         lanes.largest = min(connection.group.max_message_bytes for connection in lanes.connections)
         self.topics[topic] = lanes
         self._runs.pop(topic, None)
+        self._put_early(topic)
 
     def on_flush(self) -> None:
         """A request was cut: the next messages travel with another one, perhaps to another queue."""
@@ -263,6 +268,46 @@ class Outbox:
         self._took(connection, section, size)
         return count
 
+    # --- before the route -------------------------------------------------------------------------------------
+
+    def put_early(self, message: Message) -> asyncio.Future[SendReceipt]:
+        """Add a message whose topic has no lanes yet: it goes when they come (`use`), or fails (`no_route`).
+
+        Raises: BufferFullError, UsageError.
+        """
+        if self.closed:
+            raise ClosedError("producer")
+        if self.is_full:
+            raise BufferFullError(self._bytes, self._max_bytes)
+        early = EarlyMessage(*keep(message), self.new_future())
+        self._early.setdefault(message.topic, []).append(early)
+        self._bytes += early.size
+        return early.future
+
+    def _put_early(self, topic: str) -> None:
+        """The lanes are there. What comes later must not overtake, so these do not ask for room: they had it."""
+        waiting = self._early.pop(topic, None)
+        if waiting is None:
+            return
+        bound, self._max_bytes = self._max_bytes, _NO_BOUND
+        try:
+            for early in waiting:
+                self._bytes -= early.size
+                try:
+                    early.follow(self.put(early.message))
+                except LedgerMQError as error:
+                    early.fail(error)
+        finally:
+            self._max_bytes = bound
+        self._tell_released()
+
+    def no_route(self, topic: str, error: LedgerMQError) -> None:
+        """The lanes of a topic will not come: fail what waits for them."""
+        for early in self._early.pop(topic, ()):
+            self._bytes -= early.size
+            early.fail(error)
+        self._tell_released()
+
     # --- waiting ----------------------------------------------------------------------------------------------
 
     async def ready(self) -> None:
@@ -273,6 +318,9 @@ class Outbox:
 
     async def flush(self) -> None:
         """Wait until every message so far is acknowledged or has failed."""
+        early = [each.future for waiting in self._early.values() for each in waiting]
+        if early:
+            await asyncio.wait(early)
         awaited = set(self._open)
         while awaited & self._open:
             self._released.clear()
@@ -282,6 +330,9 @@ class Outbox:
         """The messages of a section have been acknowledged or given up."""
         self._bytes -= section.body_size
         self._open.discard(section)
+        self._tell_released()
+
+    def _tell_released(self) -> None:
         if not self.is_full:
             self._room.set()
         self._released.set()

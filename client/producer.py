@@ -14,26 +14,33 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from ledgermq.proto.record import MAX_BODY_SIZE
 
 from .batching import Delivered, Failed, Outcome, SendWindow
 from .channels import Channels
 from .connection import GroupConnection, now_ms
-from .encoding import COMPRESS_ABOVE, RecordEncoder, check_name
-from .errors import ClosedError, LedgerMQError, SendTimeoutError, error_of
-from .lanes import Lane
+from .encoding import COMPRESS_ABOVE, RecordEncoder, check_name, encode_text
+from .errors import (
+    BufferFullError,
+    ClosedError,
+    LedgerMQError,
+    SendTimeoutError,
+    TopicNotFoundError,
+    error_of,
+)
 from .latency_fault import SEED_TABLE, CallTimes, LatencyFaultTable, LatencyTable
 from .message import Message, MessageQueue, SendReceipt
+from .one_way import OneWay
 from .outbox import Outbox
 from .queue_selection import QueueSelector, StickyRoundRobin
 from .routes import Routes
 from .stretches import stretches
 from .topic_lanes import TopicLanes
-from .topic_route import BrokerGroup, TopicInGroup, TopicRoute
+from .topic_route import BrokerGroup, TopicRoute, with_lost_parts
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +49,17 @@ SEND_TIMEOUT_MS: Final = 10_000
 #: Bytes of messages that may wait for their acknowledgement.
 MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
 _CHECK_S: Final = 0.1
+
+
+class ProducerStatistics(NamedTuple):
+    """Messages since the start. `stored` and `failed` count the one-way ones, too; of what failed some may be stored."""
+
+    group: str
+    stored: int
+    failed: int
+    one_way_stored: int
+    one_way_failed: int
+    one_way_dropped: int
 
 
 class Producer:
@@ -74,6 +92,9 @@ class Producer:
         if group:
             check_name("group", group)
         self.group = group
+        self.max_pending_bytes = max_pending_bytes
+        self.one_way = OneWay(group)
+        self._stored = self._failed = 0  # messages
         self._zone = zone
         self._table = LatencyTable(latency_fault_table) if send_latency_fault_enable else None
         selector = selector or StickyRoundRobin(secrets.randbelow(1 << 16))
@@ -86,6 +107,7 @@ class Producer:
         self._connections: dict[str, GroupConnection] = {}
         self._timer: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._preparing: set[str] = set()  # topics that messages wait for
         self._closed = False  # or closing: takes no new calls
 
     @property
@@ -121,6 +143,7 @@ class Producer:
         while not self._outbox.is_empty:  # a call that waited for room comes in meanwhile
             await self.flush()
         self._outbox.closed = True
+        self.one_way.report(0, last=True)
         for connection in self._connections.values():
             await connection.close()
         if self._timer is not None:
@@ -170,16 +193,73 @@ class Producer:
         properties: Mapping[str, str] | None = None,
         message_group: str = "",
     ) -> asyncio.Future[SendReceipt]:
-        """Queue one message and return a future of its receipt. Await `prepare(topic)` once before.
+        """Queue one message and return a future of its receipt.
 
-        Raises: BufferFullError (await `ready()`), UsageError, TopicNotFoundError (not prepared).
+        The first message of a topic waits for the route; `prepare(topic)` fetches it ahead. Raises: BufferFullError (await
+        `ready()`), UsageError; what `send` raises comes as the exception of the future.
         """
         if type(topic) is str and not (tag or keys or properties or message_group):
             joined = self._outbox.join(topic, body)
             if joined is not None:
                 return joined
         self._check_open()
-        return self._outbox.put(topic, body, tag, keys, properties, message_group)
+        try:
+            return self._outbox.put(topic, body, tag, keys, properties, message_group)
+        except TopicNotFoundError:
+            message = topic
+            if not isinstance(message, Message):
+                data = encode_text("body", body) if isinstance(body, str) else body or b""
+                message = Message(message, data, tag, keys, properties or {}, message_group)
+            return self._put_early(message)
+
+    def _put_early(self, message: Message) -> asyncio.Future[SendReceipt]:
+        future = self._outbox.put_early(message)
+        if message.topic not in self._preparing:
+            self._preparing.add(message.topic)
+            self._in_background(self._prepare_for_waiting(message.topic))
+        return future
+
+    async def _prepare_for_waiting(self, topic: str) -> None:
+        try:
+            await self.prepare(topic)
+        except LedgerMQError as error:
+            self._outbox.no_route(topic, error)
+        except BaseException:
+            self._outbox.no_route(topic, ClosedError("producer"))
+            raise
+        finally:
+            self._preparing.discard(topic)
+
+    def send_oneway(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str = "",
+    ) -> bool:
+        """Queue one message without asking what becomes of it; return False when it was dropped, because there is no room.
+
+        It is sent, and sent again, like any other. What is lost is counted (`statistics`) and logged. Raises: UsageError.
+        """
+        try:
+            future = self.send_nowait(
+                topic, body, tag=tag, keys=keys, properties=properties, message_group=message_group
+            )
+        except BufferFullError:
+            self.one_way.drop()
+            return False
+        self.one_way.watch(future)
+        return True
+
+    def statistics(self) -> ProducerStatistics:
+        """Return what this producer has done so far."""
+        one_way = self.one_way
+        return ProducerStatistics(
+            self.group, self._stored, self._failed, one_way.stored, one_way.failed, one_way.dropped
+        )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -275,7 +355,7 @@ class Producer:
             logger.info("no broker group is led from the zone topic=%s zone=%s", route.topic, self._zone)
         parts = [*near, *(part for part in preferred if part not in near)]
         lanes = self._lanes_of(TopicLanes(encoder, parts, len(near) or None), route.topic)
-        every = _with_lost_parts(route, known.ordered.parts if known else ())
+        every = with_lost_parts(route, known.ordered.parts if known else ())
         if every != parts:
             lanes.ordered = self._lanes_of(TopicLanes(encoder, every), route.topic)
         self._outbox.use(route.topic, lanes)
@@ -322,7 +402,10 @@ class Producer:
             except LedgerMQError as error:
                 logger.info("route not refreshed topic=%s reason=%s", topic, error)
 
-        task = asyncio.create_task(refresh())
+        self._in_background(refresh())
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -347,12 +430,14 @@ class Producer:
 
     def _deliver(self, delivered: Delivered) -> None:
         section, offset = delivered.section, delivered.base_offset
+        self._stored += section.count
         for ticket in section.tickets:
             offset += ticket.deliver(section.lane.queue, offset, delivered.duplicate)
         self._outbox.release(section)
 
     def _fail(self, failed: Failed, connection: GroupConnection) -> None:
         section = failed.section
+        self._failed += section.count
 
         def error() -> Exception:
             if failed.refusal is not None:
@@ -368,7 +453,7 @@ class Producer:
     def _move_sections(self, source: GroupConnection) -> None:
         """Give what the group definitely refused to another group of the same topic, if there is one."""
         now = now_ms()
-        targets = {topic: _targets(lanes, source, now) for topic, lanes in self._outbox.topics.items()}
+        targets = {topic: lanes.instead_of(source, now) for topic, lanes in self._outbox.topics.items()}
         if not any(targets.values()):
             return
         for section in source.window.release():
@@ -384,32 +469,7 @@ class Producer:
             for connection in self._connections.values():
                 for failed in connection.window.expire(now):
                     self._fail(failed, connection)
-
-
-def _with_lost_parts(route: TopicRoute, known: Sequence[TopicInGroup]) -> list[TopicInGroup]:
-    """Return the parts of a route that may be written, and those that it had before and no longer has, by group name."""
-    parts = {part.group.name: part for part in known}
-    for part in route.parts:
-        parts.pop(part.group.name, None)
-        if part.writable and part.queue_count:
-            parts[part.group.name] = part
-    return [parts[name] for name in sorted(parts)]
-
-
-def _targets(lanes: TopicLanes, source: GroupConnection, now: int) -> Sequence[tuple[Lane, GroupConnection]]:
-    """Return where messages of a topic may go that `source` refused: none, when no other group takes any."""
-    candidates = [
-        number
-        for number, connection in enumerate(lanes.groups)
-        if connection is not source
-        and connection.group.writable
-        and connection.group.leader_id
-        and connection.window.avoid_until <= now
-    ]
-    if not candidates:
-        return ()
-    numbers = lanes.choice(lanes.best_groups(now, candidates)).numbers
-    return [(lanes.lanes[number], lanes.connections[number]) for number in numbers]
+            self.one_way.report(now)
 
 
 def _failed(waiting: list[asyncio.Future[Any]], error: LedgerMQError) -> None:

@@ -27,11 +27,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from .admin import Admin
-from .encoding import check_name
-from .errors import ClosedError, GroupNotFoundError, LedgerMQError
+from .encoding import check_name, encode_text
+from .errors import BufferFullError, ClosedError, GroupNotFoundError, LedgerMQError, UsageError
 from .event_loop import new_event_loop
+from .handover import Handover
 from .message import LeasedMessage, Message, SendReceipt
 from .producer import Producer as AsyncProducer
+from .producer import ProducerStatistics
 from .simple_consumer import INVISIBLE_MS, RECEIVE_BATCH, SimpleConsumer
 
 logger = logging.getLogger(__name__)
@@ -63,6 +65,22 @@ class _LoopThread:
                 coroutine.close()
                 raise ClosedError("client")
             return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Run a function on the loop, soon. Raises: ClosedError (after stop)."""
+        with self._lock:
+            if self._stopped:
+                raise ClosedError("client")
+            self.loop.call_soon_threadsafe(function)
+
+    def check_outside(self) -> None:
+        """Refuse to wait, in its own thread, for what only that thread can do. Raises: UsageError."""
+        if threading.current_thread() is self._thread:
+            raise UsageError(
+                "a callback of a future must not call what waits",
+                "It runs in the thread that would have to do it",
+                "Use send_async() or send_oneway() there, or hand the work to a thread of your own",
+            )
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for it. Ctrl-C cancels it. Raises: ClosedError (stopped meanwhile)."""
@@ -135,6 +153,7 @@ class _Closing:
         """Finish what is open, then close every connection. May be called twice."""
         if self._closed:
             return
+        self._thread.check_outside()
         self._closed = True
         _open.discard(self)
         try:
@@ -147,7 +166,7 @@ class _Closing:
 
 
 class Producer(_Closing):
-    """Sends messages and waits for each; `send_batch` sends many at once."""
+    """Sends messages and waits for each; `send_batch` sends many at once, `send_async` and `send_oneway` do not wait."""
 
     def __init__(self, nameservers: str | Sequence[str] = "127.0.0.1:9876", **options: Any) -> None:
         """`options` are those of the asyncio Producer."""
@@ -159,6 +178,7 @@ class Producer(_Closing):
             _open.discard(self)
             self._thread.stop()
             raise
+        self._handover = Handover(self._producer, self._thread.post, self._producer.max_pending_bytes)
 
     def send(
         self,
@@ -171,7 +191,7 @@ class Producer(_Closing):
         message_group: str = "",
     ) -> SendReceipt:
         """Send one message and wait until it is committed. Raises: as the asyncio Producer's `send`."""
-        self._check_open()
+        self._check_waits()
         return self._thread.call(
             self._producer.send(
                 topic, body, tag=tag, keys=keys, properties=properties, message_group=message_group
@@ -180,14 +200,83 @@ class Producer(_Closing):
 
     def send_batch(self, messages: Iterable[Message]) -> list[SendReceipt]:
         """Send many messages and wait for all of them. Raises: for the first one that failed."""
-        self._check_open()
+        self._check_waits()
         return self._thread.call(self._producer.send_batch(list(messages)))
+
+    def send_async(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str = "",
+    ) -> Future[SendReceipt]:
+        """Queue one message and return a future of its receipt; `result()` raises what `send` would.
+
+        Messages of one thread go in order. A callback (`add_done_callback`) runs in the producer's thread: it must be short,
+        and must not wait. Raises: BufferFullError (call `ready()`), UsageError.
+        """
+        self._check_open()
+        if not isinstance(topic, Message):
+            data = encode_text("body", body) if isinstance(body, str) else body or b""
+            topic = Message(topic, data, tag, keys, properties or {}, message_group)
+        return self._handover.put(topic)
+
+    def send_oneway(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str = "",
+    ) -> bool:
+        """Queue one message without asking what becomes of it; return False when it was dropped, because there is no room.
+
+        It is sent, and sent again, like any other. What is lost is counted (`statistics`) and logged. Raises: UsageError.
+        """
+        try:
+            future = self.send_async(
+                topic, body, tag=tag, keys=keys, properties=properties, message_group=message_group
+            )
+        except BufferFullError:
+            self._producer.one_way.drop()
+            return False
+        self._producer.one_way.watch(future)
+        return True
+
+    def ready(self) -> None:
+        """Wait until there is room for another `send_async`. Raises: ClosedError (closed meanwhile)."""
+        self._check_waits()
+        self._handover.wait_for_room()
+
+    def statistics(self) -> ProducerStatistics:
+        """Return what this producer has done so far."""
+        return self._producer.statistics()
+
+    def close(self) -> None:
+        """Wait for what is open (until its deadlines), then close every connection. May be called twice."""
+        if self._closed:
+            return
+        self._thread.check_outside()
+        try:
+            super().close()
+        finally:
+            self._handover.abandon()
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("producer")
 
+    def _check_waits(self) -> None:
+        self._check_open()
+        self._thread.check_outside()
+
     async def _finish(self) -> None:
+        await self._handover.flush()
         await self._producer.close()
 
 

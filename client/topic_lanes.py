@@ -87,6 +87,21 @@ class TopicLanes:
         latencies = [calls.latency(now) if (calls := groups[number].calls) else 0.0 for number in best]
         return tuple(best[number] for number in quickest(latencies))
 
+    def instead_of(self, source: GroupConnection, now: int) -> list[tuple[Lane, GroupConnection]]:
+        """Return where messages may go that `source` refused: nowhere, when no other group takes any."""
+        candidates = [
+            number
+            for number, connection in enumerate(self.groups)
+            if connection is not source
+            and connection.group.writable
+            and connection.group.leader_id
+            and connection.window.avoid_until <= now
+        ]
+        if not candidates:
+            return []
+        numbers = self.choice(self.best_groups(now, candidates)).numbers
+        return [(self.lanes[number], self.connections[number]) for number in numbers]
+
     def choice(self, groups: tuple[int, ...]) -> Choice:
         """Return the queues of these groups."""
         found = self._choices.get(groups)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ledgermq.proto import route_pb2 as pb
@@ -116,3 +117,13 @@ def route_of(topic: str, cluster: str, views: list[pb.GroupRoute]) -> TopicRoute
         if parts
         else None
     )
+
+
+def with_lost_parts(route: TopicRoute, known: Sequence[TopicInGroup]) -> list[TopicInGroup]:
+    """Return the parts of a route that may be written, and those that it had before and no longer has, by group name."""
+    parts = {part.group.name: part for part in known}
+    for part in route.parts:
+        parts.pop(part.group.name, None)
+        if part.writable and part.queue_count:
+            parts[part.group.name] = part
+    return [parts[name] for name in sorted(parts)]

@@ -47,8 +47,8 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 async def sending_to(count: int = 2, **options: Any) -> AsyncIterator[tuple[FakeCluster, Producer]]:
     """Yield groups of two queues each, and a producer that avoids the slow and has sent something to each queue."""
     groups = [FakeGroup(f"g{number}", {"orders": 2}) for number in range(count)]
-    options = {"selector": StrictRoundRobin(), "send_latency_fault_enable": True} | options
-    async with FakeCluster(*groups) as cluster, Producer(cluster.address, **options) as sender:
+    usual: dict[str, Any] = {"selector": StrictRoundRobin(), "send_latency_fault_enable": True}
+    async with FakeCluster(*groups) as cluster, Producer(cluster.address, **(usual | options)) as sender:
         await sender.send_batch(Message("orders", b"warm") for _ in range(2 * count))
         yield cluster, sender
 

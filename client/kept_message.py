@@ -1,0 +1,51 @@
+"""Messages that are kept for a while before they can be put where they belong: checked at once, and copied, because their
+callers may change what they gave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+from .encoding import check_body, check_name, check_sizes, encode_text
+from .message import Message, SendReceipt
+
+_RECORD_ROOM: Final = 256  # what a record needs beside body and labels, bytes
+
+
+def keep(message: Message) -> tuple[Message, int]:
+    """Return a message that nobody changes, and the bytes that it counts for a bound. Raises: UsageError."""
+    check_name("topic", message.topic)
+    given = cast("bytes | str | None", message.body)  # what else people pass is text
+    body = encode_text("body", given) if isinstance(given, str) else bytes(given or b"")
+    check_body(body)
+    properties = dict(message.properties or {})
+    labels = check_sizes(message.tag, message.keys, properties, message.message_group)
+    kept = replace(message, body=body, keys=tuple(message.keys), properties=properties)
+    return kept, len(body) + labels + _RECORD_ROOM
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyMessage:
+    """A message whose topic has no route yet. `size` is what it counts for the bound on what waits, bytes."""
+
+    message: Message
+    size: int
+    future: asyncio.Future[SendReceipt]
+
+    def follow(self, put: asyncio.Future[SendReceipt]) -> None:
+        """It was put where it belongs; what becomes of it there is its caller's answer."""
+        put.add_done_callback(self._pass_on)
+
+    def _pass_on(self, put: asyncio.Future[SendReceipt]) -> None:
+        error = put.exception()
+        if error is not None:
+            self.fail(error)
+        elif not self.future.done():
+            self.future.set_result(put.result())
+
+    def fail(self, error: BaseException) -> None:
+        """It cannot be sent."""
+        if not self.future.done():
+            self.future.set_exception(error)
