@@ -141,13 +141,12 @@ class CallTimes:
         mean = self._mean if now - self._measured_at < _STALE_MS else 0.0
         return max(mean, float(now - self._sent[0])) if self._sent else mean
 
-    def is_slow(self, now: int) -> bool:
-        """Tell whether the group is avoided because a call took long, or is taking long."""
-        return self._slow_until > now or (bool(self._sent) and now - self._sent[0] >= self._slow_ms)
-
-    def has_failed(self, now: int) -> bool:
-        """Tell whether the group is avoided because a call failed."""
-        return self._failed_until > now
+    def rank(self, now: int) -> int:
+        """Return 0 when the group is well, 1 while it is avoided because a call took, or takes, long, 2 because one failed."""
+        if self._failed_until > now:
+            return 2
+        slow = self._slow_until > now or (self._sent and now - self._sent[0] >= self._slow_ms)
+        return 1 if slow else 0
 
 
 def quickest(latencies: Sequence[float]) -> list[int]:

@@ -17,6 +17,7 @@ from .message import MessageQueue
 from .topic_route import TopicInGroup
 
 _MAX_CHOICES: Final = 64  # sets of groups that are remembered
+_LAST: Final = 8  # above every rank
 
 
 class Choice(NamedTuple):
@@ -77,15 +78,17 @@ class TopicLanes:
         First those that take messages and are not avoided, then those that take any, slow ones before those whose calls
         failed. Of equal ones first the near, then the quickest.
         """
-        every = range(len(self.groups)) if candidates is None else candidates
-        groups = self.groups
-        taking = [number for number in every if groups[number].window.avoid_until <= now]
-        answering = [number for number in taking if not _has_failed(groups[number], now)]
-        well = [number for number in answering if not _is_slow(groups[number], now)]
-        best = well or answering or taking or list(every)
-        best = [number for number in best if number < self._near] or best
-        latencies = [calls.latency(now) if (calls := groups[number].calls) else 0.0 for number in best]
-        return tuple(best[number] for number in quickest(latencies))
+        lowest, best = _LAST, list[int]()
+        for number in range(len(self.groups)) if candidates is None else candidates:
+            rank = 2 * _rank(self.groups[number], now) + (number >= self._near)
+            if rank < lowest:
+                lowest, best = rank, [number]
+            elif rank == lowest:
+                best.append(number)
+        if len(best) == 1:
+            return (best[0],)
+        latencies = [calls.latency(now) if (calls := self.groups[number].calls) else 0.0 for number in best]
+        return tuple([best[number] for number in quickest(latencies)])
 
     def instead_of(self, source: GroupConnection, now: int) -> list[tuple[Lane, GroupConnection]]:
         """Return where messages may go that `source` refused: nowhere, when no other group takes any."""
@@ -119,9 +122,8 @@ class TopicLanes:
         return found
 
 
-def _has_failed(group: GroupConnection, now: int) -> bool:
-    return group.calls is not None and group.calls.has_failed(now)
-
-
-def _is_slow(group: GroupConnection, now: int) -> bool:
-    return group.calls is not None and group.calls.is_slow(now)
+def _rank(group: GroupConnection, now: int) -> int:
+    """Return how far down a group stands: 0 it is well, 1 slow, 2 its calls failed, 3 it takes nothing."""
+    if group.window.avoid_until > now:
+        return 3
+    return group.calls.rank(now) if group.calls is not None else 0

@@ -12,6 +12,8 @@ from ledgermq.client.latency_fault import SEED_TABLE, CallTimes, LatencyTable, q
 #: What RocketMQ itself has: 0.05 to 15 s of latency, up to 30 s of avoidance.
 REAL_TABLE = ((50, 0), (100, 0), (550, 2000), (1800, 5000), (3000, 6000), (5000, 10_000), (15_000, 30_000))
 
+WELL, SLOW, FAILED = range(3)
+
 
 def call(calls: CallTimes, latency: int, *, at: int = 0, node: str = "n1") -> int:
     """Make one call that takes so long; return when it is answered."""
@@ -44,27 +46,26 @@ def test_a_table_that_makes_no_sense_is_refused_with_an_example(rows: list[tuple
 def test_a_table_without_consequences_avoids_nobody() -> None:
     calls = CallTimes(LatencyTable([(1, 0)]))
     calls.sent(0)
-    assert not calls.is_slow(1 << 40)
+    assert calls.rank(1 << 40) == WELL
     calls.failed("n1", 10)
-    assert not calls.has_failed(10)
+    assert calls.rank(10) == WELL
 
 
 def test_a_slow_call_keeps_its_group_out_for_as_long_as_the_table_says() -> None:
     calls = CallTimes(LatencyTable(SEED_TABLE))
-    assert not calls.is_slow(call(calls, 499))
+    assert calls.rank(call(calls, 499)) == WELL
     end = call(calls, 500, at=1000)
-    assert [calls.is_slow(end + later) for later in (0, 2999, 3000)] == [True, True, False]
-    assert not calls.has_failed(end)
+    assert [calls.rank(end + later) for later in (0, 2999, 3000)] == [SLOW, SLOW, WELL]
 
 
 def test_a_call_that_has_no_answer_yet_is_slow_from_the_same_moment_on() -> None:
     calls = CallTimes(LatencyTable())
     calls.sent(100)
     calls.sent(300)
-    assert [calls.is_slow(now) for now in (599, 600)] == [False, True]
+    assert [calls.rank(now) for now in (599, 600)] == [WELL, SLOW]
     assert calls.latency(600) == 500
     calls.answered("n1", 400)
-    assert [calls.is_slow(now) for now in (799, 800)] == [False, True], "the second one is the oldest now"
+    assert [calls.rank(now) for now in (799, 800)] == [WELL, SLOW], "the second one is the oldest now"
 
 
 def test_a_failed_call_counts_as_the_last_row() -> None:
@@ -75,8 +76,7 @@ def test_a_failed_call_counts_as_the_last_row() -> None:
             calls.refused("n1", 5)
         else:
             calls.ended("n1", 5, broken=True)
-        assert [calls.has_failed(now) for now in (5, 30_004, 30_005)] == [True, True, False], fail
-        assert not calls.is_slow(30_000), "nothing waits any more"
+        assert [calls.rank(now) for now in (5, 30_004, 30_005)] == [FAILED, FAILED, WELL], fail
 
 
 def test_a_stream_that_ends_with_nothing_open_or_on_our_wish_is_no_failure() -> None:
@@ -84,15 +84,15 @@ def test_a_stream_that_ends_with_nothing_open_or_on_our_wish_is_no_failure() -> 
     calls.ended("n1", 0, broken=True)
     calls.sent(0)
     calls.ended("n1", 0, broken=False)
-    assert not calls.has_failed(0)
-    assert not calls.is_slow(10_000), "what was out will be counted when it goes again"
+    assert calls.rank(0) == WELL
+    assert calls.rank(10_000) == WELL, "what was out will be counted when it goes again"
 
 
 def test_a_quick_call_does_not_end_the_avoidance() -> None:
     calls = CallTimes(LatencyTable())
     end = call(calls, 600)
     call(calls, 1, at=end)
-    assert calls.is_slow(end + 2999)
+    assert calls.rank(end + 2999) == SLOW
 
 
 def test_what_one_node_did_is_not_held_against_the_next_leader() -> None:
@@ -100,11 +100,11 @@ def test_what_one_node_did_is_not_held_against_the_next_leader() -> None:
     end = call(calls, 600, node="n1")
     calls.failed("n1", end)
     end = call(calls, 1, at=end, node="n2")
-    assert not (calls.is_slow(end) or calls.has_failed(end))
+    assert calls.rank(end) == WELL
     assert calls.latency(end) == 1
     calls.failed("n2", end)
     calls.forget()
-    assert not calls.has_failed(end)
+    assert calls.rank(end) == WELL
     assert calls.latency(end) == 0
 
 
