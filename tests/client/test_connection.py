@@ -13,6 +13,7 @@ from ledgermq.client import connection as module
 from ledgermq.client import retry_policy
 from ledgermq.client.batching import Outcome, SendWindow
 from ledgermq.client.connection import GroupConnection, now_ms
+from ledgermq.client.latency_fault import CallTimes, LatencyTable
 from ledgermq.client.message import MessageQueue
 from ledgermq.client.topic_route import BrokerGroup, Node
 from ledgermq.proto import log_pb2
@@ -151,6 +152,26 @@ def test_a_new_leader_ends_the_pause_that_another_node_asked_for() -> None:
         new = await channels.opened.get()
         assert new.address == "n2"
         assert await new.written.get()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("code", "rank"),
+    [(pb.NOT_LEADER, 2), (pb.STALE_ROUTE, 0), (pb.OUTCOME_UNKNOWN, 2), (pb.NO_QUORUM, 2), (pb.DISK_FULL, 2)],
+)
+def test_what_a_refusal_says_of_the_calls_to_the_group(code: pb.RefusalCode, rank: int) -> None:
+    """A call to another node had failed before: who does not lead says nothing, who leads ends that."""
+
+    async def test(connection: GroupConnection, channels: Channels) -> None:
+        calls = connection.calls = CallTimes(LatencyTable())
+        calls.failed("n3", now_ms())
+        call = await channels.opened.get()
+        await call.written.get()
+        refusal = pb.Refusal(code=code, retryable=True, retry_after_ms=FOR_EVER_MS)
+        call.answer(log_pb2.ProduceResponse(request_id=1, refusal=refusal))
+        await _turns()
+        assert calls.rank(now_ms()) == rank
 
     run(test)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any
@@ -191,6 +192,23 @@ def test_what_waits_for_its_route_counts_for_the_bound() -> None:
             await asyncio.gather(*futures)
             await producer.flush()
             assert producer._outbox._bytes == 0
+
+    run(scenario())
+
+
+def test_who_waited_for_the_route_had_his_room_whatever_took_the_rest() -> None:
+    async def scenario() -> None:
+        async with (
+            FakeCluster(FakeGroup(topics={"orders": 1, "bills": 1})) as cluster,
+            Producer(cluster.address, max_pending_bytes=10_000) as producer,
+        ):
+            await producer.prepare("bills")
+            cluster.node().may_answer.clear()
+            early = [producer.send_nowait("orders", b"%d" % number) for number in range(3)]
+            producer.send_nowait("bills", random.Random(1).randbytes(20_000))
+            await producer.prepare("orders")
+            cluster.node().may_answer.set()
+            assert [(await future).queue_offset for future in early] == [0, 1, 2]
 
     run(scenario())
 

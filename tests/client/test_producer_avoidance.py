@@ -25,13 +25,12 @@ from .test_producer_groups import group_name_for
 
 
 class Clock:
-    """The producer's clock: the real one, which can be put forward."""
+    """The producer's clock: it stands still until it is put forward, so that every call takes no time unless a test says so."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.ahead_ms = 0
-        real = connection.now_ms
         for module in (connection, outbox, producer):
-            patch.setattr(module, "now_ms", lambda: real() + self.ahead_ms)
+            patch.setattr(module, "now_ms", lambda: 1_000_000 + self.ahead_ms)
 
 
 @pytest.fixture
@@ -153,6 +152,23 @@ def test_a_refusal_by_the_group_counts_as_a_failed_call(clock: Clock) -> None:
     run(scenario())
 
 
+def test_a_group_without_a_leader_has_failed(clock: Clock) -> None:
+    async def scenario() -> None:
+        async with sending_to() as (cluster, sender):
+            node = cluster.node("n1", "g0")
+            cluster.groups[0].leader = ""
+            assert await places(sender) == {"g1": 8}
+            clock.ahead_ms += 2_999
+            asked = len(node.requests)
+            assert await places(sender) == {"g1": 8}
+            assert len(node.requests) == asked
+            cluster.groups[0].leader = "n1"
+            clock.ahead_ms += 1
+            assert (await places(sender))["g0"]
+
+    run(scenario())
+
+
 def test_with_all_groups_avoided_messages_still_go(clock: Clock) -> None:
     async def scenario() -> None:
         async with sending_to() as (cluster, sender):
@@ -266,10 +282,10 @@ def test_with_nobody_in_the_zone_all_are_used() -> None:
     """As with nodes of a version that says nothing of zones."""
 
     async def scenario() -> None:
-        for zones in (["west"], [""]):
+        for first, second, zone in (("west", "west", "east"), ("", "", "east"), ("", "west", "")):
             async with (
-                standing(zones, zones) as cluster,
-                Producer(cluster.address, zone="east", selector=StrictRoundRobin()) as sender,
+                standing([first], [second]) as cluster,
+                Producer(cluster.address, zone=zone, selector=StrictRoundRobin()) as sender,
             ):
                 assert await places(sender) == {"g0": 4, "g1": 4}
 
@@ -310,6 +326,22 @@ def test_a_near_group_that_takes_nothing_gives_its_messages_to_the_others(clock:
             for name in ("g0", "g1"):
                 cluster.node("n1", name).refusals.clear()
             assert await places(sender) == {"g0": 4, "g1": 4}
+
+    run(scenario())
+
+
+def test_what_a_near_group_refuses_goes_to_another_near_one(clock: Clock) -> None:
+    async def scenario() -> None:
+        first = CustomSelector(lambda queues, key: 0)
+        async with (
+            standing(["east"], ["west"], ["east"]) as cluster,
+            Producer(cluster.address, zone="east", selector=first) as sender,
+        ):
+            for _ in range(10):
+                full = pb.Refusal(code=pb.DISK_FULL, message="full", retryable=True, retry_after_ms=1)
+                cluster.node("n1", "g0").refusals.append(full)
+                assert await places(sender, 1) == {"g2": 1}
+                clock.ahead_ms += 1
 
     run(scenario())
 

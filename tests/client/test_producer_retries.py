@@ -28,8 +28,15 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(coroutine, 30))
 
 
-def refusal(code: pb.RefusalCode) -> pb.Refusal:
-    return pb.Refusal(code=code, message="not now", retryable=True, retry_after_ms=1)
+def refusal(code: pb.RefusalCode, retry_after_ms: int = 1) -> pb.Refusal:
+    return pb.Refusal(code=code, message="not now", retryable=True, retry_after_ms=retry_after_ms)
+
+
+async def until(happened: Callable[[], object], clock: Clock) -> None:
+    """Let time pass, a little, until something has happened."""
+    while not happened():
+        clock.ahead_ms += 1
+        await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
@@ -95,15 +102,21 @@ def test_an_unknown_outcome_is_asked_for_again_where_it_is() -> None:
 
 
 @pytest.mark.parametrize("code", [pb.NO_QUORUM, pb.DISK_FULL, pb.TOO_MANY_REQUESTS, pb.SHUTTING_DOWN])
-def test_a_refusal_after_an_unknown_outcome_moves_nothing(code: pb.RefusalCode) -> None:
+def test_a_refusal_after_an_unknown_outcome_moves_nothing(
+    code: pb.RefusalCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first copy may be stored; the refusal says nothing of it."""
 
     async def scenario() -> None:
-        async with first_to_g0(timeout_ms=400) as (cluster, producer):
-            answers = [refusal(pb.OUTCOME_UNKNOWN), *[refusal(code)] * 1000]
-            cluster.node("n1", "g0").refusals.extend(answers)
+        clock = Clock(monkeypatch)
+        async with first_to_g0() as (cluster, producer):
+            node = cluster.node("n1", "g0")
+            node.refusals.extend([refusal(pb.OUTCOME_UNKNOWN), *[refusal(code)] * 10_000])
+            sending = asyncio.create_task(producer.send("orders", b"x"))
+            await until(lambda: len(node.requests) > 3, clock)
+            clock.ahead_ms += 10_000
             with pytest.raises(SendTimeoutError, match="it may or may not be stored") as caught:
-                await producer.send("orders", b"x")
+                await sending
             assert caught.value.sent and caught.value.retryable
             assert not cluster.node("n1", "g1").requests
 
@@ -121,17 +134,23 @@ def test_an_ordered_message_waits_for_the_group_that_refuses_it() -> None:
     run(scenario())
 
 
-def test_refused_by_every_group_a_message_fails_at_its_deadline_and_is_not_stored() -> None:
+def test_refused_by_every_group_a_message_fails_at_its_deadline_and_is_not_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario() -> None:
-        async with first_to_g0(timeout_ms=400) as (cluster, producer):
+        clock = Clock(monkeypatch)
+        async with first_to_g0() as (cluster, producer):
             for group in cluster.groups:
-                cluster.node("n1", group.name).refusals.extend([refusal(pb.TOO_MANY_REQUESTS)] * 10_000)
-            with pytest.raises(
-                SendTimeoutError, match=r"within 400 ms; it is not stored\. not now"
-            ) as caught:
-                await producer.send("orders", b"x")
+                cluster.node("n1", group.name).refusals.append(refusal(pb.TOO_MANY_REQUESTS, 60_000))
+            sending = asyncio.create_task(producer.send("orders", b"x"))
+            connections = producer._connections
+            await until(lambda: len(connections) == 2, clock)
+            await until(lambda: all(each.window.paused_until for each in connections.values()), clock)
+            clock.ahead_ms += 10_000
+            with pytest.raises(SendTimeoutError, match=r"it is not stored\. not now") as caught:
+                await sending
             assert not caught.value.sent
-            assert all(cluster.node("n1", group.name).requests for group in cluster.groups)
+            assert [len(cluster.node("n1", group.name).requests) for group in cluster.groups] == [1, 1]
 
     run(scenario())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -194,6 +195,26 @@ def test_closing_waits_for_what_was_handed_over(cluster: Served[FakeCluster]) ->
             call("orders", b"x")
     with pytest.raises(ClosedError):
         producer.ready()
+
+
+def test_what_waits_for_the_room_that_others_took_is_sent_even_while_the_producer_closes(
+    cluster: Served[FakeCluster],
+) -> None:
+    producer = Producer(cluster.address, max_pending_bytes=10_000)
+    hold(cluster)
+    large = random.Random(1).randbytes(20_000)
+    other = threading.Thread(target=producer.send, args=("orders", large))
+    other.start()
+    cluster.run(cluster.cluster.node().asked.wait())
+    future = producer.send_async("orders", b"x")
+    closing = threading.Thread(target=producer.close)
+    closing.start()
+    while not producer._producer._closed and not producer._closed:
+        threading.Event().wait(0.001)
+    let_go(cluster)
+    closing.join(PATIENCE_S)
+    other.join(PATIENCE_S)
+    assert future.result(0).queue_offset == 1
 
 
 def test_many_threads_hand_over_and_nothing_is_lost_or_out_of_order(cluster: Served[FakeCluster]) -> None:
