@@ -21,7 +21,7 @@ os.environ.update({name: _SETTINGS[name] for name in _OURS})
 from .admin import Admin
 from .errors import LedgerMQError
 from .message import LeasedMessage, Message, MessageQueue, MessageView, SendReceipt
-from .producer import Producer
+from .producer import Producer, ProducerStatistics
 from .pull_consumer import PullConsumer
 from .simple_consumer import SimpleConsumer
 
@@ -36,6 +36,7 @@ __all__ = [
     "MessageQueue",
     "MessageView",
     "Producer",
+    "ProducerStatistics",
     "PullConsumer",
     "SendReceipt",
     "SimpleConsumer",

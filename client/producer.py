@@ -96,7 +96,8 @@ class Producer:
         self.one_way = OneWay(group)
         self._stored = self._failed = 0  # messages
         self._zone = zone
-        self._table = LatencyTable(latency_fault_table) if send_latency_fault_enable else None
+        table = LatencyTable(latency_fault_table)
+        self._table = table if send_latency_fault_enable else None
         selector = selector or StickyRoundRobin(secrets.randbelow(1 << 16))
         self._outbox = Outbox(selector, timeout_ms, max_pending_bytes, avoid_slow=send_latency_fault_enable)
         self._compress_above = MAX_BODY_SIZE if compress_above is None else compress_above

@@ -176,6 +176,22 @@ def test_what_a_refusal_says_of_the_calls_to_the_group(code: pb.RefusalCode, ran
     run(test)
 
 
+def test_a_stream_that_breaks_with_a_request_open_is_a_failed_call_and_one_that_is_left_is_none() -> None:
+    async def test(connection: GroupConnection, channels: Channels) -> None:
+        calls = connection.calls = CallTimes(LatencyTable())
+        for leave, rank in ((connection.update, 0), (None, 2)):
+            call = await channels.opened.get()
+            await call.written.get()
+            if leave is not None:
+                leave(group(2, "n2"))
+            else:
+                call.answer(grpc.RpcError())
+            channels.opened.put_nowait(await channels.opened.get())  # the next stream is there
+            assert calls.rank(now_ms()) == rank
+
+    run(test)
+
+
 def test_news_during_a_pause_of_the_search_are_what_it_goes_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry_policy, "backoff_ms", lambda _attempt: FOR_EVER_MS)
     monkeypatch.setattr(retry_policy, "_LONGEST_SEARCH_PAUSE_MS", FOR_EVER_MS)

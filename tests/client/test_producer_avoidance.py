@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ledgermq.client import Message, Producer, SendReceipt, connection, outbox, producer
+from ledgermq.client.errors import UsageError
 from ledgermq.client.queue_selection import (
     CustomSelector,
     HashByKey,
@@ -120,6 +121,14 @@ def test_the_table_says_what_is_slow_and_for_how_long(clock: Clock) -> None:
             await future
             clock.ahead_ms += 4_000
             assert await places(sender) == {"g1": 8}
+
+    run(scenario())
+
+
+def test_a_table_that_makes_no_sense_is_refused_at_once() -> None:
+    async def scenario() -> None:
+        with pytest.raises(UsageError, match="rising latencies"):
+            Producer(latency_fault_table=[(500, 3000), (400, 4000)])
 
     run(scenario())
 
