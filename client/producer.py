@@ -36,7 +36,7 @@ from .latency_fault import SEED_TABLE, CallTimes, LatencyFaultTable, LatencyTabl
 from .message import Message, MessageQueue, SendReceipt
 from .one_way import OneWay
 from .outbox import Outbox
-from .queue_selection import QueueSelector, StickyRoundRobin
+from .queue_selection import CustomChoice, QueueSelector, StickyRoundRobin, selector_of
 from .routes import Routes
 from .stretches import stretches
 from .topic_lanes import TopicLanes
@@ -72,14 +72,15 @@ class Producer:
         cluster: str = "",
         timeout_ms: int = SEND_TIMEOUT_MS,
         group: str = "",
-        selector: QueueSelector | None = None,
+        selector: QueueSelector | CustomChoice | None = None,
         zone: str = "",
         send_latency_fault_enable: bool = False,
         latency_fault_table: LatencyFaultTable = SEED_TABLE,
         compress_above: int | None = COMPRESS_ABOVE,
         max_pending_bytes: int = MAX_PENDING_BYTES,
     ) -> None:
-        """`timeout_ms` is the deadline of a message with all its retries, `selector` chooses queues (see `queue_selection`).
+        """`timeout_ms` is the deadline of a message with all its retries, `selector` chooses queues: one
+        of `queue_selection`, your own, or a function of the queues and the first key that returns an index.
 
         `group` names the producers that do the same work; so far only `statistics()` and the log show it.
         `zone`: queues of broker groups whose leader stands there come first; when none does, or none takes messages, all.
@@ -98,8 +99,8 @@ class Producer:
         self._zone = zone
         table = LatencyTable(latency_fault_table)
         self._table = table if send_latency_fault_enable else None
-        selector = selector or StickyRoundRobin(secrets.randbelow(1 << 16))
-        self._outbox = Outbox(selector, timeout_ms, max_pending_bytes, avoid_slow=send_latency_fault_enable)
+        chosen = selector_of(selector or StickyRoundRobin(secrets.randbelow(1 << 16)))
+        self._outbox = Outbox(chosen, timeout_ms, max_pending_bytes, avoid_slow=send_latency_fault_enable)
         self._compress_above = MAX_BODY_SIZE if compress_above is None else compress_above
         self._channels = Channels()
         self._routes = Routes(nameservers, self._channels, cluster)

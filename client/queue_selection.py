@@ -10,7 +10,7 @@ others. A selector without that method has reasons for its choice, and keeps it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol, cast
 
 from ledgermq.proto.record import hash_text
 
@@ -19,6 +19,7 @@ from .message import MessageQueue
 _MASK64: Final = (1 << 64) - 1
 _JUMP_FACTOR: Final = 2862933555777941757
 
+#: Returns an index into the queues, of any size, for the first key of a message ("" without one).
 CustomChoice = Callable[[Sequence[MessageQueue], str], int]
 
 
@@ -112,6 +113,11 @@ class CustomSelector:
 
     def on_flush(self) -> None:
         return
+
+
+def selector_of(given: QueueSelector | CustomChoice) -> QueueSelector:
+    """Return the selector that was given, or that of a function."""
+    return cast("QueueSelector", given) if hasattr(given, "choose") else CustomSelector(given)
 
 
 def hash_to_index(text: str, count: int) -> int:

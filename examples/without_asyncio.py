@@ -12,8 +12,9 @@ from ledgermq.client.sync import Consumer, Producer
 def main(nameserver: str) -> None:
     run = uuid.uuid4().hex[:8]  # so that it may be run twice
     with Producer(nameserver) as producer:
-        producer.send("letters", f"{run} one")
+        future = producer.send_async("letters", f"{run} one")  # add_done_callback() takes a function
         receipts = producer.send_batch(Message("letters", f"{run} {n}".encode()) for n in ("two", "three"))
+        receipts.append(future.result())
         print(f"stored at {[(receipt.queue_id, receipt.queue_offset) for receipt in receipts]}")
 
     found = []

@@ -210,6 +210,7 @@ def test_message_groups_stay_in_their_queue_in_order(clock: Clock) -> None:
     [
         (HashByKey, {"keys": [next(str(i) for i in range(99) if hash_to_index(str(i), 4) == 0)]}),
         (lambda: CustomSelector(lambda queues, key: 0), {}),
+        (lambda: lambda queues, key: len(queues), {}),
     ],
 )
 def test_a_queue_that_was_chosen_for_a_reason_stays(
