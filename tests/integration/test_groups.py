@@ -27,7 +27,10 @@ QUEUES = {("g0", 0), ("g0", 1), ("g1", 0), ("g1", 1)}
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("groups"), nodes=3, groups=2) as running:
+    made = Cluster(tmp_path_factory.mktemp("groups"), nodes=3, groups=2)
+    for name, process in made.nodes.items():
+        process.arguments += ["--zone", f"rack of {name}"]
+    with made as running:
         yield running
 
 
@@ -181,6 +184,24 @@ def test_our_producer_makes_a_topic_in_every_group_by_its_first_use(cluster: Clu
         assert {each.broker_group for each in receipts} == {"g0", "g1"}
 
     run(scenario())
+
+
+def test_a_producer_prefers_the_group_that_is_led_from_its_zone(cluster: Cluster, ledgermq: Any) -> None:
+    async def groups(zone: str) -> set[str]:
+        address = cluster.nameserver_addresses[0]
+        async with Producer(address, zone=zone, selector=StrictRoundRobin()) as producer:
+            receipts = await producer.send_batch(Message("zones", b"x") for _ in range(16))
+        return {each.broker_group for each in receipts}
+
+    assert ledgermq("topic", "create", "zones", "-q", "2")[0] == 0
+    leader = cluster.wait_leader(group="g1")
+    follower = next(name for name in cluster.groups["g1"] if name != leader)
+    assert asyncio.run(groups(f"rack of {leader}")) == {"g1"}
+    assert asyncio.run(groups(f"rack of {follower}")) == {"g0", "g1"}
+    assert ledgermq("cluster", "transfer", follower) == (0, f"{follower} leads\n")
+    wait_until(
+        lambda: asyncio.run(groups(f"rack of {follower}")) == {"g1"}, "the nameserver knows the leader"
+    )
 
 
 def test_sends_go_on_when_the_leader_of_a_group_dies(cluster: Cluster, ledgermq: Any) -> None:
