@@ -54,6 +54,7 @@ class Outbox:
         self._bytes = 0
         self._ids = process_ids()
         self._runs: dict[str, OpenRun] = {}  # by topic
+        self.failed_early = 0  # messages that never had a lane
         self._early: dict[str, list[EarlyMessage]] = {}  # by topic, which has no lanes
         self._open: set[Section] = set()  # with messages that nobody has acknowledged or given up
         self._room = asyncio.Event()
@@ -296,6 +297,7 @@ class Outbox:
                 try:
                     early.follow(self.put(early.message))
                 except LedgerMQError as error:
+                    self.failed_early += 1
                     early.fail(error)
         finally:
             self._max_bytes = bound
@@ -305,6 +307,7 @@ class Outbox:
         """The lanes of a topic will not come: fail what waits for them."""
         for early in self._early.pop(topic, ()):
             self._bytes -= early.size
+            self.failed_early += 1
             early.fail(error)
         self._tell_released()
 

@@ -52,7 +52,9 @@ _CHECK_S: Final = 0.1
 
 
 class ProducerStatistics(NamedTuple):
-    """Messages since the start. `stored` and `failed` count the one-way ones, too; of what failed some may be stored."""
+    """Messages since the start, of those that were taken. `stored` and `failed` count the one-way ones, too; some of what
+    failed may be stored.
+    """
 
     group: str
     stored: int
@@ -258,9 +260,9 @@ class Producer:
 
     def statistics(self) -> ProducerStatistics:
         """Return what this producer has done so far."""
-        one_way = self.one_way
+        one_way, failed = self.one_way, self._failed + self._outbox.failed_early
         return ProducerStatistics(
-            self.group, self._stored, self._failed, one_way.stored, one_way.failed, one_way.dropped
+            self.group, self._stored, failed, one_way.stored, one_way.failed, one_way.dropped
         )
 
     def _check_open(self) -> None:
