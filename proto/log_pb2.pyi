@@ -102,20 +102,22 @@ class FetchResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[FetchedQueue, _Mapping]]] = ..., applied_index: _Optional[int] = ..., node_id: _Optional[str] = ..., stale: _Optional[bool] = ...) -> None: ...
 
 class QueueOffset(_message.Message):
-    __slots__ = ("topic", "queue_id", "offset", "begin_offset", "end_offset", "lost")
+    __slots__ = ("topic", "queue_id", "offset", "begin_offset", "end_offset", "lost", "epoch")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     BEGIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     offset: int
     begin_offset: int
     end_offset: int
     lost: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., begin_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., begin_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., lost: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class CommitOffsetsRequest(_message.Message):
     __slots__ = ("group", "offsets", "reset")
@@ -148,3 +150,57 @@ class QueryOffsetsResponse(_message.Message):
     refusal: _route_pb2.Refusal
     offsets: _containers.RepeatedCompositeFieldContainer[QueueOffset]
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., offsets: _Optional[_Iterable[_Union[QueueOffset, _Mapping]]] = ...) -> None: ...
+
+class MembershipRequest(_message.Message):
+    __slots__ = ("group", "member_id", "topics", "allocation", "zone", "session_timeout_ms", "release_ms", "released", "leave", "filter")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATION_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member_id: str
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    allocation: str
+    zone: str
+    session_timeout_ms: int
+    release_ms: int
+    released: _containers.RepeatedCompositeFieldContainer[QueueOwnership]
+    leave: bool
+    filter: str
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., allocation: _Optional[str] = ..., zone: _Optional[str] = ..., session_timeout_ms: _Optional[int] = ..., release_ms: _Optional[int] = ..., released: _Optional[_Iterable[_Union[QueueOwnership, _Mapping]]] = ..., leave: _Optional[bool] = ..., filter: _Optional[str] = ...) -> None: ...
+
+class QueueOwnership(_message.Message):
+    __slots__ = ("topic", "topic_id", "queue_id", "epoch", "offset")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    topic_id: int
+    queue_id: int
+    epoch: int
+    offset: int
+    def __init__(self, topic: _Optional[str] = ..., topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class MembershipResponse(_message.Message):
+    __slots__ = ("refusal", "owned", "revoked", "members", "heartbeat_interval_ms", "warnings")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    OWNED_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    owned: _containers.RepeatedCompositeFieldContainer[QueueOwnership]
+    revoked: _containers.RepeatedCompositeFieldContainer[QueueOwnership]
+    members: int
+    heartbeat_interval_ms: int
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., owned: _Optional[_Iterable[_Union[QueueOwnership, _Mapping]]] = ..., revoked: _Optional[_Iterable[_Union[QueueOwnership, _Mapping]]] = ..., members: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -59,6 +59,11 @@ class LogServiceStub:
                 request_serializer=ledgermq_dot_proto_dot_log__pb2.QueryOffsetsRequest.SerializeToString,
                 response_deserializer=ledgermq_dot_proto_dot_log__pb2.QueryOffsetsResponse.FromString,
                 _registered_method=True)
+        self.Membership = channel.stream_stream(
+                '/ledgermq.v1.LogService/Membership',
+                request_serializer=ledgermq_dot_proto_dot_log__pb2.MembershipRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_log__pb2.MembershipResponse.FromString,
+                _registered_method=True)
 
 
 class LogServiceServicer:
@@ -98,6 +103,13 @@ class LogServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Membership(self, request_iterator, context):
+        """Membership in a queue-exclusive consumer group: one open stream per consumer and broker group. Leader only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LogServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -125,6 +137,11 @@ def add_LogServiceServicer_to_server(servicer, server):
                     servicer.QueryOffsets,
                     request_deserializer=ledgermq_dot_proto_dot_log__pb2.QueryOffsetsRequest.FromString,
                     response_serializer=ledgermq_dot_proto_dot_log__pb2.QueryOffsetsResponse.SerializeToString,
+            ),
+            'Membership': grpc.stream_stream_rpc_method_handler(
+                    servicer.Membership,
+                    request_deserializer=ledgermq_dot_proto_dot_log__pb2.MembershipRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_log__pb2.MembershipResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -262,6 +279,33 @@ class LogService:
             '/ledgermq.v1.LogService/QueryOffsets',
             ledgermq_dot_proto_dot_log__pb2.QueryOffsetsRequest.SerializeToString,
             ledgermq_dot_proto_dot_log__pb2.QueryOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Membership(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ledgermq.v1.LogService/Membership',
+            ledgermq_dot_proto_dot_log__pb2.MembershipRequest.SerializeToString,
+            ledgermq_dot_proto_dot_log__pb2.MembershipResponse.FromString,
             options,
             channel_credentials,
             insecure,

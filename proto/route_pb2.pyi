@@ -30,6 +30,7 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NOT_SUPPORTED: _ClassVar[RefusalCode]
     INTERNAL: _ClassVar[RefusalCode]
     CATCHING_UP: _ClassVar[RefusalCode]
+    FENCED: _ClassVar[RefusalCode]
 
 class QueuePermission(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -68,6 +69,7 @@ SHUTTING_DOWN: RefusalCode
 NOT_SUPPORTED: RefusalCode
 INTERNAL: RefusalCode
 CATCHING_UP: RefusalCode
+FENCED: RefusalCode
 QUEUE_PERMISSION_UNSPECIFIED: QueuePermission
 NONE: QueuePermission
 READ: QueuePermission
