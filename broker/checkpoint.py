@@ -9,8 +9,8 @@ Little-endian. A file is a header, shards, and a manifest that comes last:
 
 Kinds: 1 numbers · 2 topics · 3 queues · 4 groups · 5 consumption · 6 producer streams · 7 message ids · 8 checksums of
 the blocks of queue units, from the block that holds the queue's begin (queue_sums.py) · 9 retention of topics · 10 messages
-that groups lost. Everything is sorted by its key; message ids keep the order in which they were applied, which is the same
-everywhere. Kinds 9 and 10 are there when they are not empty, and only then the version is 2: older nodes read the rest.
+that groups lost · 11 members and owners of queue-exclusive groups (membership_shard.py). Everything is sorted by its key; message ids keep the order in which they were applied, which is the same
+everywhere. Kinds 9 to 11 are there when they are not empty, and only then the version is 2 (9, 10) or 3: older nodes read the rest.
 
 A checkpoint at an index says also that the ConsumeQueue files hold everything up to the queue ends in it, durably: who
 writes it syncs them first (checkpoint_store.py). So recovery replays the log from index + 1, and nothing else.
@@ -37,12 +37,14 @@ from .dedup import Generation, Stream, StreamKey
 from .errors import CheckpointError, CheckpointVersionError
 from .groups import ConsumerGroup
 from .leases import LEASE_DTYPE, Consumption
+from .membership_shard import decode_memberships, encode_memberships
+from .memberships import GroupMembership
 from .queue_sums import BLOCK_UNITS, QueueSums
 from .state import BrokerState
 from .topics import Topic
 
 MAGIC: Final = b"LMQC"
-VERSION: Final = 2
+VERSION: Final = 3
 _END_MAGIC: Final = b"LMQCEND\n"
 _HEADER: Final = struct.Struct("<4sIQQQ")
 _SHARD: Final = struct.Struct("<IIQQ")
@@ -71,9 +73,11 @@ class Shard(IntEnum):
     QUEUE_SUMS = 8
     TOPIC_RETENTION = 9
     LOST = 10
+    MEMBERSHIPS = 11
 
 
-_OPTIONAL: Final = (Shard.TOPIC_RETENTION, Shard.LOST)
+#: Shards that need not be there, and the version that has them.
+_OPTIONAL: Final = {Shard.TOPIC_RETENTION: 2, Shard.LOST: 2, Shard.MEMBERSHIPS: 3}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +95,7 @@ class Snapshot:
     streams: dict[StreamKey, Stream]
     generations: list[Generation]
     sums: dict[QueueKey, tuple[int, bytes, int]]  # arguments of QueueSums
+    memberships: dict[int, GroupMembership]
 
 
 def take_snapshot(state: BrokerState) -> Snapshot:
@@ -111,6 +116,7 @@ def take_snapshot(state: BrokerState) -> Snapshot:
         state.streams.copy(),
         state.message_ids.copy(),
         {queue.key: queue.sums.from_block(queue.begin // BLOCK_UNITS) for queue in state.queues},
+        state.memberships.copy(),
     )
 
 
@@ -135,6 +141,7 @@ def restore_state(snapshot: Snapshot) -> BrokerState:
         assert sums.first_block + len(sums.complete) == end // BLOCK_UNITS, "each block has a checksum"
         state.queues.add(ConsumeQueue(key, owner.folder, begin, end, sums))
     state.consumption.restore(dict(snapshot.consumption))
+    state.memberships.restore(dict(snapshot.memberships))
     state.streams.restore(dict(snapshot.streams))
     state.message_ids.restore(list(snapshot.generations), evicted_early)
     return state
@@ -145,7 +152,7 @@ def encode_snapshot(snapshot: Snapshot) -> Iterator[bytes]:
     """Yield the checkpoint's bytes in pieces, each complete shards. The pieces joined are the file."""
     optional = {kind: _ENCODERS[kind](snapshot) for kind in _OPTIONAL}
     wanted = [kind for kind in _ENCODERS if optional.get(kind) != b""]
-    version = VERSION if any(optional.values()) else 1
+    version = max((_OPTIONAL[kind] for kind, payload in optional.items() if payload), default=1)
     header = _HEADER.pack(MAGIC, version, snapshot.index, snapshot.term, snapshot.timestamp)
     yield header
     position, table = len(header), b""
@@ -254,6 +261,7 @@ _ENCODERS: Final[dict[Shard, Callable[[Snapshot], bytes]]] = {
     Shard.QUEUE_SUMS: _encode_queue_sums,
     Shard.TOPIC_RETENTION: _encode_topic_retention,
     Shard.LOST: _encode_lost,
+    Shard.MEMBERSHIPS: lambda snapshot: encode_memberships(snapshot.memberships),
 }
 
 
@@ -286,8 +294,9 @@ def decode_snapshot(raw: bytes, path: str) -> Snapshot:
             dict(_decode_streams(shards[Shard.STREAMS])),
             list(_decode_message_ids(shards[Shard.MESSAGE_IDS])),
             dict(_decode_queue_sums(shards[Shard.QUEUE_SUMS])),
+            dict(decode_memberships(shards.get(Shard.MEMBERSHIPS, b""))),
         )  # fmt: skip
-    except (KeyError, struct.error, ValueError) as error:
+    except (LookupError, struct.error, ValueError) as error:
         raise CheckpointError(path, f"its checksums are right but its contents are not: {error}") from None
 
 

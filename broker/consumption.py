@@ -13,7 +13,7 @@ import numpy as np
 
 from .commands import Ack, ChangeInvisible, CommitOffsets, GrantLeases, ReleaseLeases, SetPositions
 from .consume_queue import ConsumeQueues, QueueKey
-from .effects import Effects, GrantedQueue, GrantResult, Loss, RowsResult
+from .effects import CommitResult, Effects, GrantedQueue, GrantResult, Loss, RowsResult
 from .groups import ConsumerGroup
 from .leases import NEVER, Consumption
 
@@ -69,12 +69,12 @@ class ConsumptionTable:
         return found is not None and bool((found.leases["session"] == session).any())
 
     # --- commands -------------------------------------------------------------------------------------------
-    def commit(self, command: CommitOffsets, effects: Effects) -> RowsResult:
-        """Move positions; see CommitOffsets."""
+    def commit(self, command: CommitOffsets, fenced: np.ndarray, effects: Effects) -> CommitResult:
+        """Move positions, but not those of `fenced` rows (bool each); see CommitOffsets."""
         accepted = np.zeros(len(command.rows), bool)
         for place, (topic_id, queue_id, offset) in enumerate(command.rows.tolist()):
             queue = self._queues.get(topic_id, queue_id)
-            if queue is None:
+            if queue is None or fenced[place]:
                 continue
             key, offset = (command.group_id, topic_id, queue_id), min(max(offset, queue.begin), queue.end)
             found = self._table.get(key)
@@ -84,7 +84,7 @@ class ConsumptionTable:
                 self._table[key] = found.advance(offset)
             accepted[place] = True
             effects.released.add(key[:2])
-        return RowsResult(accepted)
+        return CommitResult(accepted, fenced)
 
     def set_positions(self, command: SetPositions) -> RowsResult:
         """Set positions that are not there yet."""

@@ -58,6 +58,13 @@ class RowsResult:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CommitResult(RowsResult):
+    """Of CommitOffsets. `fenced`: one bool per row: not accepted, because the queue is another owner's."""
+
+    fenced: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GrantedQueue:
     """Offsets of one queue that were leased (sorted int64), and for each the delivery attempt (from 1).
 
@@ -111,3 +118,4 @@ class Effects:
     log_start: LogStart | None = None  # segments below it can be unlinked
     trimmed: list[tuple[int, int]] = field(default_factory=list)  # (topic id, queue id) with a new begin
     losses: list[Loss] = field(default_factory=list)
+    members_changed: set[int] = field(default_factory=set)  # groups with other members, owners or epochs

@@ -36,7 +36,8 @@ from ledgermq.proto.record import (
 )
 from ledgermq.proto.values import value
 
-from .commands import Command, DeleteTopic, EvictDedup, GrantLeases, SessionLost, encode
+from .command_codecs import encode
+from .commands import Command, DeleteTopic, EvictDedup, GrantLeases, SessionLost
 from .consume_queue import QueueKey, record_starts
 from .dedup import MessageIds, StreamKey
 from .grant_plan import Delivery, GrantPlan, ReceiveRequest

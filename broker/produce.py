@@ -31,17 +31,19 @@ from ledgermq.raft.errors import (
 )
 from ledgermq.raft.state_machine import Proposal
 
+from .command_codecs import encode
 from .commands import (
+    AssignQueues,
     Command,
     DeleteGroup,
     DeleteTopic,
     EvictDedup,
+    LeaveGroup,
     LogStart,
     ReleaseLeases,
     SessionLost,
     SetTopicRetention,
     TrimQueues,
-    encode,
 )
 from .effects import Effects
 from .leader_view import LeaderView, Turn
@@ -60,9 +62,11 @@ ESSENTIAL_RESERVE: Final = 1 << 20
 MAX_WORKS_PER_TURN: Final = 8192
 #: Commands that are taken however full the disk is: they free space, or are the broker's own small housekeeping.
 ESSENTIAL: Final = (
+    AssignQueues,
     DeleteGroup,
     DeleteTopic,
     EvictDedup,
+    LeaveGroup,
     LogStart,
     ReleaseLeases,
     SessionLost,

@@ -1,6 +1,6 @@
 """The replicated state machine: the meaning of committed entries (D12).
 
-Owns: topics, queues, groups, consumption, deduplication, and the order in which entries change them.
+Owns: topics, queues, groups, consumption, memberships, deduplication, and the order in which entries change them.
 Must not: know a clock, a file, or who waits for an answer.
 Invariants: the same entries make the same state on every node, byte for byte in checkpoints; time is compared with
 nothing but the entry's timestamp; a section's base offset is the end of its queue.
@@ -25,12 +25,22 @@ from ledgermq.proto.record import (
 )
 
 from . import commands as c
+from .command_codecs import decode
 from .consume_queue import ColdRead, ConsumeQueue, ConsumeQueues, QueueKey, record_starts, units_of
 from .consumption import ConsumptionTable
 from .dedup import MessageIds, ProducerStreams
-from .effects import AppliedSection, CommandResult, Effects, GroupResult, RowsResult, TopicResult
+from .effects import (
+    AppliedSection,
+    CommandResult,
+    CommitResult,
+    Effects,
+    GroupResult,
+    RowsResult,
+    TopicResult,
+)
 from .errors import DivergedError
 from .groups import GroupTable
+from .memberships import MembershipTable
 from .topics import Topic, TopicTable
 
 _FLAGS_WORD: Final = 1  # 8-byte words of a record's header: flags are the low half of the second
@@ -50,6 +60,7 @@ class BrokerState:
         self.groups = GroupTable()
         self.queues = ConsumeQueues()
         self.consumption = ConsumptionTable(self.queues)
+        self.memberships = MembershipTable()
         self.streams = ProducerStreams()
         self.message_ids = MessageIds()
         self.applied_index = 0
@@ -76,7 +87,7 @@ class BrokerState:
                     effects.sections.append(self._apply_records(section, body, physical_offset, header.index))
                 else:
                     for command_type, version, raw in walk_commands(body, section.count):
-                        command = c.decode(command_type, version, raw, header.index)
+                        command = decode(command_type, version, raw, header.index)
                         effects.results.append(_APPLY[type(command)](self, command, effects))
         self.applied_index = header.index
         self.applied_term = header.term
@@ -128,6 +139,7 @@ class BrokerState:
             self.queues.remove_topic(topic.topic_id, topic.queue_count)
             self.consumption.remove_topic(topic.topic_id)
             self.streams.remove_topic(topic.topic_id)
+            effects.members_changed |= set(self.memberships.remove_topic(topic.topic_id))
             effects.topics_changed = True
             effects.deleted_topics.append(topic)
         return TopicResult(topic, topic is not None)
@@ -142,12 +154,18 @@ class BrokerState:
         if group is not None:
             self.consumption.remove_group(group.group_id)
             effects.groups_changed = True
+            if self.memberships.remove_group(group.group_id):
+                effects.members_changed.add(group.group_id)
         return GroupResult(group, group is not None)
 
     def _commit_offsets(self, command: c.CommitOffsets, effects: Effects) -> CommandResult:
         if self.groups.get(command.group_id) is None:
-            return _refused(command.rows)
-        return self.consumption.commit(command, effects)
+            return CommitResult(np.zeros(len(command.rows), bool), np.zeros(len(command.rows), bool))
+        fenced = self.memberships.fenced(command, self.topics)
+        result = self.consumption.commit(command, fenced, effects)
+        if self.memberships.renew(command, result.accepted, effects.index):
+            effects.members_changed.add(command.group_id)
+        return result
 
     def _set_positions(self, command: c.SetPositions, effects: Effects) -> CommandResult:
         if self.groups.get(command.group_id) is None:
@@ -208,6 +226,26 @@ class BrokerState:
     def _feature_level(self, command: c.FeatureLevel, effects: Effects) -> CommandResult:
         self.feature_level = max(self.feature_level, command.level)
         return None
+
+    # --- members of queue-exclusive groups ------------------------------------------------------------------
+    def _join(self, command: c.JoinGroup, effects: Effects) -> CommandResult:
+        group = self.groups.get(command.group_id)
+        if group is None:
+            return GroupResult(None, False)
+        changed = self.memberships.join(command, effects.index, effects.timestamp)
+        if changed:
+            effects.members_changed.add(command.group_id)
+        return GroupResult(group, changed)
+
+    def _leave(self, command: c.LeaveGroup, effects: Effects) -> CommandResult:
+        effects.members_changed.add(command.group_id)
+        return RowsResult(self.memberships.leave(command, effects.index))
+
+    def _assign(self, command: c.AssignQueues, effects: Effects) -> CommandResult:
+        effects.members_changed.add(command.group_id)
+        keys = zip(command.rows["topic_id"].tolist(), command.rows["queue_id"].tolist(), strict=True)
+        there = [self.queues.get(*key) is not None for key in keys]
+        return RowsResult(self.memberships.assign(command, effects.index, there))
 
     # --- reading --------------------------------------------------------------------------------------------
     def queue_begin(self, topic_id: int, queue_id: int) -> int:
@@ -290,4 +328,7 @@ _APPLY: Final[dict[type, Callable[[BrokerState, Any, Effects], CommandResult]]] 
     c.TrimQueues: BrokerState._trim_queues,
     c.SetTopicRetention: BrokerState._set_topic_retention,
     c.FeatureLevel: BrokerState._feature_level,
+    c.JoinGroup: BrokerState._join,
+    c.LeaveGroup: BrokerState._leave,
+    c.AssignQueues: BrokerState._assign,
 }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ledgermq.broker.commands import Command, CreateGroup, CreateTopic, encode
+from ledgermq.broker.command_codecs import encode
+from ledgermq.broker.commands import Command, CreateGroup, CreateTopic
 from ledgermq.broker.effects import Effects, GroupResult, TopicResult
 from ledgermq.broker.leader_view import LeaderView, Turn
 from ledgermq.broker.state import BrokerState

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from ledgermq.broker import command_codecs as codecs
 from ledgermq.broker import commands as c
 from ledgermq.proto.errors import CorruptError
 from ledgermq.proto.record import walk_commands
@@ -35,6 +36,10 @@ EXAMPLES: list[c.Command] = [
     c.CreateTopic("short-lived", 1, c.MessageType.NORMAL, 3_600_000),
     c.SetTopicRetention(7, 1 << 40),
     c.TrimQueues(c.position_rows([(1, 0, 5), (1, 1, 1 << 40)])),
+    c.CommitOffsets(1, c.position_rows([(2, 3, 4), (2, 4, 5)]), False, np.array([7, 1 << 50], np.uint64)),
+    c.JoinGroup(3, "worker-ü", ("orders", "paid"), "average", "z1", "a || b", 3000, 1000),
+    c.LeaveGroup(3, ("worker-1", "worker-2")),
+    c.AssignQueues(3, ("worker-1",), c.assignment_rows([(1, 0, 77, 0), (1, 1, 78, c.NOBODY)])),
 ]
 
 
@@ -48,22 +53,29 @@ def plain(value: object) -> object:
 
 
 def test_every_command_is_read_as_it_was_written() -> None:
-    body = b"".join(map(c.encode, EXAMPLES))
-    found = [c.decode(*raw, 1) for raw in walk_commands(body, len(EXAMPLES))]
+    body = b"".join(map(codecs.encode, EXAMPLES))
+    found = [codecs.decode(*raw, 1) for raw in walk_commands(body, len(EXAMPLES))]
     assert [plain(command) for command in found] == [plain(command) for command in EXAMPLES]
-    assert {type(command) for command in found} == set(c._BY_CLASS)
+    assert {type(command) for command in found} == set(codecs._BY_CLASS)
 
 
 def test_a_topic_without_retention_is_created_in_the_version_that_older_nodes_read() -> None:
-    (plain_topic,) = walk_commands(c.encode(c.CreateTopic("a", 1)), 1)
-    (with_retention,) = walk_commands(c.encode(c.CreateTopic("a", 1, retention_ms=5)), 1)
+    (plain_topic,) = walk_commands(codecs.encode(c.CreateTopic("a", 1)), 1)
+    (with_retention,) = walk_commands(codecs.encode(c.CreateTopic("a", 1, retention_ms=5)), 1)
     assert (plain_topic[1], with_retention[1]) == (1, 2)
 
 
+def test_a_commit_without_epochs_is_written_in_the_version_that_older_nodes_read() -> None:
+    rows = c.position_rows([(1, 0, 5)])
+    (plain_commit,) = walk_commands(codecs.encode(c.CommitOffsets(1, rows)), 1)
+    (owned,) = walk_commands(codecs.encode(c.CommitOffsets(1, rows, epochs=np.array([9], np.uint64))), 1)
+    assert (plain_commit[1], owned[1]) == (1, 2)
+
+
 def test_a_command_cut_short_is_damage() -> None:
-    (raw,) = walk_commands(c.encode(EXAMPLES[6]), 1)
+    (raw,) = walk_commands(codecs.encode(EXAMPLES[6]), 1)
     with pytest.raises(CorruptError):
-        c.decode(raw[0], raw[1], raw[2][:-3], 1)
+        codecs.decode(raw[0], raw[1], raw[2][:-3], 1)
 
 
 def test_a_start_position_is_read_from_words_and_times() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ledgermq.broker.commands import encode
+from ledgermq.broker.command_codecs import encode
 from ledgermq.broker.deliveries import ON_THE_WAY_SECONDS, ROWS_MAX, RecentDeliveries, granted_since
 from ledgermq.broker.leader_view import Delivery, ReceiveRequest
 from ledgermq.broker.leases import LEASE_DTYPE, NEVER, Consumption

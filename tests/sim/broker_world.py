@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from crc32c import crc32c
 
 from ledgermq.broker.checkpoint import encode_snapshot, take_snapshot
-from ledgermq.broker.commands import EvictDedup, encode
+from ledgermq.broker.command_codecs import encode
+from ledgermq.broker.commands import EvictDedup
 from ledgermq.broker.consume_queue import ColdRead
 from ledgermq.broker.effects import Effects
 from ledgermq.broker.errors import BrokerError

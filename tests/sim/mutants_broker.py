@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from ledgermq.broker import checkpoint, checkpoint_store
 from ledgermq.broker.commands import CommitOffsets, GrantLeases
 from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
@@ -215,9 +217,11 @@ broker_mutant(
 _commit = ConsumptionTable.commit
 
 
-def _commit_without_release(self: ConsumptionTable, command: CommitOffsets, effects: Effects) -> RowsResult:
+def _commit_without_release(
+    self: ConsumptionTable, command: CommitOffsets, fenced: np.ndarray, effects: Effects
+) -> RowsResult:
     before = self.copy()
-    result = _commit(self, command, effects)
+    result = _commit(self, command, fenced, effects)
     if command.reset:
         for topic_id, queue_id, _ in command.rows.tolist():
             key = (command.group_id, topic_id, queue_id)

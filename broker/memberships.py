@@ -1,0 +1,190 @@
+"""Members of queue-exclusive groups, and which of them owns which queue under which epoch (D14).
+
+A queue of a group has at most one owner. The epoch of its ownership is the index of the entry that last changed it, so it
+grows with every change; a commit that names another epoch than the queue has now is refused.
+Owns: members and owners by group.   Must not: choose owners (allocation.py), know offsets, read clocks.
+Invariants: an owner is a member; the epochs of a queue only grow; values are replaced, never changed, so that a
+snapshot of the table is a shallow copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from .commands import NOBODY, AssignQueues, CommitOffsets, JoinGroup, LeaveGroup
+from .consume_queue import QueueKey
+from .topics import TopicTable
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A consumer of a group. `joined`: log index at which it came; `joined_at`: log time (ms)."""
+
+    name: str
+    joined: int
+    joined_at: int
+    topics: tuple[str, ...]
+    allocation: str
+    zone: str
+    filter: str
+    session_timeout_ms: int
+    release_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Who has a queue since entry `epoch`; "" = nobody."""
+
+    member: str
+    epoch: int
+
+
+_UNTOUCHED: Final = Ownership("", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMembership:
+    """Members by name and owners by queue, of one group that has members."""
+
+    members: Mapping[str, Member] = field(default_factory=dict)
+    owners: Mapping[QueueKey, Ownership] = field(default_factory=dict)
+
+    def of(self, key: QueueKey) -> Ownership:
+        """Return the ownership of a queue; epoch 0: it never had one."""
+        return self.owners.get(key, _UNTOUCHED)
+
+    def by_age(self) -> list[Member]:
+        """The members, oldest first."""
+        return sorted(self.members.values(), key=lambda member: (member.joined, member.name))
+
+    def queues_of(self, member: str) -> list[QueueKey]:
+        """The queues that a member owns, sorted."""
+        return sorted(key for key, owner in self.owners.items() if owner.member == member)
+
+
+_EMPTY: Final = GroupMembership()
+
+
+class MembershipTable:
+    """Groups that have members."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, GroupMembership] = {}
+
+    def get(self, group_id: int) -> GroupMembership | None:
+        return self._groups.get(group_id)
+
+    def group_ids(self) -> list[int]:
+        """Groups that have members, sorted."""
+        return sorted(self._groups)
+
+    # --- commands -------------------------------------------------------------------------------------------
+    def join(self, command: JoinGroup, index: int, timestamp: int) -> bool:
+        """Take a member in, or its new subscription; return whether that changed anything."""
+        group = self._groups.get(command.group_id, _EMPTY)
+        known = group.members.get(command.member)
+        joined, joined_at = (known.joined, known.joined_at) if known is not None else (index, timestamp)
+        member = Member(
+            command.member, joined, joined_at, command.topics, command.allocation, command.zone,
+            command.filter, command.session_timeout_ms, command.release_ms,
+        )  # fmt: skip
+        if member == known:
+            return False
+        self._groups[command.group_id] = replace(group, members={**group.members, member.name: member})
+        return True
+
+    def leave(self, command: LeaveGroup, index: int) -> np.ndarray:
+        """Take members out; return (bool each) who was one. With the last member all epochs end."""
+        group = self._groups.get(command.group_id, _EMPTY)
+        left = set(command.members)
+        members = {name: member for name, member in group.members.items() if name not in left}
+        if members:
+            owners = {
+                key: Ownership("", index) if owner.member in left else owner
+                for key, owner in group.owners.items()
+            }
+            self._groups[command.group_id] = GroupMembership(members, owners)
+        else:
+            self._groups.pop(command.group_id, None)
+        return np.array([name in group.members for name in command.members], bool)
+
+    def assign(self, command: AssignQueues, index: int, there: Sequence[bool]) -> np.ndarray:
+        """Give queues to members; return (bool each) which rows hold. `there`: whether the queue exists."""
+        accepted = np.zeros(len(command.rows), bool)
+        group = self._groups.get(command.group_id)
+        if group is None:
+            return accepted
+        owners = dict(group.owners)
+        for place, (topic_id, queue_id, epoch, owner) in enumerate(command.rows.tolist()):
+            known = owners.get((topic_id, queue_id), _UNTOUCHED)
+            if not there[place] or known.epoch != epoch:
+                continue
+            name = command.members[owner] if owner < len(command.members) else ""
+            # Who came with this very entry was not known to the leader, and could get an epoch that another had.
+            if owner == NOBODY or (name in group.members and group.members[name].joined < index):
+                owners[topic_id, queue_id] = Ownership(name, index)
+                accepted[place] = True
+        self._groups[command.group_id] = replace(group, owners=owners)
+        return accepted
+
+    def fenced(self, command: CommitOffsets, topics: TopicTable) -> np.ndarray:
+        """Return (bool each) which rows of a commit are not the committer's to move."""
+        group = self._groups.get(command.group_id, _EMPTY)
+        fenced = np.zeros(len(command.rows), bool)
+        if command.epochs is None and group is _EMPTY:
+            return fenced
+        epochs = command.epochs.tolist() if command.epochs is not None else [0] * len(command.rows)
+        for place, (topic_id, queue_id, _) in enumerate(command.rows.tolist()):
+            owner = group.of((topic_id, queue_id))
+            if epochs[place]:
+                fenced[place] = owner.epoch != epochs[place] or not owner.member
+            elif not command.reset:
+                topic = topics.get(topic_id)
+                fenced[place] = bool(owner.member) or (
+                    topic is not None
+                    and any(topic.name in member.topics for member in group.members.values())
+                )
+        return fenced
+
+    def renew(self, command: CommitOffsets, accepted: np.ndarray, index: int) -> bool:
+        """Offsets were reset by no owner: owners of these queues go on there under a new epoch. Return whether any."""
+        group = self._groups.get(command.group_id)
+        if group is None or not command.reset:
+            return False
+        epochs = command.epochs.tolist() if command.epochs is not None else [0] * len(command.rows)
+        owners = dict(group.owners)
+        for (topic_id, queue_id, _), taken, epoch in zip(
+            command.rows.tolist(), accepted.tolist(), epochs, strict=True
+        ):
+            known = owners.get((topic_id, queue_id), _UNTOUCHED)
+            if taken and not epoch and known.member:
+                owners[topic_id, queue_id] = Ownership(known.member, index)
+        changed = owners != group.owners
+        if changed:
+            self._groups[command.group_id] = replace(group, owners=owners)
+        return changed
+
+    def remove_group(self, group_id: int) -> bool:
+        """A consumer group is deleted; return whether it had members."""
+        return self._groups.pop(group_id, None) is not None
+
+    def remove_topic(self, topic_id: int) -> list[int]:
+        """A topic is deleted; return the groups of which members owned queues of it."""
+        touched = []
+        for group_id, group in sorted(self._groups.items()):
+            owners = {key: owner for key, owner in group.owners.items() if key[0] != topic_id}
+            if len(owners) != len(group.owners):
+                self._groups[group_id] = replace(group, owners=owners)
+                touched.append(group_id)
+        return touched
+
+    # --- checkpoints ----------------------------------------------------------------------------------------
+    def copy(self) -> dict[int, GroupMembership]:
+        return dict(self._groups)
+
+    def restore(self, groups: dict[int, GroupMembership]) -> None:
+        self._groups = groups
