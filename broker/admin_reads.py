@@ -5,12 +5,15 @@ Raises (all): RefusedError.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ledgermq.proto import admin_pb2, log_pb2
 
 from .admin_changes import known_group, known_topic
 from .context import NodeContext
 from .group_view import topic_info
 from .groups import ConsumerGroup
+from .memberships import GroupMembership
 from .topics import Topic
 
 
@@ -43,7 +46,7 @@ def list_groups(
 ) -> admin_pb2.ListConsumerGroupsResponse:
     """Return all consumer groups, by name."""
     groups = sorted(context.replica.state.groups, key=lambda group: group.name)
-    return admin_pb2.ListConsumerGroupsResponse(groups=[_group_info(group) for group in groups])
+    return admin_pb2.ListConsumerGroupsResponse(groups=[_group_info(context, group) for group in groups])
 
 
 def describe_group(
@@ -58,20 +61,49 @@ def describe_group(
         found = [state.topics.get(topic_id) for topic_id in state.consumed_topics(group.group_id)]
         topics = [topic for topic in found if topic is not None]
     queues = [progress for topic in topics for progress in _progress(context, group, topic)]
-    return admin_pb2.DescribeGroupResponse(group=_group_info(group), queues=queues)
-
-
-def _group_info(group: ConsumerGroup) -> admin_pb2.ConsumerGroupInfo:
-    return admin_pb2.ConsumerGroupInfo(
-        name=group.name, start_position=str(group.start), max_attempts=group.max_attempts, fifo=group.fifo
+    return admin_pb2.DescribeGroupResponse(
+        group=_group_info(context, group), queues=queues, members=_members(context, group)
     )
 
 
+def _group_info(context: NodeContext, group: ConsumerGroup) -> admin_pb2.ConsumerGroupInfo:
+    return admin_pb2.ConsumerGroupInfo(
+        name=group.name,
+        start_position=str(group.start),
+        max_attempts=group.max_attempts,
+        fifo=group.fifo,
+        connected_clients=len(_membership(context, group).members),
+    )
+
+
+def _membership(context: NodeContext, group: ConsumerGroup) -> GroupMembership:
+    return context.replica.state.memberships.get(group.group_id) or GroupMembership()
+
+
+def _members(context: NodeContext, group: ConsumerGroup) -> list[admin_pb2.GroupMember]:
+    """The members of a queue-exclusive group, oldest first."""
+    membership = _membership(context, group)
+    owned = Counter(owner.member for owner in membership.owners.values())
+    return [
+        admin_pb2.GroupMember(
+            member_id=member.name,
+            topics=member.topics,
+            filter=member.filter,
+            allocation=member.allocation,
+            zone=member.zone,
+            queues=owned[member.name],
+            joined_ms=member.joined_at,
+        )
+        for member in membership.by_age()
+    ]
+
+
 def _progress(context: NodeContext, group: ConsumerGroup, topic: Topic) -> list[admin_pb2.GroupQueueProgress]:
-    state = context.replica.state
+    state, membership = context.replica.state, _membership(context, group)
     found = []
     for queue in state.queues_of(topic):
         committed = state.committed_offset(group.group_id, *queue.key)
+        owner = membership.of(queue.key)
         found.append(
             admin_pb2.GroupQueueProgress(
                 topic=topic.name,
@@ -81,6 +113,8 @@ def _progress(context: NodeContext, group: ConsumerGroup, topic: Topic) -> list[
                 end_offset=queue.end,
                 leased=state.leased_count(group.group_id, *queue.key),
                 lost=state.lost_count(group.group_id, *queue.key),
+                owner=owner.member,
+                epoch=owner.epoch if owner.member else 0,
             )
         )
     return found

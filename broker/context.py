@@ -11,6 +11,7 @@ from ledgermq.proto.route_pb2 import ListenerAddresses
 from ledgermq.raft.node import RaftNode
 
 from .config import BrokerConfig
+from .coordination import Coordination
 from .deliveries import RecentDeliveries
 from .forwarding import Forwarder
 from .leader_calls import LeaderCalls
@@ -47,6 +48,7 @@ class NodeContext:
     clients: ClientsHere
     metrics: Metrics
     deliveries: RecentDeliveries
+    coordination: Coordination
     retention: RetentionView = field(default_factory=RetentionView)
     waiting_readers: int = 0
     stopping: bool = False  # long polls end

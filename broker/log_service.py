@@ -15,17 +15,20 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
+import numpy as np
 
 from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.raft.errors import NotLeaderError, TransferringError
 
 from .commands import CommitOffsets, position_rows
 from .context import NodeContext
+from .effects import CommitResult
 from .errors import NotThereError
 from .fetch import fetch
 from .leader_handlers import leader_handler, parsed, refusal
 from .leader_view import Verdict
 from .log_wire import BadProduceRequestError, checked_sections, split_produce_request
+from .membership_service import membership_handler
 from .messaging_validation import group_problem
 from .produce_works import ProduceWork, SectionOutcome
 from .refusals import REFUSABLE, RefusedError
@@ -76,6 +79,10 @@ class LogService:
             "CommitOffsets": commit,
             "Produce": grpc.stream_stream_rpc_method_handler(
                 self._produce_handler(listener), response_serializer=log_pb2.ProduceResponse.SerializeToString
+            ),
+            "Membership": grpc.stream_stream_rpc_method_handler(
+                membership_handler(self._context, listener),
+                response_serializer=log_pb2.MembershipResponse.SerializeToString,
             ),
             "Fetch": grpc.unary_unary_rpc_method_handler(self._fetch),
             "FetchStream": grpc.stream_stream_rpc_method_handler(self._fetch_stream),
@@ -245,12 +252,37 @@ async def commit_offsets(
         await context.raft.wait_applied(await context.raft.read_index())
         rows = _positions(context, request)
     group = await ensure_group(context, request.group)
-    applied = await context.pipeline.run(CommitOffsets(group.group_id, position_rows(rows), request.reset))
-    if not applied.result.accepted.all():
+    epochs = [each.epoch for each in request.offsets]
+    command = CommitOffsets(
+        group.group_id,
+        position_rows(rows),
+        request.reset,
+        np.array(epochs, np.uint64) if any(epochs) else None,
+    )
+    applied = await context.pipeline.run(command)
+    result: CommitResult = applied.result
+    if result.fenced.any():
+        raise RefusedError(route_pb2.FENCED, _fenced_text(request, int(result.fenced.argmax())))
+    if not result.accepted.all():
         raise RefusedError(
             route_pb2.STALE_ROUTE, "a topic or the group was deleted meanwhile; refresh the route"
         )
     return log_pb2.CommitOffsetsResponse()
+
+
+def _fenced_text(request: log_pb2.CommitOffsetsRequest, place: int) -> str:
+    """Say which queue was refused, and what to do."""
+    refused = request.offsets[place]
+    queue = f'queue {refused.queue_id} of topic "{refused.topic}"'
+    if refused.epoch:
+        return (
+            f"{queue} is not this consumer's any more: epoch {refused.epoch} has ended. Drop what is buffered of it; its "
+            f"owner goes on at the committed offset. Queues of this commit that are still owned are stored"
+        )
+    return (
+        f'{queue} belongs to the members of group "{request.group}", which consume it queue by queue. Use another group, '
+        "or stop the members first"
+    )
 
 
 def _positions(context: NodeContext, request: log_pb2.CommitOffsetsRequest) -> list[tuple[int, int, int]]:

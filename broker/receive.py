@@ -191,6 +191,12 @@ async def _checked(context: NodeContext, request: v2.ReceiveMessageRequest, call
     if topic is None:
         raise topic_not_found(name)
     group = await ensure_group(context, group_name)
+    membership = context.replica.state.memberships.get(group.group_id)
+    if membership is not None and any(name in member.topics for member in membership.members.values()):
+        raise StatusError(
+            v2.ILLEGAL_CONSUMER_GROUP,
+            f'the members of group "{group_name}" consume topic {name} queue by queue; use another group, or stop them first',
+        )
     wanted = ReceiveRequest(
         group.group_id,
         topic.topic_id,

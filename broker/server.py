@@ -27,9 +27,11 @@ from .checkpointing import Checkpointing
 from .config import BrokerConfig, split_address
 from .consume_queue_files import ConsumeQueueFiles
 from .context import NodeContext
+from .coordination import Coordination
 from .deliveries import RecentDeliveries
 from .effects import Effects
 from .errors import ConsumeQueueError
+from .fetch import offset_at_time
 from .forwarding import Forwarder
 from .http import HttpServer
 from .leader_calls import LeaderCalls
@@ -223,6 +225,7 @@ class BrokerNode:
         self._http = HttpServer(self._probes.routes())
         self._leadership.add_listener(self._on_leadership)
         self._replica.observe(self._on_effects)
+        self._context.coordination.attach()
         self._handlers.set(
             [
                 self._peers.handler(),
@@ -254,6 +257,13 @@ class BrokerNode:
             clients=self._clients,
             metrics=self._metrics,
             deliveries=RecentDeliveries(),
+            coordination=Coordination(
+                self._replica,
+                self._pipeline,
+                self._leadership,
+                self.config.zone,
+                lambda *where: offset_at_time(self._context, *where),
+            ),
         )
 
     async def stop(self) -> None:
@@ -264,6 +274,7 @@ class BrokerNode:
         await self._others.stop()
         await self._raft_hand_over()
         self._context.stopping = True
+        self._context.coordination.stop()
         self._polls.wake_all()
         await self._listeners.stop(DRAIN_SECONDS)
         await self._peers.stop()

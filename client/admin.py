@@ -246,6 +246,14 @@ class Admin:
         progress = [(group.name, each) for group, answer in answers for each in answer.queues]
         return answers[0][1].group, progress
 
+    async def group_members(self, name: str) -> list[tuple[str, pb.GroupMember]]:
+        """Return (broker group, member) of a group whose members own its queues, oldest first. Raises: GroupNotFoundError."""
+        request = pb.DescribeGroupRequest(name=name)
+        answers = await self._on_group(
+            name, lambda stub, timeout: stub.DescribeGroup(request, timeout=timeout)
+        )
+        return [(group.name, each) for group, answer in answers for each in answer.members]
+
     async def reset_offsets(self, group: str, topic: str, to: str) -> None:
         """Move a group to "earliest", "latest", or a time in ms since the epoch, on all queues of the topic."""
         request = pb.ResetOffsetsRequest(group=group, topic=topic)

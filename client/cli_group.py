@@ -120,13 +120,17 @@ def describe(
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how far a group is on every queue."""
+    """Show how far a group is on every queue, and who consumes it."""
 
-    async def work() -> tuple[admin_pb2.ConsumerGroupInfo, list[tuple[str, admin_pb2.GroupQueueProgress]]]:
+    async def work() -> tuple[
+        admin_pb2.ConsumerGroupInfo,
+        list[tuple[str, admin_pb2.GroupQueueProgress]],
+        list[tuple[str, admin_pb2.GroupMember]],
+    ]:
         async with Admin(nameserver) as admin:
-            return await admin.describe_group(group, topic)
+            return (*await admin.describe_group(group, topic), await admin.group_members(group))
 
-    info, progress = run(work())
+    info, progress, members = run(work())
     names = (
         "topic",
         "broker_group",
@@ -136,18 +140,36 @@ def describe(
         "behind",
         "leased",
         "lost",
+        "owner",
     )
     rows = [
         (p.topic, where, p.queue_id, p.committed_offset, p.end_offset, p.end_offset - max(p.committed_offset, p.begin_offset), p.leased,
-         p.lost)
+         p.lost, p.owner)
         for where, p in progress
     ]  # fmt: skip
     if as_json:
-        print_json({**_as_dict(info), "queues": [dict(zip(names, row, strict=True)) for row in rows]})
-    elif rows:
-        print_table(("TOPIC", "GROUP", "QUEUE>", "COMMITTED>", "END>", "BEHIND>", "LEASED>", "LOST>"), rows)
+        queues = [dict(zip(names, row, strict=True)) for row in rows]
+        print_json({**_as_dict(info), "queues": queues, "members": [_member(*each) for each in members]})
+        return
+    if rows:
+        columns = ("TOPIC", "GROUP", "QUEUE>", "COMMITTED>", "END>", "BEHIND>", "LEASED>", "LOST>")
+        owned = bool(members)
+        print_table((*columns, "OWNER") if owned else columns, [row if owned else row[:-1] for row in rows])
     else:
         out.print(f'consumer group "{group}" has consumed nothing yet')
+    if members:
+        out.print()
+        print_table(
+            ("MEMBER", "GROUP", "QUEUES>", "TOPICS", "FILTER"),
+            [(m.member_id, where, m.queues, ", ".join(m.topics), m.filter or "*") for where, m in members],
+        )
+
+
+def _member(broker_group: str, member: admin_pb2.GroupMember) -> dict[str, Any]:
+    return {
+        "member": member.member_id, "broker_group": broker_group, "queues": member.queues, "topics": list(member.topics),
+        "filter": member.filter, "allocation": member.allocation or "sticky", "zone": member.zone, "joined_ms": member.joined_ms,
+    }  # fmt: skip
 
 
 def reset(

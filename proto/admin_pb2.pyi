@@ -155,7 +155,7 @@ class DescribeGroupRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
 
 class GroupQueueProgress(_message.Message):
-    __slots__ = ("topic", "queue_id", "committed_offset", "end_offset", "leased", "begin_offset", "lost")
+    __slots__ = ("topic", "queue_id", "committed_offset", "end_offset", "leased", "begin_offset", "lost", "owner", "epoch")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +163,8 @@ class GroupQueueProgress(_message.Message):
     LEASED_FIELD_NUMBER: _ClassVar[int]
     BEGIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     committed_offset: int
@@ -170,17 +172,39 @@ class GroupQueueProgress(_message.Message):
     leased: int
     begin_offset: int
     lost: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., committed_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., leased: _Optional[int] = ..., begin_offset: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
+    owner: str
+    epoch: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., committed_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., leased: _Optional[int] = ..., begin_offset: _Optional[int] = ..., lost: _Optional[int] = ..., owner: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class GroupMember(_message.Message):
+    __slots__ = ("member_id", "topics", "filter", "allocation", "zone", "queues", "joined_ms")
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATION_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    JOINED_MS_FIELD_NUMBER: _ClassVar[int]
+    member_id: str
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    filter: str
+    allocation: str
+    zone: str
+    queues: int
+    joined_ms: int
+    def __init__(self, member_id: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., filter: _Optional[str] = ..., allocation: _Optional[str] = ..., zone: _Optional[str] = ..., queues: _Optional[int] = ..., joined_ms: _Optional[int] = ...) -> None: ...
 
 class DescribeGroupResponse(_message.Message):
-    __slots__ = ("refusal", "group", "queues")
+    __slots__ = ("refusal", "group", "queues", "members")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     refusal: _route_pb2.Refusal
     group: ConsumerGroupInfo
     queues: _containers.RepeatedCompositeFieldContainer[GroupQueueProgress]
-    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., group: _Optional[_Union[ConsumerGroupInfo, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[GroupQueueProgress, _Mapping]]] = ...) -> None: ...
+    members: _containers.RepeatedCompositeFieldContainer[GroupMember]
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., group: _Optional[_Union[ConsumerGroupInfo, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[GroupQueueProgress, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ...) -> None: ...
 
 class ResetOffsetsRequest(_message.Message):
     __slots__ = ("group", "topic", "earliest", "latest", "timestamp_ms")
