@@ -75,6 +75,7 @@ class Coordination:
         self._read_at = clock()
         self._elapsed = 0.0
         self._term: int | None = None
+        self._stopping = False
         self._groups: dict[int, Coordinator] = {}
         self._streams: defaultdict[int, dict[str, MembershipStream]] = defaultdict(dict)
         self._due: set[int] = set()  # groups with a pass scheduled
@@ -90,6 +91,7 @@ class Coordination:
 
     def stop(self) -> None:
         """The node stops: end all streams."""
+        self._stopping = True
         self._end_all(NodeStoppedError("this node stops; its next leader goes on with the same members"))
         self._drop()
 
@@ -99,6 +101,8 @@ class Coordination:
 
         Raises: RefusedError, and what the pipeline raises.
         """
+        if self._stopping:
+            raise NodeStoppedError("this node stops")
         self._check_bounds(command)
         stream = MembershipStream(command.group_id, command.member)
         old = self._streams[command.group_id].get(command.member)
@@ -110,14 +114,13 @@ class Coordination:
         except BaseException:
             self.close(stream)
             raise
-        self._heard(stream)
         logger.info("member joined group=%d member=%s", command.group_id, command.member)
         return stream
 
     async def subscribe(self, command: JoinGroup) -> None:
         """Store a member, or what it subscribes to now. Raises: as `open`."""
         if (coordinator := self._groups.get(command.group_id)) is not None:
-            coordinator.came(command.member)
+            coordinator.came(command.member, self._now())  # else it may be taken out behind its own command
         applied = await self._pipeline.run(command)
         if applied.result.group is None:
             raise _group_deleted()
@@ -174,13 +177,14 @@ class Coordination:
     def _check_bounds(self, command: JoinGroup) -> None:
         """Raises: RefusedError. Those that are on their way in count, too."""
         memberships = self._replica.state.memberships
+        known = memberships.get(command.group_id)
+        if known is not None and command.member in known.members:
+            return
         counts = {}
         for group_id in {*memberships.group_ids(), *self._streams}:
             group = memberships.get(group_id)
             names = {*(group.members if group is not None else ()), *self._streams.get(group_id, ())}
-            if group_id == command.group_id and command.member in names:
-                return
-            counts[group_id] = len(names)
+            counts[group_id] = len(names - {command.member} if group_id == command.group_id else names)
         here, limits = counts.get(command.group_id, 0), (MEMBERS_PER_GROUP, MEMBERS_PER_NODE)
         for what, count, limit in zip(
             ("the group", "the broker group"), (here, sum(counts.values())), limits, strict=True
@@ -204,7 +208,7 @@ class Coordination:
 
     def _on_leadership(self) -> None:
         term = self._leadership.term if self._leadership.ready else None
-        if term == self._term:
+        if term == self._term or self._stopping:
             return
         self._drop()
         self._term = term
@@ -247,7 +251,7 @@ class Coordination:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def _on_effects(self, effects: Effects) -> None:
-        if self._term is None:
+        if self._term is None or self._stopping:
             return
         memberships = self._replica.state.memberships
         for group_id in effects.members_changed:

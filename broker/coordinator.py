@@ -95,9 +95,10 @@ class Coordinator:
         """A member goes by itself: `decide` then."""
         self._leaving.add(name)
 
-    def came(self, name: str) -> None:
+    def came(self, name: str, now: int) -> None:
         """A member comes, perhaps back: what it said when it left counts no longer."""
         self._leaving.discard(name)
+        self._heard[name] = now
 
     def released(self, name: str, rows: Iterable[tuple[QueueKey, int]]) -> None:
         """A member hands over queues (with epochs), whose final offsets are committed: `decide` then."""

@@ -138,16 +138,14 @@ class MembershipTable:
         if command.epochs is None and group is _EMPTY:
             return fenced
         epochs = command.epochs.tolist() if command.epochs is not None else [0] * len(command.rows)
+        subscribed = {name for member in group.members.values() for name in member.topics}
         for place, (topic_id, queue_id, _) in enumerate(command.rows.tolist()):
             owner = group.of((topic_id, queue_id))
             if epochs[place]:
                 fenced[place] = owner.epoch != epochs[place] or not owner.member
             elif not command.reset:
                 topic = topics.get(topic_id)
-                fenced[place] = bool(owner.member) or (
-                    topic is not None
-                    and any(topic.name in member.topics for member in group.members.values())
-                )
+                fenced[place] = bool(owner.member) or (topic is not None and topic.name in subscribed)
         return fenced
 
     def renew(self, command: CommitOffsets, accepted: np.ndarray, index: int) -> bool:

@@ -42,7 +42,7 @@ class GroupPlay:
             command = JoinGroup(
                 self.group, name, tuple(topics), allocation, zone, tags, session_timeout_ms, release_ms
             )
-            self.coordinator.came(name)
+            self.coordinator.came(name, self.now)
             self.node.command(command)
             self.coordinator.heard(name, self.now)
             self.run()

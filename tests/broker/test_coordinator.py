@@ -143,7 +143,7 @@ def test_who_takes_back_its_leave_stays() -> None:
     group.join("a")
     owned = group.view("a").owned
     group.coordinator.leave("a")
-    group.coordinator.came("a")
+    group.coordinator.came("a", group.now)
     group.run()
     assert group.view("a").owned == owned
 

@@ -1,0 +1,375 @@
+"""Members' streams at the node that leads: who is told what, what is refused, what a stall of the loop does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ledgermq.broker import coordination as coordination_module
+from ledgermq.broker.commands import (
+    Command,
+    CreateTopic,
+    DeleteGroup,
+    JoinGroup,
+    LeaveGroup,
+    SetPositions,
+    StartPosition,
+)
+from ledgermq.broker.coordination import Coordination, MembershipStream
+from ledgermq.broker.effects import Effects
+from ledgermq.broker.leadership import Leadership
+from ledgermq.broker.produce import Applied, TooManyRequestsError
+from ledgermq.broker.refusals import RefusedError
+from ledgermq.proto import route_pb2
+from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostError
+
+from .entry_log import Node
+
+
+class Leader:
+    """A node that leads: each command is an entry of its own, applied in the next turn of the loop, or refused or lost."""
+
+    def __init__(self, *, start: str = "earliest", queues: int = 4) -> None:
+        self.node = Node()
+        self.topic = self.node.topic(queues=queues)
+        self.group = self.node.group(start=StartPosition.parse(start))
+        self.time = 0.0
+        self.asked: list[Command] = []
+        self.refuse: Callable[[Command], Exception | None] = lambda command: None
+        self.lose: Callable[[Command], bool] = lambda command: False
+        self._observers: list[Callable[[Effects], None]] = []
+        self.leadership = Leadership("n1")
+        self.looked_up: list[tuple[int, int, int]] = []
+        replica: Any = SimpleNamespace(state=self.node.state, observe=self._observers.append)
+        pipeline: Any = SimpleNamespace(run=self.run)
+        self.coordination = Coordination(
+            replica, pipeline, self.leadership, "", self._look_up, lambda: self.time
+        )
+        self.leadership.on_ready(1)
+        self.coordination.attach()
+
+    async def _look_up(self, topic_id: int, queue_id: int, timestamp: int) -> int:
+        self.looked_up.append((topic_id, queue_id, timestamp))
+        return 2
+
+    def run(self, command: Command) -> asyncio.Future[Applied]:
+        """As AppendPipeline.run."""
+        if not self.leadership.ready:
+            raise NotLeaderError(None)
+        if (error := self.refuse(command)) is not None:
+            raise error
+        self.asked.append(command)
+        future: asyncio.Future[Applied] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(self._decide, command, future)
+        return future
+
+    def _decide(self, command: Command, future: asyncio.Future[Applied]) -> None:
+        if self.lose(command):
+            future.set_exception(ProposalLostError("lost"))
+            future.exception()
+            return
+        effects = self.apply(command)
+        if not future.done():
+            future.set_result(Applied(effects.results[0], effects.index))
+
+    def apply(self, command: Command) -> Effects:
+        """An entry, whoever proposed it."""
+        effects = self.node.command(command)
+        for observer in self._observers:
+            observer(effects)
+        return effects
+
+    async def join(self, name: str, **options: Any) -> MembershipStream:
+        command = JoinGroup(
+            self.group,
+            name,
+            options.pop("topics", ("orders",)),
+            session_timeout_ms=3000,
+            release_ms=1000,
+            **options,
+        )
+        stream = await self.coordination.open(command)
+        await settle()
+        return stream
+
+    async def tick(self, seconds: float = 0.1) -> None:
+        """Time passes, and the node looks what is due."""
+        for _ in range(round(seconds / 0.1)):
+            self.time += 0.1
+            self.coordination._tick()
+            await settle()
+
+    def owned(self, stream: MembershipStream) -> list[int]:
+        view = self.coordination.view(stream)
+        assert view is not None
+        return [key[1] for key, _ in view.owned]
+
+
+async def settle() -> None:
+    for _ in range(12):
+        await asyncio.sleep(0)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(30):
+            await scenario()
+
+    asyncio.run(limited())
+
+
+def test_a_member_is_told_when_its_queues_change() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        a = await leader.join("a")
+        assert leader.owned(a) == [0, 1, 2, 3]
+        a.changed.clear()
+        b = await leader.join("b")
+        assert a.changed.is_set()
+        view = leader.coordination.view(a)
+        assert view is not None
+        leader.coordination.released(a, view.revoked)
+        await settle()
+        assert (leader.owned(a), leader.owned(b)) == ([0, 1], [2, 3])
+
+    run(scenario)
+
+
+def test_who_leaves_is_told_nothing_more_and_the_others_at_once() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        a, b = await leader.join("a"), await leader.join("b")
+        leader.coordination.leave(a)
+        await settle()
+        assert leader.coordination.view(a) is None
+        assert leader.owned(b) == [0, 1, 2, 3]
+
+    run(scenario)
+
+
+def test_what_is_refused_or_lost_comes_again_with_the_next_look() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        a, b = await leader.join("a"), await leader.join("b")
+        leader.refuse = lambda command: (
+            TooManyRequestsError(1, 1) if isinstance(command, LeaveGroup) else None
+        )
+        leader.coordination.leave(a)
+        await settle()
+        leader.refuse, leader.lose = lambda command: None, lambda command: isinstance(command, LeaveGroup)
+        await leader.tick()
+        leader.lose = lambda command: False
+        assert leader.owned(a) == [0, 1, 2, 3]
+        await leader.tick()
+        assert leader.coordination.view(a) is None
+        assert leader.owned(b) == [0, 1, 2, 3]
+
+    run(scenario)
+
+
+def test_a_member_that_is_silent_is_taken_out_and_told_so() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        a, b = await leader.join("a"), await leader.join("b")
+        for _ in range(30):
+            leader.coordination.heard(b)
+            await leader.tick()
+        with pytest.raises(RefusedError, match="was not heard") as refused:
+            leader.coordination.view(a)
+        assert (refused.value.refusal.code, refused.value.refusal.retryable) == (route_pb2.FENCED, True)
+        assert leader.owned(b) == [0, 1, 2, 3]
+
+    run(scenario)
+
+
+def test_a_stall_of_the_loop_makes_nobody_silent() -> None:
+    """The signs of life that came meanwhile wait to be read."""
+
+    async def scenario() -> None:
+        leader = Leader()
+        a = await leader.join("a")
+        leader.time += 60
+        leader.coordination._tick()
+        await settle()
+        assert leader.owned(a) == [0, 1, 2, 3]
+
+    run(scenario)
+
+
+def test_the_time_to_come_back_begins_when_the_stream_ends() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        a = await leader.join("a")
+        await leader.tick(2.5)
+        leader.coordination.close(a)
+        await leader.tick(2.5)
+        again = await leader.join("a")
+        assert leader.owned(again) == [0, 1, 2, 3]
+        view = leader.coordination.view(again)
+        assert view is not None and len({epoch for _, epoch in view.owned}) == 1
+        leader.coordination.close(again)
+        await leader.tick(3.1)
+        assert leader.node.state.memberships.group_ids() == []
+
+    run(scenario)
+
+
+def test_another_stream_of_the_same_member_takes_over() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        old = await leader.join("a")
+        new = await leader.join("a")
+        with pytest.raises(RefusedError, match="took this membership over") as refused:
+            leader.coordination.view(old)
+        assert not refused.value.refusal.retryable
+        leader.coordination.leave(old)
+        leader.coordination.close(old)
+        await settle()
+        assert leader.owned(new) == [0, 1, 2, 3]
+
+    run(scenario)
+
+
+def test_streams_end_with_the_lead_and_the_next_leader_knows_the_members() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        a = await leader.join("a")
+        leader.leadership.on_lost()
+        with pytest.raises(NotLeaderError):
+            leader.coordination.view(a)
+        leader.coordination.close(a)
+        with pytest.raises(NotLeaderError):
+            await leader.join("a")
+        asked = len(leader.asked)
+        await leader.tick(5)
+        leader.leadership.on_ready(2)
+        await leader.tick(2.9)
+        assert len(leader.asked) == asked, "everybody has time again"
+        again = await leader.join("a")
+        assert leader.owned(again) == [0, 1, 2, 3]
+
+    run(scenario)
+
+
+def test_a_node_that_stops_ends_its_streams() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        a = await leader.join("a")
+        leader.coordination.stop()
+        with pytest.raises(NodeStoppedError):
+            leader.coordination.view(a)
+        with pytest.raises(NodeStoppedError):
+            await leader.join("b")
+
+    run(scenario)
+
+
+def test_who_comes_back_in_the_last_moment_is_not_taken_out_behind_its_own_command() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        a = await leader.join("a")
+        leader.coordination.close(a)
+        await leader.tick(2.9)
+        joining = asyncio.ensure_future(leader.join("a"))
+        await asyncio.sleep(0)
+        leader.time += 0.1
+        leader.coordination._tick()
+        again = await joining
+        await settle()
+        assert leader.owned(again) == [0, 1, 2, 3]
+        assert not any(isinstance(command, LeaveGroup) for command in leader.asked)
+
+    run(scenario)
+
+
+def test_a_deleted_group_ends_the_streams_of_its_members() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        a = await leader.join("a")
+        leader.apply(DeleteGroup(leader.group))
+        await settle()
+        with pytest.raises(RefusedError, match="was deleted") as refused:
+            leader.coordination.view(a)
+        assert refused.value.refusal.code == route_pb2.GROUP_NOT_FOUND
+        with pytest.raises(RefusedError, match="was deleted"):
+            await leader.join("b")
+
+    run(scenario)
+
+
+def test_a_new_topic_is_given_out() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        a = await leader.join("a", topics=("later",))
+        assert leader.owned(a) == []
+        leader.apply(CreateTopic("later", 2))
+        await settle()
+        assert leader.owned(a) == [0, 1]
+
+    run(scenario)
+
+
+def test_starts_by_time_are_looked_up_before_queues_are_given_out() -> None:
+    async def scenario() -> None:
+        leader = Leader(start="1234", queues=1)
+        leader.node.fill(1, 0, 5)
+        a = await leader.join("a")
+        assert leader.looked_up == [(1, 0, 1234)]
+        assert [command for command in leader.asked if isinstance(command, SetPositions)]
+        assert leader.owned(a) == [0]
+        assert leader.node.state.committed_offset(leader.group, 1, 0) == 2
+
+    run(scenario)
+
+
+def test_members_are_bounded_in_a_group_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordination_module, "MEMBERS_PER_GROUP", 2)
+    monkeypatch.setattr(coordination_module, "MEMBERS_PER_NODE", 3)
+
+    async def scenario() -> None:
+        leader = Leader()
+        await asyncio.gather(leader.join("a"), leader.join("b"))
+        with pytest.raises(RefusedError, match="the group has 2 members; the limit is 2") as refused:
+            await leader.join("c")
+        assert refused.value.refusal.retryable
+        await leader.join("a")
+        leader.group = leader.node.group("other")
+        await leader.join("c")
+        with pytest.raises(RefusedError, match="the broker group has 3 members; the limit is 3"):
+            await leader.join("d")
+
+    run(scenario)
+
+
+def test_a_join_that_is_refused_leaves_nothing_behind() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        leader.refuse = lambda command: TooManyRequestsError(1, 1)
+        with pytest.raises(TooManyRequestsError):
+            await leader.join("a")
+        assert not leader.coordination._streams
+
+    run(scenario)
+
+
+def test_twenty_members_share_sixty_four_queues_and_no_queue_rests() -> None:
+    """Each hands over as soon as it is told."""
+
+    async def scenario() -> None:
+        leader = Leader(queues=64)
+        streams: list[MembershipStream] = []
+        for number in range(20):
+            streams.append(await leader.join(f"m{number:02}"))
+            for stream in streams:
+                view = leader.coordination.view(stream)
+                assert view is not None
+                leader.coordination.released(stream, view.revoked)
+            await settle()
+        counts = [len(leader.owned(stream)) for stream in streams]
+        assert (sum(counts), min(counts), max(counts)) == (64, 3, 4)
+
+    run(scenario)
