@@ -28,6 +28,7 @@ from ledgermq.broker.leader_view import Delivery, ReceiveRequest
 
 from .broker_client import Client
 from .broker_life import Answer, Request
+from .broker_members import EXCLUSIVE, GroupMember, unshared
 from .broker_model import Topic
 from .broker_producers import MessageSender, StreamProducer
 from .invariants import demand
@@ -236,7 +237,8 @@ class Administrator(Client):
 
     def _command(self) -> Command | None:
         rng, model = self.rng, self.world.model
-        for name, start, fifo in (*LEASING, (PULLING, EARLIEST, False)):
+        more = [(EXCLUSIVE, self.world.exclusive_start, False)] if self.world.member_count else []
+        for name, start, fifo in (*LEASING, (PULLING, EARLIEST, False), *more):
             if self.a_group(name) is None:
                 return CreateGroup(name, start, fifo=fifo)
         if len(model.topics) < 2:
@@ -287,16 +289,17 @@ class Clients:
             for _ in range(rng.randint(1, 2))
         ]
         self._others: list[Client] = [Administrator(world), Puller(world), *consumers]
+        self._members = [GroupMember(world, number) for number in range(world.member_count)]
         self._drainers = [Drainer(world, name) for name, _, _ in LEASING]
 
     def start(self) -> None:
         """Everybody begins, or goes on."""
-        for client in (*self._others, *self.producers):
+        for client in (*self._others, *self._members, *self.producers):
             client.wake()
 
     def drain(self) -> None:
         """Producers learn what became of their last messages; then all of it is consumed."""
-        for client in (*self.producers, *self._drainers):
+        for client in (*self.producers, *self._members, *self._drainers):
             client.wake()
 
     def undrained(self) -> str:
@@ -304,7 +307,8 @@ class Clients:
         for producer in self.producers:
             if not producer.is_finished:
                 return f"an answer that {producer} waits for"
-        return next((left for drainer in self._drainers if (left := drainer.left())), "")
+        left = next((left for drainer in self._drainers if (left := drainer.left())), "")
+        return left or unshared(self.world, self._members)
 
     def progress(self) -> int:
         """Grows with each message that is done, and each producer that is."""

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from ledgermq.broker.checkpoint_store import CheckpointStore
 from ledgermq.broker.checkpointing import Checkpointing
-from ledgermq.broker.commands import ReleaseLeases
+from ledgermq.broker.commands import JoinGroup, ReleaseLeases
 from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
+from ledgermq.broker.coordination import Coordination, MembershipStream
+from ledgermq.broker.coordinator import MemberView
 from ledgermq.broker.deliveries import release_of
 from ledgermq.broker.effects import Effects
 from ledgermq.broker.errors import BrokerError
@@ -30,6 +32,7 @@ from ledgermq.broker.polls import Polls
 from ledgermq.broker.produce import AppendPipeline, TooManyRequestsError
 from ledgermq.broker.produce_works import ProduceWork, SendWork
 from ledgermq.broker.receive import ReceiveWork
+from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.replica import Replica
 from ledgermq.proto.entry import Buffer, EntryHeader, EntryKind, entry_size
 from ledgermq.raft.driver import _refusal
@@ -115,6 +118,7 @@ class BrokerLife:
         self.proposals = PendingProposals()
         self.applied = int(self.replica.last_applied_index)
         self._pump_due = False
+        self._streams: dict[str, tuple[MembershipStream, JoinGroup]] = {}
         self.life: Life
 
     def attach(self, life: Life) -> None:
@@ -129,6 +133,11 @@ class BrokerLife:
         self.replica.observe(lambda effects: self.world.on_effects(self, effects))
         driver: Any = SimpleNamespace(next_timestamp=self.next_timestamp, settle=life.pump, pump=life.pump)
         metrics: Any = NoMetrics()
+        self.coordination = Coordination(
+            self.replica, self.pipeline, self.leadership, "", self._no_start_by_time,
+            lambda: self.node.clock.monotonic_ms() / 1000,
+        )  # fmt: skip
+        self.coordination.attach()
         self.raft_leadership = Leadership(
             life.node.config, life.core, driver, self.replica, metrics, life.fail
         )
@@ -255,7 +264,7 @@ class BrokerLife:
         with self.loop.running():
             try:
                 getattr(self, f"_{request.kind}")(request)
-            except (RaftError, TooManyRequestsError, BrokerError) as error:
+            except (RaftError, TooManyRequestsError, BrokerError, RefusedError) as error:
                 request.reply(Answer("refused", error))
 
     def _answer(
@@ -318,6 +327,37 @@ class BrokerLife:
                 return found
             await self.replica.warm(plan.cold)
         return []
+
+    def _member(self, request: Request) -> None:
+        self._answer(request, self.loop.create_task(self._membership(*request.body)))
+
+    async def _membership(
+        self, join: JoinGroup, released: Iterable[tuple[tuple[int, int], int]], leave: bool
+    ) -> MemberView | None:
+        """As a Membership stream: it is opened by the first request, or again when it has ended."""
+        stream, known = self._streams.get(join.member, (None, join))
+        if stream is None:
+            stream = await self.coordination.open(join)
+        else:
+            self.coordination.heard(stream)
+            if known != join:
+                await self.coordination.subscribe(join)
+        self._streams[join.member] = (stream, join)
+        self.coordination.released(stream, released)
+        if leave:
+            self.coordination.leave(stream)
+        try:
+            view = self.coordination.view(stream)
+        except (RefusedError, RaftError):
+            view = None
+        if view is None or stream.leaving:
+            if self._streams[join.member][0] is stream:
+                del self._streams[join.member]
+            self.coordination.close(stream)
+        return view
+
+    async def _no_start_by_time(self, *where: int) -> int:
+        raise AssertionError("no group starts by time here")
 
     def _release(self, request: ReceiveRequest, deliveries: list[Delivery]) -> None:
         command: ReleaseLeases = release_of(request, deliveries)

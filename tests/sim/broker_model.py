@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from .broker_member_model import MemberModel
 from .invariants import demand
 
 _SECTION = struct.Struct("<BBHIqIIIIQIIQQ")
 _COMMAND = struct.Struct("<HHI")
 _POSITION = struct.Struct("<IIq")
+_OWNED = struct.Struct("<IIqQ")
 _LEASE = struct.Struct("<IqQ")
 _CHANGE = struct.Struct("<IqQq")
 _RECORDS = 1  # kind of an entry
@@ -100,6 +102,7 @@ class BrokerModel:
         self.queues: dict[tuple[int, int], Queue] = {}
         self.positions: dict[tuple[int, int, int], Position] = {}
         self.streams: dict[tuple[int, int, int], Stream] = {}
+        self.members = MemberModel()
         self.next_topic = self.next_group = 1
         self.places: dict[bytes, list[tuple[int, int, int]]] = {}  # message id -> where it is stored
         self.stored_at: dict[bytes, int] = {}  # log time
@@ -203,6 +206,7 @@ class BrokerModel:
             del self.streams[key]
         for key in [key for key in self.positions if key[1] == number]:
             del self.positions[key]
+        self.members.remove_topic(number)
         return (number if topic else 0), topic is not None
 
     def _create_group(self, raw: bytes, _version: int) -> tuple[int, bool]:
@@ -221,6 +225,7 @@ class BrokerModel:
         group = self.groups.pop(number, None)
         for key in [key for key in self.positions if key[0] == number]:
             del self.positions[key]
+        self.members.groups.pop(number, None)
         return (number if group else 0), group is not None
 
     def _set_retention(self, raw: bytes, _version: int) -> tuple[int, bool]:
@@ -232,14 +237,29 @@ class BrokerModel:
         return (number if topic else 0), changed
 
     # --- consumption ---------------------------------------------------------------------------------------------
-    def _commit(self, raw: bytes, _version: int) -> list[bool]:
+    def _join(self, raw: bytes, _version: int) -> tuple[int, bool]:
+        (group,) = struct.unpack_from("<I", raw)
+        return self.members.join(raw, self.index, self.stamp) if group in self.groups else (0, False)
+
+    def _leave(self, raw: bytes, _version: int) -> list[bool]:
+        return self.members.leave(raw, self.index)
+
+    def _assign(self, raw: bytes, _version: int) -> list[bool]:
+        return self.members.assign(raw, self.index, self.queues)
+
+    def _commit(self, raw: bytes, version: int) -> list[bool]:
         group, _, reset = struct.unpack_from("<IIB", raw)
-        accepted = []
-        for topic, queue, offset in _POSITION.iter_unpack(raw[9:]):
+        accepted, renewed = [], []
+        for topic, queue, offset, *epochs in (_POSITION if version == 1 else _OWNED).iter_unpack(raw[9:]):
             stored, found = self.queues.get((topic, queue)), self.positions.get((group, topic, queue))
-            accepted.append(stored is not None and group in self.groups)
-            if stored is None or group not in self.groups:
+            epoch, name = (epochs or [0])[0], self.topics[topic].name if topic in self.topics else ""
+            good = stored is not None and group in self.groups
+            good = good and self.members.may_commit(group, (topic, queue), name, epoch, reset=bool(reset))
+            accepted.append(good)
+            if stored is None or not good:
                 continue
+            if reset and not epoch:
+                renewed.append((topic, queue))
             offset = min(max(offset, stored.begin), stored.end)
             if found is None or reset:
                 self.positions[group, topic, queue] = Position(offset)
@@ -248,6 +268,8 @@ class BrokerModel:
                 found.leases = {at: lease for at, lease in found.leases.items() if at >= offset}
                 found.position, found.lost = max(found.position, offset), 0
                 _finish_first(found)
+        for key in renewed:
+            self.members.renew(group, key, self.index)
         return accepted
 
     def _set_positions(self, raw: bytes, _version: int) -> list[bool]:
@@ -429,5 +451,6 @@ _COMMANDS: dict[int, Callable[[BrokerModel, bytes, int], Any]] = {
     4: BrokerModel._delete_group, 5: BrokerModel._commit, 6: BrokerModel._set_positions, 7: BrokerModel._grant,
     8: BrokerModel._ack, 9: BrokerModel._change, 10: BrokerModel._release, 11: BrokerModel._session_lost,
     12: BrokerModel._evict, 13: BrokerModel._log_start, 14: BrokerModel._feature_level,
-    15: BrokerModel._set_retention, 16: BrokerModel._trim,
+    15: BrokerModel._set_retention, 16: BrokerModel._trim, 17: BrokerModel._join, 18: BrokerModel._leave,
+    19: BrokerModel._assign,
 }  # fmt: skip

@@ -5,12 +5,13 @@ B offsets    queue offsets are contiguous; B1: each message is stored once, a pr
 B equal      checkpoints are equal byte for byte on all nodes at equal indexes, whatever crashes lay before
 B rebuild    ... and equal to those of a state that is built again from the first entry
 B model      topics, queues, positions, leases and producers are those of the model
+B epochs     a queue of a group has one owner per epoch, and its epochs only grow; a commit under another one moves nothing
 B acked      an acknowledged send is stored exactly once, at the place that the answer named, also in every retry's answer
 B7           what was refused, and never had an unknown outcome, is not stored
 B visible    whoever reads, on whatever node, sees committed messages only, and what is there
 B leased     what leaves was granted to that group, by an applied entry
 B5           an acknowledged message is not delivered to that group again
-B drained    everything is delivered at last: what was never acknowledged comes again
+B drained    everything is delivered at last: what was never acknowledged comes again; each queue has an owner that lives
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from crc32c import crc32c
 
 from ledgermq.broker.checkpoint import encode_snapshot, take_snapshot
 from ledgermq.broker.command_codecs import encode
-from ledgermq.broker.commands import EvictDedup
+from ledgermq.broker.commands import EARLIEST, LATEST, EvictDedup
 from ledgermq.broker.consume_queue import ColdRead
 from ledgermq.broker.effects import Effects
 from ledgermq.broker.errors import BrokerError
@@ -80,6 +81,9 @@ class BrokerWorld:
         self.lateness_us = rng.choice((20, 2000))
         self.checkpoint_us = rng.choice((150, 600, 3000)) * MS
         self.evicts = rng.random() < 0.2
+        own = random.Random(f"members {world.seed}")  # the other runs are drawn as ever
+        self.member_count = own.choice((0, 0, 2, 5))
+        self.exclusive_start = own.choice((EARLIEST, LATEST))
         world.segment_size = rng.choice((32_768, 65_536))
         world.limits["max_uncommitted_bytes"] = rng.choice((4_000, 20_000, 1 << 20))
         self.clients = Clients(self)
@@ -213,6 +217,7 @@ class BrokerWorld:
                 found == wanted,
                 f"B model: {what} of {name} at {model.index}: {found}, the model has {wanted}",
             )
+        self._compare_members(state, name)
         table = state.consumption.copy()
         demand(table.keys() == model.positions.keys(), f"B model: positions of {name} at {model.index}")
         for key, found in table.items():
@@ -226,6 +231,26 @@ class BrokerWorld:
             demand(
                 same, f"B model: {key} of {name} at {model.index}: {found} {leases}, the model has {wanted}"
             )
+
+    def _compare_members(self, state: BrokerState, name: str) -> None:
+        found = {
+            group_id: (
+                {
+                    m.name: (m.joined, m.joined_at, m.topics,
+                             (m.allocation, m.zone, m.filter, m.session_timeout_ms, m.release_ms))
+                    for m in group.members.values()
+                },
+                {key: (owner.member, owner.epoch) for key, owner in group.owners.items()},
+            )
+            for group_id, group in state.memberships.copy().items()
+        }  # fmt: skip
+        wanted = {
+            number: (group.members, group.owners) for number, group in self.model.members.groups.items()
+        }
+        demand(
+            found == wanted,
+            f"B model: members of {name} at {self.model.index}: {found}, the model has {wanted}",
+        )
 
     # --- what clients hear ---------------------------------------------------------------------------------------
     def on_acked(self, value: bytes, place: Place) -> None:

@@ -13,10 +13,12 @@ from ledgermq.broker import checkpoint, checkpoint_store
 from ledgermq.broker.commands import CommitOffsets, GrantLeases
 from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.consumption import ConsumptionTable
+from ledgermq.broker.coordinator import Coordinator
 from ledgermq.broker.effects import Effects, GrantResult, RowsResult
 from ledgermq.broker.grant_plan import Delivery
 from ledgermq.broker.leader_view import Admission, LeaderView, Turn, Verdict
 from ledgermq.broker.leases import Consumption
+from ledgermq.broker.memberships import MembershipTable
 from ledgermq.broker.produce import AppendPipeline, Flight, settle
 from ledgermq.broker.produce_works import _ProducerWork
 from ledgermq.broker.receive import ReceiveWork
@@ -234,4 +236,15 @@ def _commit_without_release(
 broker_mutant(
     "ResetsKeepLeases", "B5.2", "Leases outlive a reset of the group's position, and positions never go back.",
     (ConsumptionTable, "commit", _commit_without_release),
+)  # fmt: skip
+
+# --- queue-exclusive groups --------------------------------------------------------------------------------------
+broker_mutant(
+    "FencesNobody", "B5.3", "Offsets that a former owner of a queue commits are taken.",
+    (MembershipTable, "fenced", lambda self, command, topics: np.zeros(len(command.rows), bool)),
+)  # fmt: skip
+
+broker_mutant(
+    "DecidesAboutAQueueOnce", "B5.4", "A queue for which something was proposed once is not decided about again.",
+    (Coordinator, "settled", lambda self, wish: None),
 )  # fmt: skip
