@@ -203,8 +203,7 @@ class Coordinator:
         return self._target
 
     def _topics(self, membership: GroupMembership) -> tuple[Topic, ...]:
-        names = sorted({name for member in membership.members.values() for name in member.topics})
-        found = (self._state.topics.find(name) for name in names)
+        found = (self._state.topics.find(name) for name in sorted(membership.subscribed))
         return tuple(topic for topic in found if topic is not None)
 
     def _proposals(self, moves: Mapping[QueueKey, str], membership: GroupMembership) -> list[Wish]:
@@ -265,10 +264,9 @@ class Coordinator:
         """Who subscribes otherwise than the oldest member, and which topics are not here."""
         members = membership.by_age()
         found = [text for member in members[1:] for text in _differences(member, members[0])]
-        names = sorted({name for member in membership.members.values() for name in member.topics})
         found += [
             f'topic "{name}" does not exist in this broker group; its queues are given out when it does'
-            for name in names
+            for name in sorted(membership.subscribed)
             if self._state.topics.find(name) is None
         ]
         if len(found) > WARNINGS_MAX:

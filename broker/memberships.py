@@ -57,6 +57,11 @@ class GroupMembership:
         """Return the ownership of a queue; epoch 0: it never had one."""
         return self.owners.get(key, _UNTOUCHED)
 
+    @property
+    def subscribed(self) -> set[str]:
+        """Names of the topics that members subscribe to, whether they exist or not."""
+        return {name for member in self.members.values() for name in member.topics}
+
     def by_age(self) -> list[Member]:
         """The members, oldest first."""
         return sorted(self.members.values(), key=lambda member: (member.joined, member.name))
@@ -138,7 +143,7 @@ class MembershipTable:
         if command.epochs is None and group is _EMPTY:
             return fenced
         epochs = command.epochs.tolist() if command.epochs is not None else [0] * len(command.rows)
-        subscribed = {name for member in group.members.values() for name in member.topics}
+        subscribed = group.subscribed
         for place, (topic_id, queue_id, _) in enumerate(command.rows.tolist()):
             owner = group.of((topic_id, queue_id))
             if epochs[place]:

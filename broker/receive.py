@@ -33,6 +33,7 @@ from .polls import TooManyPollsError
 from .produce import Flight, TooManyRequestsError, settle, settle_error
 from .receipt_handle import ReceiptHandle
 from .sessions import session_of
+from .state import BrokerState
 from .topic_admin import ensure_group, ensure_topic
 from .topics import Topic
 
@@ -179,6 +180,16 @@ def last_frame() -> bytes:
     return frame.SerializeToString()
 
 
+def check_not_exclusive(state: BrokerState, group: ConsumerGroup, topic: str) -> None:
+    """A group is not consumed under leases where its members own the queues. Raises: StatusError."""
+    membership = state.memberships.get(group.group_id)
+    if membership is not None and topic in membership.subscribed:
+        raise StatusError(
+            v2.ILLEGAL_CONSUMER_GROUP,
+            f'the members of group "{group.name}" consume topic {topic} queue by queue; use another group, or stop them first',
+        )
+
+
 async def _checked(context: NodeContext, request: v2.ReceiveMessageRequest, call: Call) -> _Receiver:
     name, group_name = request.message_queue.topic.name, request.group.name
     check_topic(name)
@@ -191,12 +202,7 @@ async def _checked(context: NodeContext, request: v2.ReceiveMessageRequest, call
     if topic is None:
         raise topic_not_found(name)
     group = await ensure_group(context, group_name)
-    membership = context.replica.state.memberships.get(group.group_id)
-    if membership is not None and any(name in member.topics for member in membership.members.values()):
-        raise StatusError(
-            v2.ILLEGAL_CONSUMER_GROUP,
-            f'the members of group "{group_name}" consume topic {name} queue by queue; use another group, or stop them first',
-        )
+    check_not_exclusive(context.replica.state, group, name)
     wanted = ReceiveRequest(
         group.group_id,
         topic.topic_id,

@@ -3,123 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from ledgermq.broker import coordination as coordination_module
-from ledgermq.broker.commands import (
-    Command,
-    CreateTopic,
-    DeleteGroup,
-    JoinGroup,
-    LeaveGroup,
-    SetPositions,
-    StartPosition,
-)
-from ledgermq.broker.coordination import Coordination, MembershipStream
-from ledgermq.broker.effects import Effects
-from ledgermq.broker.leadership import Leadership
-from ledgermq.broker.produce import Applied, TooManyRequestsError
+from ledgermq.broker.commands import CreateTopic, DeleteGroup, LeaveGroup, SetPositions
+from ledgermq.broker.coordination import MembershipStream
+from ledgermq.broker.produce import TooManyRequestsError
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import route_pb2
-from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostError
+from ledgermq.raft.errors import NodeStoppedError, NotLeaderError
 
-from .entry_log import Node
-
-
-class Leader:
-    """A node that leads: each command is an entry of its own, applied in the next turn of the loop, or refused or lost."""
-
-    def __init__(self, *, start: str = "earliest", queues: int = 4) -> None:
-        self.node = Node()
-        self.topic = self.node.topic(queues=queues)
-        self.group = self.node.group(start=StartPosition.parse(start))
-        self.time = 0.0
-        self.asked: list[Command] = []
-        self.refuse: Callable[[Command], Exception | None] = lambda command: None
-        self.lose: Callable[[Command], bool] = lambda command: False
-        self._observers: list[Callable[[Effects], None]] = []
-        self.leadership = Leadership("n1")
-        self.looked_up: list[tuple[int, int, int]] = []
-        replica: Any = SimpleNamespace(state=self.node.state, observe=self._observers.append)
-        pipeline: Any = SimpleNamespace(run=self.run)
-        self.coordination = Coordination(
-            replica, pipeline, self.leadership, "", self._look_up, lambda: self.time
-        )
-        self.leadership.on_ready(1)
-        self.coordination.attach()
-
-    async def _look_up(self, topic_id: int, queue_id: int, timestamp: int) -> int:
-        self.looked_up.append((topic_id, queue_id, timestamp))
-        return 2
-
-    def run(self, command: Command) -> asyncio.Future[Applied]:
-        """As AppendPipeline.run."""
-        if not self.leadership.ready:
-            raise NotLeaderError(None)
-        if (error := self.refuse(command)) is not None:
-            raise error
-        self.asked.append(command)
-        future: asyncio.Future[Applied] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_soon(self._decide, command, future)
-        return future
-
-    def _decide(self, command: Command, future: asyncio.Future[Applied]) -> None:
-        if self.lose(command):
-            future.set_exception(ProposalLostError("lost"))
-            future.exception()
-            return
-        effects = self.apply(command)
-        if not future.done():
-            future.set_result(Applied(effects.results[0], effects.index))
-
-    def apply(self, command: Command) -> Effects:
-        """An entry, whoever proposed it."""
-        effects = self.node.command(command)
-        for observer in self._observers:
-            observer(effects)
-        return effects
-
-    async def join(self, name: str, **options: Any) -> MembershipStream:
-        command = JoinGroup(
-            self.group,
-            name,
-            options.pop("topics", ("orders",)),
-            session_timeout_ms=3000,
-            release_ms=1000,
-            **options,
-        )
-        stream = await self.coordination.open(command)
-        await settle()
-        return stream
-
-    async def tick(self, seconds: float = 0.1) -> None:
-        """Time passes, and the node looks what is due."""
-        for _ in range(round(seconds / 0.1)):
-            self.time += 0.1
-            self.coordination._tick()
-            await settle()
-
-    def owned(self, stream: MembershipStream) -> list[int]:
-        view = self.coordination.view(stream)
-        assert view is not None
-        return [key[1] for key, _ in view.owned]
-
-
-async def settle() -> None:
-    for _ in range(12):
-        await asyncio.sleep(0)
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(30):
-            await scenario()
-
-    asyncio.run(limited())
+from .leading_node import Leader, run, settle
 
 
 def test_a_member_is_told_when_its_queues_change() -> None:

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from ledgermq.broker import log_service
-from ledgermq.broker.commands import Command
+from ledgermq.broker.commands import AssignQueues, Command, JoinGroup, assignment_rows
 from ledgermq.broker.leader_view import Verdict
 from ledgermq.broker.leadership import Leadership
 from ledgermq.broker.log_service import LogService, commit_offsets
@@ -200,10 +200,10 @@ class Committing:
         self._leads = leads
         self._waiting = [section(self.topic, 0, records(3), base=0)]
 
-    async def commit(self, offset: int) -> int | None:
+    async def commit(self, offset: int, epoch: int = 0) -> int | None:
         """Store an offset of queue 0; return what is stored then."""
         request = log_pb2.CommitOffsetsRequest(group="billing")
-        request.offsets.add(topic="orders", queue_id=0, offset=offset)
+        request.offsets.add(topic="orders", queue_id=0, offset=offset, epoch=epoch)
         context: Any = SimpleNamespace(
             replica=SimpleNamespace(state=self.node.state),
             pipeline=SimpleNamespace(run=self._run),
@@ -241,3 +241,16 @@ def test_an_offset_beyond_everything_that_is_committed_is_refused() -> None:
 def test_a_leader_that_was_deposed_unawares_calls_no_offset_impossible() -> None:
     with pytest.raises(NotLeaderError):
         asyncio.run(Committing(leads=False).commit(3))
+
+
+def test_commits_beside_an_owner_are_refused_and_say_what_to_do() -> None:
+    committing = Committing()
+    committing.node.command(JoinGroup(committing.group, "a", ("orders",)))
+    rows = assignment_rows([(committing.topic, 0, 0, 0)])
+    epoch = committing.node.command(AssignQueues(committing.group, ("a",), rows)).index
+    for wrong, text in ((0, "members of group"), (epoch - 1, "Drop what is buffered")):
+        with pytest.raises(RefusedError, match=text) as refused:
+            asyncio.run(committing.commit(3, wrong))
+        assert (refused.value.refusal.code, refused.value.refusal.retryable) == (route_pb2.FENCED, False)
+        assert 'queue 0 of topic "orders"' in refused.value.refusal.message
+    assert asyncio.run(committing.commit(3, epoch)) == 3

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from ledgermq.broker.commands import JoinGroup, LeaveGroup
 from ledgermq.broker.messaging_status import StatusError
-from ledgermq.broker.receive import polling_seconds, tags_of
+from ledgermq.broker.receive import check_not_exclusive, polling_seconds, tags_of
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import hash_text
+
+from .entry_log import Node
 
 
 def test_tags_are_split_and_hashed() -> None:
@@ -43,3 +46,16 @@ def test_a_client_that_does_not_want_to_wait_is_answered_at_once() -> None:
 
 def test_a_client_that_names_no_polling_time_gets_it_from_its_deadline() -> None:
     assert polling_seconds(v2.ReceiveMessageRequest(), 13) == 11.5
+
+
+def test_a_group_is_not_consumed_under_leases_where_its_members_own_the_queues() -> None:
+    node = Node()
+    group = node.state.groups.get(node.group())
+    assert group is not None
+    node.command(JoinGroup(group.group_id, "a", ("orders",)))
+    with pytest.raises(StatusError, match="use another group, or stop them first") as error:
+        check_not_exclusive(node.state, group, "orders")
+    assert error.value.code == v2.ILLEGAL_CONSUMER_GROUP
+    check_not_exclusive(node.state, group, "other")
+    node.command(LeaveGroup(group.group_id, ("a",)))
+    check_not_exclusive(node.state, group, "orders")

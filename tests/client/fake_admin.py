@@ -46,13 +46,14 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
     async def DescribeGroup(self, request: pb.DescribeGroupRequest, context: Any) -> pb.DescribeGroupResponse:
         if refusal := self._no_group(request.name):
             return pb.DescribeGroupResponse(refusal=refusal)
-        answer = pb.DescribeGroupResponse(group=self.group.groups[request.name])
+        answer = pb.DescribeGroupResponse(group=self.group.groups[request.name], members=self.group.members)
         for (group, topic, queue_id), offset in sorted(self.group.committed.items()):
             if group == request.name and request.topic in ("", topic):
                 queue = self.group.queues[self.group.topics[topic][0], queue_id]
                 answer.queues.add(
                     topic=topic, queue_id=queue_id, committed_offset=offset,
                     begin_offset=queue.begin, end_offset=queue.end,
+                    owner=self.group.members[0].member_id if self.group.members else "",
                 )  # fmt: skip
         return answer
 

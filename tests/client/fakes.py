@@ -40,6 +40,7 @@ class FakeGroup:
         self.queues: dict[tuple[int, int], FakeQueue] = {}
         self.sessions: dict[tuple[int, int, int], tuple[int, dict[int, tuple[int, int]]]] = {}
         self.committed: dict[tuple[str, str, int], int] = {}
+        self.members: list[admin_pb2.GroupMember] = []  # of whatever consumer group is asked for
         self.retention_ms: dict[str, int] = {}
         self.groups: dict[str, admin_pb2.ConsumerGroupInfo] = {}
         self.term = 1

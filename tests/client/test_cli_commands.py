@@ -14,6 +14,7 @@ import pytest
 
 from ledgermq.client import cli_dump
 from ledgermq.client.cli import run_cli
+from ledgermq.proto import admin_pb2
 from ledgermq.proto import route_pb2 as pb
 
 from .fake_messaging import MessagingCluster
@@ -94,6 +95,26 @@ def test_an_empty_list_names_the_command_that_fills_it(ledgermq: Any) -> None:
     assert "ledgermq consume TOPIC --group NAME" in ledgermq("group", "list")[1]
     ledgermq("topic", "delete", "orders", "-y")
     assert "ledgermq topic create orders" in ledgermq("topic", "list")[1]
+
+
+def test_members_of_a_group_and_what_they_own_are_described(
+    ledgermq: Any, cluster: Served[MessagingCluster]
+) -> None:
+    ledgermq("group", "create", "billing")
+    ledgermq("send", "orders", "hello")
+    ledgermq("group", "reset", "billing", "--topic", "orders", "--to", "earliest")
+    cluster.cluster.groups[0].members.append(
+        admin_pb2.GroupMember(member_id="worker-1", topics=["orders", "paid"], filter="a || b", queues=4)
+    )
+    lines = ledgermq("group", "describe", "billing")[1].splitlines()
+    assert lines[0].split()[-1] == "OWNER"
+    assert lines[1].split()[-1] == "worker-1"
+    assert lines[-2].split() == ["MEMBER", "GROUP", "QUEUES", "TOPICS", "FILTER"]
+    assert lines[-1].split(maxsplit=3)[::2] == ["worker-1", "4"]
+    assert "orders, paid" in lines[-1]
+    described = json.loads(ledgermq("group", "describe", "billing", "--json")[1])
+    assert {queue["owner"] for queue in described["queues"]} == {"worker-1"}
+    assert [(each["member"], each["allocation"]) for each in described["members"]] == [("worker-1", "sticky")]
 
 
 def test_a_group_is_created_listed_described_reset_and_deleted(ledgermq: Any) -> None:
