@@ -34,6 +34,9 @@ MEMBERS_PER_NODE: Final = 4096
 TICK_SECONDS: Final = 0.1
 #: After a stall of the loop, signs of life wait to be read: no more than this is counted as time that passed.
 STALL_SECONDS: Final = 0.2
+#: A pass over a very large group takes long; then the next one waits so many times as long, for the sake of heartbeats.
+LONG_PASS_SECONDS: Final = 0.005
+PAUSE_FACTOR: Final = 4
 #: Looks up the first queue offset stored at or after a time: (topic id, queue id, ms).
 OffsetAtTime = Callable[[int, int, int], Awaitable[int]]
 
@@ -80,6 +83,7 @@ class Coordination:
         self._streams: defaultdict[int, dict[str, MembershipStream]] = defaultdict(dict)
         self._due: set[int] = set()  # groups with a pass scheduled
         self._again: set[int] = set()  # groups in which something was refused
+        self._pauses: dict[int, float] = {}  # seconds until the next pass over a group may begin
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Applied]] = set()
 
@@ -221,6 +225,7 @@ class Coordination:
     def _drop(self) -> None:
         self._groups.clear()
         self._again.clear()
+        self._pauses.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -264,17 +269,23 @@ class Coordination:
 
     def _soon(self, group_id: int) -> None:
         """Look at a group behind the callbacks that are due now."""
-        if group_id not in self._due:
-            self._due.add(group_id)
+        if group_id in self._due:
+            return
+        self._due.add(group_id)
+        if pause := self._pauses.pop(group_id, 0.0):
+            asyncio.get_running_loop().call_later(pause, self._pass, group_id)
+        else:
             asyncio.get_running_loop().call_soon(self._pass, group_id)
 
     def _pass(self, group_id: int) -> None:
         self._due.discard(group_id)
-        coordinator = self._groups.get(group_id)
+        coordinator, began = self._groups.get(group_id), self._clock()
         if coordinator is not None and self._replica.state.memberships.get(group_id) is None:
             del self._groups[group_id]  # the last member is gone, or the group
         elif coordinator is not None:
             self._propose(group_id, coordinator, coordinator.decide(self._now()))
+            if (took := self._clock() - began) > LONG_PASS_SECONDS:
+                self._pauses[group_id] = PAUSE_FACTOR * took
         for stream in self._streams.get(group_id, {}).values():
             stream.changed.set()
 

@@ -213,7 +213,8 @@ class Coordinator:
             for key, name in moves.items()
             if name and self._state.consumption.get((self._group_id, *key)) is None
         ]
-        ready = [key for key in moves if key not in set(new)]
+        unplaced = set(new)
+        ready = [key for key in moves if key not in unplaced]
         wishes = self._starts(new, membership)
         for start in range(0, len(ready), ROWS_MAX):
             part = ready[start : start + ROWS_MAX]

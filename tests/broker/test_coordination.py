@@ -9,6 +9,7 @@ import pytest
 from ledgermq.broker import coordination as coordination_module
 from ledgermq.broker.commands import CreateTopic, DeleteGroup, LeaveGroup, SetPositions
 from ledgermq.broker.coordination import MembershipStream
+from ledgermq.broker.coordinator import Wish
 from ledgermq.broker.produce import TooManyRequestsError
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import route_pb2
@@ -266,5 +267,28 @@ def test_twenty_members_share_sixty_four_queues_and_no_queue_rests() -> None:
             await settle()
         counts = [len(leader.owned(stream)) for stream in streams]
         assert (sum(counts), min(counts), max(counts)) == (64, 3, 4)
+
+    run(scenario)
+
+
+def test_long_passes_over_a_group_leave_the_loop_to_others_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        stream = await leader.join("a")
+        real = leader.coordination._groups[leader.group].decide
+
+        def decide(now: int) -> list[Wish]:
+            leader.time += 900.0  # it takes a quarter of an hour
+            return real(now)
+
+        monkeypatch.setattr(leader.coordination._groups[leader.group], "decide", decide)
+        leader.coordination.released(stream, [])
+        await settle()
+        began = leader.time
+        leader.coordination.leave(stream)
+        await settle()
+        assert leader.time == began, "no pass before an hour is over"
 
     run(scenario)
