@@ -239,10 +239,10 @@ def test_a_small_buffer_reads_everything_too() -> None:
 
 async def until_full(consumer: PullConsumer) -> None:
     """Wait until the first group's buffer takes no more."""
-    (fetcher,) = consumer._fetchers.values()
+    (fetcher,) = consumer._reader._fetchers.values()
     while fetcher.buffer.has_room:
-        consumer._arrived.clear()
-        await consumer._arrived.wait()
+        consumer._reader._arrived.clear()
+        await consumer._reader._arrived.wait()
 
 
 def test_a_node_that_dies_while_the_buffer_is_full_costs_no_message() -> None:
@@ -376,14 +376,14 @@ def test_a_queue_that_is_given_up_while_its_topic_is_created_again_stays_given_u
         async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
             await consumer.subscribe("orders")
             looked = asyncio.Event()
-            refresh = consumer.refresh
+            refresh = consumer._reader.refresh
 
             async def give_up_meanwhile(topics: set[str]) -> None:
                 await refresh(topics)
                 consumer.unassign([MessageQueue("orders", "g0", 0)])
                 asyncio.get_running_loop().call_soon(looked.set)
 
-            monkeypatch.setattr(consumer, "refresh", give_up_meanwhile)
+            monkeypatch.setattr(consumer._reader, "refresh", give_up_meanwhile)
             group.create_topic("orders", 1)
             cluster.register(group)
             consumer.seek(MessageQueue("orders", "g0", 0), 0)

@@ -1,0 +1,239 @@
+"""Reads assigned queues of any broker groups in order: what every consumer that reads the log by itself stands on.
+
+Owns: one fetcher per broker group, the assigned queues and their positions, what happens when messages were deleted or a
+topic was created again. Must not: choose queues or start positions, commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from ledgermq.proto import route_pb2
+
+from .channels import Channels
+from .errors import LedgerMQError, MessagesDeletedError, UsageError, error_of
+from .fetch_buffer import MAX_BUFFER_BYTES, AssignedQueue, OutOfRange
+from .group_fetcher import RETRY_PAUSE_S, GroupFetcher, Refused
+from .message import MessageQueue, MessageView
+from .routes import Routes
+from .topic_route import BrokerGroup, TopicRoute
+
+logger = logging.getLogger(__name__)
+
+
+class QueueReader:
+    """`read` queues, then `take` or `wait` for their messages. Call close()."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        channels: Channels,
+        *,
+        max_buffer_bytes: int = MAX_BUFFER_BYTES,
+        when_deleted: str = "earliest",
+    ) -> None:
+        """`max_buffer_bytes`: of each broker group. `when_deleted`: see PullConsumer. Raises: UsageError."""
+        if when_deleted not in ("earliest", "latest", "raise"):
+            raise UsageError(
+                f"when_deleted is {when_deleted!r}", "", 'It must be "earliest", "latest" or "raise"'
+            )
+        self.channels = channels
+        #: Messages that retention deleted before they were read.
+        self.deleted_count = 0
+        self.when_deleted = when_deleted
+        self._routes = routes
+        self._routes.on_change(self._on_route)
+        self._max_buffer_bytes = max_buffer_bytes
+        self._fetchers: dict[str, GroupFetcher] = {}
+        self._assigned: dict[MessageQueue, AssignedQueue] = {}
+        self._arrived = asyncio.Event()
+        self._failure: LedgerMQError | None = None
+        self._turn = 0
+        self._closed = False
+
+    async def close(self) -> None:
+        """Close every stream; who waits for messages is woken."""
+        self._closed = True
+        self.arrived()
+        for fetcher in self._fetchers.values():
+            await fetcher.close()
+
+    # --- queues -----------------------------------------------------------------------------------------------
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        return tuple(self._assigned)
+
+    @property
+    def has_queues(self) -> bool:
+        return bool(self._assigned)
+
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        """The offset of the next message of each queue that will be handed out."""
+        return {queue: assigned.position for queue, assigned in self._assigned.items()}
+
+    def __contains__(self, queue: MessageQueue) -> bool:
+        return queue in self._assigned
+
+    def read(self, route: TopicRoute, queue: MessageQueue, offset: int) -> None:
+        """Read a queue of that route from `offset` on."""
+        part = route.part(queue.broker_group)
+        assert part is not None, "the start offset came from this part"
+        fetcher = self._fetchers.get(queue.broker_group)
+        if fetcher is None:
+            fetcher = GroupFetcher(self, part.group, self._max_buffer_bytes)
+            self._fetchers[queue.broker_group] = fetcher
+        assigned = AssignedQueue(queue, part.topic_id, offset, offset)
+        self._assigned[queue] = assigned
+        fetcher.topics.add(queue.topic)
+        fetcher.buffer.assign(assigned)
+        fetcher.restart()
+
+    def give_up(self, queues: Iterable[MessageQueue]) -> None:
+        """Stop reading these queues; what is buffered of them is dropped."""
+        for queue in queues:
+            assigned = self._assigned.pop(MessageQueue(*queue), None)
+            if assigned is not None:
+                fetcher = self._fetchers[queue.broker_group]
+                fetcher.buffer.remove(assigned)
+                fetcher.changed.set()  # there may be room again
+
+    def position(self, queue: MessageQueue) -> int:
+        """Return the offset of the next message that will be handed out. Raises: UsageError."""
+        return self._of(queue).position
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Continue a queue at `offset`. Raises: UsageError (not assigned, or no offset)."""
+        assigned = self._of(queue)
+        fetcher = self._fetchers[queue.broker_group]
+        fetcher.buffer.seek(assigned, offset)
+        fetcher.restart()
+
+    def group(self, name: str) -> BrokerGroup | None:
+        """Return a broker group that is read, as it was known last: also when no route names it any more."""
+        fetcher = self._fetchers.get(name)
+        return fetcher.group if fetcher is not None else None
+
+    def _of(self, queue: MessageQueue) -> AssignedQueue:
+        assigned = self._assigned.get(MessageQueue(*queue))
+        if assigned is None:
+            raise UsageError(
+                f"{queue} is not assigned to this consumer", "", "Call assign() or subscribe() first"
+            )
+        return assigned
+
+    # --- messages ---------------------------------------------------------------------------------------------
+
+    def take(self, max_messages: int) -> list[MessageView]:
+        """Hand out what is there, at most `max_messages` of one broker group. Raises: what a fetcher failed with."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        fetchers = list(self._fetchers.values())
+        self._turn += 1
+        for step in range(len(fetchers)):
+            fetcher = fetchers[(self._turn + step) % len(fetchers)]
+            had_room = fetcher.buffer.has_room
+            if messages := fetcher.buffer.take(max_messages):
+                if not had_room and fetcher.buffer.has_room:
+                    fetcher.changed.set()
+                return messages
+        return []
+
+    async def wait(self, max_messages: int, timeout_ms: int | None) -> list[MessageView]:
+        """Hand out as `take` does, waiting for the first message; empty after `timeout_ms` or close()."""
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                while not self._closed:
+                    self._arrived.clear()
+                    if messages := self.take(max_messages):
+                        return messages
+                    await self._arrived.wait()
+        except TimeoutError:
+            return []
+        return []
+
+    # --- for the fetchers -------------------------------------------------------------------------------------
+
+    def arrived(self) -> None:
+        """Messages, or a failure, wait for `take`."""
+        self._arrived.set()
+
+    def fail(self, error: LedgerMQError) -> None:
+        """Let the next `take` raise `error`."""
+        self._failure = error
+        self.arrived()
+
+    async def refresh(self, topics: set[str]) -> None:
+        """Fetch the routes again; the listener hands them to the fetchers."""
+        for topic in topics:
+            try:
+                await self._routes.get(topic, refresh=True)
+            except LedgerMQError as error:
+                logger.info("route not refreshed topic=%s reason=%s", topic, error)
+
+    def _on_route(self, route: TopicRoute) -> None:
+        for part in route.parts:
+            fetcher = self._fetchers.get(part.group.name)
+            if fetcher is not None:
+                fetcher.group = part.group
+
+    async def on_refused(self, fetcher: GroupFetcher, refused: Refused) -> None:
+        """Heal what can be healed: offsets that were deleted, a node that is behind, a topic that was re-created."""
+        for each in refused:
+            if isinstance(each, OutOfRange):
+                await self._on_out_of_range(fetcher, each)
+                continue
+            await self._on_refused_queue(fetcher, *each)
+
+    async def _on_refused_queue(
+        self, fetcher: GroupFetcher, assigned: AssignedQueue, refusal: route_pb2.Refusal
+    ) -> None:
+        error = error_of(refusal)
+        if error.refresh_route:
+            await self._on_stale_route(fetcher, assigned)
+        elif not error.retryable:
+            self.give_up([assigned.queue])
+            self.fail(error)
+        else:
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _on_out_of_range(self, fetcher: GroupFetcher, found: OutOfRange) -> None:
+        assigned = found.assigned
+        if assigned.fetch_offset < found.begin:
+            # What is buffered below the begin was read in time: only asking goes on elsewhere.
+            count = found.begin - assigned.fetch_offset
+            fetcher.buffer.skip_to(assigned, self.on_deleted(assigned.queue, count, found.begin, found.end))
+        else:
+            # The node has not applied as far as we have read elsewhere: it will.
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    def on_deleted(self, queue: MessageQueue, count: int, begin: int, end: int) -> int:
+        """Say that messages are gone, as `when_deleted` wants it; return where to go on."""
+        self.deleted_count += count
+        text = "messages were deleted before they were read queue=%s count=%d begin=%d"
+        logger.warning(text, queue, count, begin)
+        if self.when_deleted == "raise":
+            self.fail(MessagesDeletedError(queue.topic, queue.queue_id, count, begin))
+        return end if self.when_deleted == "latest" else begin
+
+    async def _on_stale_route(self, fetcher: GroupFetcher, assigned: AssignedQueue) -> None:
+        """The topic id may be of an older incarnation of the topic: take the newest one, from its beginning."""
+        topic = assigned.queue.topic
+        await asyncio.sleep(RETRY_PAUSE_S)
+        await self.refresh({topic})
+        if self._assigned.get(assigned.queue) is not assigned:
+            return  # given up meanwhile
+        route = self._routes.cached(topic)
+        part = route.part(assigned.queue.broker_group) if route else None
+        if route is None or part is None or part.topic_id == assigned.topic_id:
+            return
+        if assigned.queue.queue_id >= part.queue_count:
+            self.give_up([assigned.queue])
+            return
+        logger.warning("topic was created again, reading it from its beginning queue=%s", assigned.queue)
+        fetcher.buffer.remove(assigned)
+        self.read(route, assigned.queue, 0)
