@@ -1,6 +1,6 @@
-"""What a pull consumer has fetched and not yet handed out, and what it asks for next. Pure.
+"""What a pull consumer has fetched and not yet handed out. Pure.
 
-Owns: per queue the next offset to ask for and the next to hand out; the bound on buffered bytes.
+Owns: the fetched records, per queue the next offset to hand out; the bound on buffered bytes.
 Must not: do I/O, read clocks.
 Invariants: position <= next offset to ask for; every record between them stands in the buffer, unless retention deleted it;
 nothing else does.
@@ -9,34 +9,21 @@ nothing else does.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Final
 
 from ledgermq.proto import log_pb2
-from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.errors import LayoutError
 from ledgermq.proto.record import SECTION_HEADER_SIZE, decode_section, record_positions, verify_section
 
 from .errors import CorruptMessageError, UsageError
-from .message import MessageQueue, MessageView
+from .intake import FETCH_BYTES, AssignedQueue, Intake
+from .message import MessageView
 
 #: Bytes that may wait in the buffer; asking stops above it.
 MAX_BUFFER_BYTES: Final = 32 * 1024 * 1024
-#: Bytes asked for at once, over all queues of a group.
-FETCH_BYTES: Final = 4 * 1024 * 1024
-
-
-@dataclass(slots=True, eq=False)
-class AssignedQueue:
-    """A queue that this consumer reads. Offsets are queue offsets."""
-
-    queue: MessageQueue
-    topic_id: int
-    position: int  # next offset to hand out
-    fetch_offset: int  # next offset to ask for
-    generation: int = 0  # changes with every seek: answers to older questions are dropped
 
 
 @dataclass(slots=True)
@@ -51,36 +38,19 @@ class _Piece:
     at: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class OutOfRange:
-    """The broker does not have the offset that was asked for: it has [begin, end)."""
-
-    assigned: AssignedQueue
-    begin: int
-    end: int
-
-
-class FetchBuffer:
+class FetchBuffer(Intake[AssignedQueue]):
     """The assigned queues of one broker group."""
 
     def __init__(self, max_bytes: int = MAX_BUFFER_BYTES) -> None:
+        super().__init__()
         self._max_bytes = max_bytes
-        self._queues: dict[tuple[int, int], AssignedQueue] = {}
         self._pieces: deque[_Piece] = deque()
         self._bytes = 0
-        self._turn = 0
-
-    def assign(self, assigned: AssignedQueue) -> None:
-        self._queues[assigned.topic_id, assigned.queue.queue_id] = assigned
 
     def remove(self, assigned: AssignedQueue) -> None:
         """Stop reading a queue; what is buffered of it is dropped."""
-        self._queues.pop((assigned.topic_id, assigned.queue.queue_id), None)
+        self._queues.pop(assigned.key, None)
         self._drop(assigned)
-
-    @property
-    def queues(self) -> list[AssignedQueue]:
-        return list(self._queues.values())
 
     @property
     def has_messages(self) -> bool:
@@ -110,45 +80,17 @@ class FetchBuffer:
         self._pieces = deque(piece for piece in self._pieces if piece.assigned is not assigned)
         self._bytes = sum(len(piece.raw) for piece in self._pieces)
 
-    def next_request(self, max_wait_ms: int) -> tuple[log_pb2.FetchRequest, dict[tuple[int, int], int]]:
-        """Return the next request and the generation of each queue in it (for `on_response`).
+    def _wanted(self) -> Sequence[AssignedQueue]:
+        return self.queues
 
-        Queues take turns at the front, so that one full queue does not starve the others.
-        """
-        request = log_pb2.FetchRequest(max_bytes=min(FETCH_BYTES, self._max_bytes), max_wait_ms=max_wait_ms)
-        queues = self.queues
-        self._turn = (self._turn + 1) % max(len(queues), 1)
-        asked = {}
-        for assigned in queues[self._turn :] + queues[: self._turn]:
-            key = (assigned.topic_id, assigned.queue.queue_id)
-            request.positions.add(topic_id=key[0], queue_id=key[1], offset=assigned.fetch_offset)
-            asked[key] = assigned.generation
-        return request, asked
+    def _most_bytes(self, wanted: Sequence[AssignedQueue]) -> int:
+        return min(FETCH_BYTES, self._max_bytes)
 
-    def on_response(
-        self, response: log_pb2.FetchResponse, asked: dict[tuple[int, int], int]
-    ) -> list[tuple[AssignedQueue, pb.Refusal] | OutOfRange]:
-        """Take an answer in; return the queues that were refused.
+    def _take(self, assigned: AssignedQueue, found: log_pb2.FetchedQueue) -> None:
+        for section in found.sections:
+            self._add(assigned, section)
 
-        Raises: CorruptMessageError (a checksum does not fit; nothing behind it is taken).
-        """
-        refused: list[tuple[AssignedQueue, pb.Refusal] | OutOfRange] = []
-        for found in response.queues:
-            key = (found.topic_id, found.queue_id)
-            assigned = self._queues.get(key)
-            if assigned is None or asked.get(key) != assigned.generation:
-                continue
-            if found.HasField("refusal"):
-                if found.refusal.code == pb.OFFSET_OUT_OF_RANGE:
-                    refused.append(OutOfRange(assigned, found.begin_offset, found.end_offset))
-                else:
-                    refused.append((assigned, found.refusal))
-                continue
-            for section in found.sections:
-                self._take(assigned, section)
-        return refused
-
-    def _take(self, assigned: AssignedQueue, fetched: log_pb2.FetchedSection) -> None:
+    def _add(self, assigned: AssignedQueue, fetched: log_pb2.FetchedSection) -> None:
         raw = fetched.section
         try:
             header = decode_section(raw)

@@ -1,112 +1,124 @@
-"""One fetch stream: reads the assigned queues of one broker group into a buffer, from whichever node answers.
+"""One consumer's fetch stream to a broker group, at the node that ReadSource names.
 
-Owns: the stream, the search for a node, the buffer. Must not: judge refusals of single queues (its owner does), hand out
-messages. Invariant: at most one request is out; nothing is asked for while the buffer is full.
+Owns: the stream. Must not: decide what is asked for or where records go (that is `Intake`), nor heal what is refused (whoever
+derives from `GroupFetcher` does).
+Invariant: at most one request is open; what it asked for is dropped when the queue was moved meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final, Protocol
+import time
+from abc import ABC, abstractmethod
+from typing import Any, Final, Generic
 
 import grpc
 from grpc import aio
 
 from ledgermq.proto import log_pb2 as pb
-from ledgermq.proto import log_pb2_grpc, route_pb2
+from ledgermq.proto import log_pb2_grpc
 
 from .calls import raise_if_final
 from .channels import Channels, unreachable
 from .errors import CorruptMessageError, LedgerMQError
-from .fetch_buffer import AssignedQueue, FetchBuffer, OutOfRange
-from .retry_policy import LeaderSearch
+from .intake import Intake, Q, Refused
+from .read_source import FetchSource, ReadSource
 from .topic_route import BrokerGroup
 
 logger = logging.getLogger(__name__)
 
-#: Pause before the same is asked again that a node could not answer yet, s.
-RETRY_PAUSE_S: Final = 0.1
-_MAX_WAIT_MS: Final = 10_000  # long poll of one fetch
+#: How long to wait after a refusal before asking again, s.
+REFUSED_PAUSE_S: Final = 0.1
+#: At a follower that was suggested: it has much to send, so one with nothing has caught up, or lags.
+_FOLLOWER_POLL_MS: Final = 1_000
 _ANSWER_GRACE_S: Final = 3.0  # a node that is silent for longer than the poll and this is left
-
-Refused = list[tuple[AssignedQueue, route_pb2.Refusal] | OutOfRange]
-
-
-class FetchOwner(Protocol):
-    """Whom a fetcher tells."""
-
-    @property
-    def channels(self) -> Channels: ...
-
-    def arrived(self) -> None:
-        """Messages wait in a buffer."""
-
-    def fail(self, error: LedgerMQError) -> None:
-        """Repeating does not help: the user must know."""
-
-    async def refresh(self, topics: set[str]) -> None:
-        """Fetch the routes again; `GroupFetcher.group` is set when they differ."""
-
-    async def on_refused(self, fetcher: GroupFetcher, refused: Refused) -> None:
-        """Heal what can be healed, before the next request."""
+_CONNECT_S: Final = 10.0  # a stream that cannot be opened for so long is given up
 
 
-class GroupFetcher:
-    """Reads the assigned queues of one broker group into its buffer."""
+class GroupFetcher(ABC, Generic[Q]):
+    """Reads queues of one broker group into an intake, from its leader or from a follower."""
 
-    def __init__(self, owner: FetchOwner, group: BrokerGroup, max_bytes: int) -> None:
+    def __init__(self, group: BrokerGroup, channels: Channels, intake: Intake[Q], poll_ms: int) -> None:
+        """`poll_ms`: how long a node may hold a request while nothing is there."""
         self.group = group
-        self.buffer = FetchBuffer(max_bytes)
         self.changed = asyncio.Event()  # the assignment changed, or there is room again
-        self.topics: set[str] = set()
-        self._owner = owner
-        self._search = LeaderSearch()
-        self._call: Any = None
+        self.source: FetchSource | None = None  # of the last answer
+        self._channels = channels
+        self._intake = intake
+        self._poll_ms = poll_ms
+        self._read = ReadSource()
+        self._address = ""  # of the open stream
+        self._call: Any = None  # the open stream, when it may be cancelled
+        self._again = False  # ask again: the assignment changed since the stream was begun
         self._task = asyncio.create_task(self._run(), name=f"ledgermq-fetch-{group.name}")
+
+    @abstractmethod
+    async def refresh(self) -> None:
+        """No node answered: fetch the routes again, and call `route_changed` when they differ."""
+
+    @abstractmethod
+    def arrived(self) -> None:
+        """The intake has messages."""
+
+    @abstractmethod
+    def fail(self, error: LedgerMQError) -> None:
+        """Asking again cannot heal this."""
+
+    @abstractmethod
+    async def on_refused(self, refused: list[Refused[Q]]) -> None:
+        """Some queues were refused: heal what can be healed."""
 
     def restart(self) -> None:
         """Ask again with the positions as they are now."""
         self.changed.set()
+        self._again = True
         if self._call is not None:
             self._call.cancel()
 
+    def route_changed(self, group: BrokerGroup) -> None:
+        """Take the group as it is now. A new leader is read at once: the node that is read may be the old one, stopped."""
+        old, self.group = self.group, group
+        leader = group.leader
+        if leader and leader.node_id != old.leader_id and leader.log_address != self._address:
+            self._read.leader_changed()
+            self.restart()
+
     async def close(self) -> None:
+        """End the stream."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
-            if not self.buffer.has_room:
+            if not self._intake.has_room:
                 self.changed.clear()
                 await self.changed.wait()
                 continue
-            leader = self.group.leader
-            nodes = [node.log_address for node in self.group.by_preference]
-            address, pause_ms = self._search.next(leader.log_address if leader else "", nodes)
+            address, pause_ms = self._read.next(self.group)
             if pause_ms:
-                await self._owner.refresh(self.topics)
+                await self.refresh()
                 await asyncio.sleep(pause_ms / 1000)
             if address:
                 await self._read_from(address)
 
     async def _read_from(self, address: str) -> None:
         """Fetch from one node until its stream breaks or the assignment changes."""
-        call = log_pb2_grpc.LogServiceStub(self._owner.channels.get(address)).FetchStream()
-        self._call = call
+        call = log_pb2_grpc.LogServiceStub(self._channels.get(address)).FetchStream()
+        self._address, self._again = address, False
         try:
             await self._exchange(call)
         except grpc.RpcError as error:
             logger.info("fetch stream broke address=%s reason=%s", address, unreachable(address, error))
-            self._search.failed(address)
+            self._failed(address)
         except TimeoutError:
             logger.info("fetch stream silent address=%s", address)
-            self._search.failed(address)
+            self._failed(address)
         except asyncio.InvalidStateError:
             # The stream ended while we were waiting for room in the buffer; gRPC says so at the next write.
             if not call.cancelled():  # by us, because the assignment changed
                 logger.info("fetch stream ended address=%s", address)
-                self._search.failed(address)
+                self._failed(address)
         except asyncio.CancelledError:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise
@@ -114,33 +126,56 @@ class GroupFetcher:
         except CorruptMessageError as error:
             # Another node has another copy of the same bytes.
             logger.error("fetched bytes are damaged address=%s error=%s", address, error)
-            self._search.failed(address)
-            await asyncio.sleep(RETRY_PAUSE_S)
+            self._failed(address)
+            await asyncio.sleep(REFUSED_PAUSE_S)
         except LedgerMQError as error:
-            self._owner.fail(error)
-            await asyncio.sleep(RETRY_PAUSE_S)
+            self.fail(error)
+            await asyncio.sleep(REFUSED_PAUSE_S)
         finally:
-            self._call = None
+            self._call, self._address = None, ""
             call.cancel()
 
+    def _failed(self, address: str) -> None:
+        self._read.failed(self.group, address, time.monotonic())
+
     async def _exchange(self, call: aio.StreamStreamCall[pb.FetchRequest, pb.FetchResponse]) -> None:
+        """Ask and take in, until another node is to be asked."""
         while True:
-            while not self.buffer.has_room:
+            while not self._intake.has_room:
                 self.changed.clear()
                 await self.changed.wait()
-            request, asked = self.buffer.next_request(_MAX_WAIT_MS)
-            await call.write(request)
-            async with asyncio.timeout(_MAX_WAIT_MS / 1000 + _ANSWER_GRACE_S):
+            poll_ms = min(_FOLLOWER_POLL_MS, self._poll_ms) if self._read.follower else self._poll_ms
+            request, asked = self._intake.next_request(poll_ms)
+            async with asyncio.timeout(_CONNECT_S):
+                await call.write(request)
+            # A write to a stream that is cancelled before it is connected never ends, so it must not be cancelled earlier.
+            self._call = call
+            if self._again:
+                return
+            async with asyncio.timeout(poll_ms / 1000 + _ANSWER_GRACE_S):
                 response = await call.read()
             if not isinstance(response, pb.FetchResponse):
                 raise TimeoutError  # the node ended the stream
             if response.HasField("refusal"):
                 raise_if_final(response.refusal)
-                self._search.hint(response.refusal.leader_address)
+                self._read.hint(response.refusal.leader_address)
                 raise TimeoutError
-            refused = self.buffer.on_response(response, asked)
-            self._search.succeeded()
-            if self.buffer.has_messages:
-                self._owner.arrived()
+            refused = self._intake.on_response(response, asked)
+            moved = self._answered(response)
+            if self._intake.has_messages:
+                self.arrived()
             if refused:
-                await self._owner.on_refused(self, refused)
+                await self.on_refused(refused)
+            if moved:
+                return
+
+    def _answered(self, response: pb.FetchResponse) -> bool:
+        """Note who answered; return whether the next question is for another node."""
+        source = FetchSource(response.node_id, response.stale)
+        if source != self.source:
+            level = logging.WARNING if source.stale else logging.INFO
+            text = "reads broker_group=%s node=%s stale=%s"
+            logger.log(level, text, self.group.name, source.node_id, source.stale)
+            self.source = source
+        suggested, empty = response.suggested_node_id, not response.queues
+        return self._read.answered(self.group, source, suggested, empty, time.monotonic())

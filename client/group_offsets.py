@@ -6,6 +6,7 @@ Owns: the calls, each broker group by itself, all at once. Must not: keep offset
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from .channels import Channels
 from .message import MessageQueue
 from .topic_route import BrokerGroup
 
+logger = logging.getLogger(__name__)
+
 #: Returns a broker group by (topic, name) as it is known now.
 GroupLookup = Callable[[str, str], BrokerGroup]
 
@@ -31,16 +34,35 @@ class GroupOffsets:
         self._channels = channels
         self._find = find
 
-    async def query(self, topic: str, broker_group: str) -> dict[MessageQueue, pb.QueueOffset]:
-        """Return what a broker group knows of the queues of a topic. Raises: as call_group."""
-        request = pb.QueryOffsetsRequest(group=self._consumer_group, topic=topic)
+    async def query(
+        self,
+        topic: str,
+        broker_group: str,
+        *,
+        timestamp: int = 0,
+        allow_stale: bool = False,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> dict[MessageQueue, pb.QueueOffset]:
+        """Return what a broker group knows of the queues of a topic. Raises: as call_group.
+
+        With a `timestamp` (ms) the answer holds the first offset at or after it (`time_offset`). `allow_stale`: without a
+        leader, what a node has applied; the committed offsets may have moved on since.
+        """
+        request = pb.QueryOffsetsRequest(
+            group=self._consumer_group, topic=topic, timestamp=timestamp, allow_stale=allow_stale
+        )
 
         async def send(channel: aio.Channel, timeout_s: float) -> pb.QueryOffsetsResponse:
             stub = log_pb2_grpc.LogServiceStub(channel)
             result: pb.QueryOffsetsResponse = await stub.QueryOffsets(request, timeout=timeout_s)
             return result
 
-        answer = await call_group(lambda: self._find(topic, broker_group), self._channels, send)
+        answer = await call_group(
+            lambda: self._find(topic, broker_group), self._channels, send, timeout_s=timeout_s
+        )
+        if answer.stale:
+            text = "no leader: offsets may have moved on since topic=%s broker_group=%s"
+            logger.warning(text, topic, broker_group)
         return {MessageQueue(topic, broker_group, each.queue_id): each for each in answer.offsets}
 
     async def commit(

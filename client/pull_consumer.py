@@ -6,9 +6,9 @@
             ...
             await consumer.commit()
 
-Owns: one fetch stream per broker group, the assignment, positions. `subscribe` reads *all* queues of the topic: one
-consumer per group and topic for now, sharing a topic's queues among consumers is not built yet (`assign` lets you
-share them by hand; SimpleConsumer shares by leases).
+Owns: what users call; the parts do the work (WantedQueues: which queues, QueueReader: their messages, GroupOffsets: the
+brokers' view). `subscribe` reads *all* queues of the topic: consumers of one group that shall share a topic's queues use
+`assign` with queues of their own, or SimpleConsumer, which shares by leases.
 Messages come at least once: what was handed out and not committed comes again after a restart.
 """
 
@@ -21,15 +21,18 @@ from typing import Final, Self
 
 from ledgermq.proto import log_pb2 as pb
 
+from .calls import CALL_TIMEOUT_S
 from .channels import Channels
 from .encoding import check_name
-from .errors import ClosedError, UsageError
+from .errors import ClosedError, RefusedError, UsageError
 from .fetch_buffer import MAX_BUFFER_BYTES, check_offset
 from .group_offsets import GroupOffsets
 from .message import MessageQueue, MessageView
 from .queue_reader import QueueReader
+from .read_source import FetchSource
 from .routes import Routes
 from .topic_route import BrokerGroup, TopicRoute
+from .wanted_queues import WantedQueues
 
 _TAKE: Final = 512
 
@@ -60,12 +63,16 @@ class PullConsumer:
             raise UsageError(f"start is {start!r}", "", 'It must be "earliest" or "latest"')
         self.group = group
         self._channels = Channels()
-        self._start = start
         self._routes = Routes(nameservers, self._channels, cluster)
         self._reader = QueueReader(
             self._routes, self._channels, max_buffer_bytes=max_buffer_bytes, when_deleted=when_deleted
         )
         self._offsets = GroupOffsets(group, self._channels, self._find)
+        self._wanted = WantedQueues(self._routes, self._reader, self._offsets, start)
+        self._groups: dict[
+            str, BrokerGroup
+        ] = {}  # as they were known last, also when no route names them any more
+        self._routes.on_change(self._remember)
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -79,6 +86,7 @@ class PullConsumer:
     async def close(self) -> None:
         """Close every stream. Nothing is committed by this."""
         self._closed = True
+        await self._wanted.close()
         await self._reader.close()
         await self._routes.close()
         await self._channels.close()
@@ -88,14 +96,21 @@ class PullConsumer:
         """Messages that retention deleted before they were read."""
         return self._reader.deleted_count
 
-    # --- assignment -------------------------------------------------------------------------------------------
+    # --- queues -----------------------------------------------------------------------------------------------
 
     async def subscribe(self, topic: str) -> None:
-        """Read all queues of the topic, from the committed offsets.
+        """Read all queues of the topic from the committed offsets, and those of broker groups that come later.
 
-        Raises: TopicNotFoundError, NameserversDownError, BrokerUnreachableError.
+        Returns as soon as the living broker groups have answered; one that is down joins when it is back (`missing`).
+        Raises: TopicNotFoundError, NameserversDownError; when no group answers, RefusedError or BrokerUnreachableError.
         """
-        await self.assign(await self.queues(topic))
+        self._check_open()
+        check_name("topic", topic)
+        await self._wanted.subscribe(topic)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Stop reading all queues of the topic."""
+        self._wanted.unsubscribe(topic)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return all queues of a topic."""
@@ -103,63 +118,46 @@ class PullConsumer:
         return (await self._routes.get(topic)).queues
 
     async def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Read these queues too, each from its committed offset."""
-        if self._closed:
-            raise ClosedError("consumer")
-        new = [MessageQueue(*queue) for queue in queues if MessageQueue(*queue) not in self._reader]
-        for topic in {queue.topic for queue in new}:
-            route = await self._routes.get(topic)
-            starts = await self._start_offsets(route)
-            for queue in new:
-                if queue.topic == topic:
-                    if queue not in starts:
-                        raise UsageError(
-                            f"{queue} does not exist", "", f"See: ledgermq topic describe {topic}"
-                        )
-                    self._reader.read(route, queue, starts[queue])
+        """Read these queues too, each from its committed offset. Raises: as `subscribe`; UsageError (no such queue)."""
+        self._check_open()
+        await self._wanted.assign([MessageQueue(*queue) for queue in queues])
 
     def unassign(self, queues: Iterable[MessageQueue]) -> None:
         """Stop reading these queues."""
-        self._reader.give_up(queues)
+        self._wanted.unassign([MessageQueue(*queue) for queue in queues])
 
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
+        """The queues that are read."""
         return self._reader.queues
 
-    async def _start_offsets(self, route: TopicRoute) -> dict[MessageQueue, int]:
-        offsets = {}
-        for queue, found in (await self._query(route.topic)).items():
-            begin, end = found.begin_offset, found.end_offset
-            if found.lost and queue not in self._reader:
-                begin = self._reader.on_deleted(queue, found.lost, begin, end)
-                offsets[queue] = begin if self._reader.when_deleted == "latest" else found.offset
-            elif found.offset >= 0:
-                offsets[queue] = found.offset
-            else:
-                offsets[queue] = begin if self._start == "earliest" else end
-        return offsets
+    @property
+    def missing(self) -> tuple[MessageQueue, ...]:
+        """Queues to be read whose broker groups have not answered yet: they join by themselves."""
+        return self._wanted.missing
 
-    # --- offsets ----------------------------------------------------------------------------------------------
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Hand out no message of these queues until `resume`; they keep their positions. Raises: UsageError (not assigned)."""
+        self._reader.pause(queues)
 
-    async def offsets(self, topic: str) -> list[tuple[MessageQueue, int, int, int]]:
-        """Return (queue, committed or -1, begin, end) of every queue of a topic."""
-        found = await self._query(topic)
-        return [(queue, each.offset, each.begin_offset, each.end_offset) for queue, each in found.items()]
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Go on with paused queues, where each stands. Raises: UsageError (not assigned)."""
+        self._reader.resume(queues)
 
-    async def _query(self, topic: str) -> dict[MessageQueue, pb.QueueOffset]:
-        route = await self._routes.get(topic)
-        found: dict[MessageQueue, pb.QueueOffset] = {}
-        for answer in await asyncio.gather(
-            *(self._offsets.query(topic, part.group.name) for part in route.parts)
-        ):
-            found |= answer
-        return found
+    @property
+    def paused(self) -> tuple[MessageQueue, ...]:
+        return self._reader.paused
 
-    def _find(self, topic: str, name: str) -> BrokerGroup:
-        route = self._routes.cached(topic)
-        part = route.part(name) if route else None
-        assert part is not None, "only called for parts of a known route"
-        return part.group
+    @property
+    def sources(self) -> dict[str, FetchSource]:
+        """Of each broker group that is read, the node that answered last: its leader, or a follower while a backlog is read."""
+        return self._reader.sources
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("consumer")
+
+    # --- positions --------------------------------------------------------------------------------------------
 
     def position(self, queue: MessageQueue) -> int:
         """Return the offset of the next message that will be handed out. Raises: UsageError."""
@@ -170,22 +168,85 @@ class PullConsumer:
         self._reader.seek(queue, offset)
 
     async def seek_to_beginning(self, topic: str) -> None:
-        """Continue all assigned queues of the topic at their first stored message."""
-        for queue, _, begin, _ in await self.offsets(topic):
-            if queue in self._reader:
-                self._reader.seek(queue, begin)
+        """Continue all assigned queues of the topic at their first stored message. Raises: as `offsets`."""
+        for queue, found in (await self._query(topic, read=True)).items():
+            self._reader.seek(queue, found.begin_offset)
 
     async def seek_to_end(self, topic: str) -> None:
-        """Continue all assigned queues of the topic behind their last message."""
-        for queue, _, _, end in await self.offsets(topic):
-            if queue in self._reader:
-                self._reader.seek(queue, end)
+        """Continue all assigned queues of the topic behind their last message. Raises: as `offsets`."""
+        for queue, found in (await self._query(topic, read=True)).items():
+            self._reader.seek(queue, found.end_offset)
 
-    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None, *, reset: bool = False) -> None:
+    async def seek_to_time(self, topic: str, timestamp_ms: int) -> None:
+        """Continue all assigned queues of the topic at the first message stored at or after that time, else at their end.
+
+        `timestamp_ms`: ms since the epoch, by the brokers' clock. Raises: as `offsets`; UsageError (no time).
+        """
+        if not 0 < timestamp_ms < 1 << 63:
+            raise UsageError(
+                f"{timestamp_ms} is no time", "", "Give ms since the epoch, for example 1767225600000"
+            )
+        for queue, found in (await self._query(topic, read=True, timestamp=timestamp_ms)).items():
+            if not found.HasField("time_offset"):
+                raise RefusedError(
+                    "UNSUPPORTED",
+                    f'broker group "{queue.broker_group}" is of a version that finds no offset by time',
+                )
+            self._reader.seek(queue, found.time_offset)
+
+    # --- offsets ----------------------------------------------------------------------------------------------
+
+    async def offsets(self, topic: str) -> list[tuple[MessageQueue, int, int, int]]:
+        """Return (queue, committed or -1, begin, end) of every queue of a topic.
+
+        Raises: TopicNotFoundError, NameserversDownError; RefusedError or BrokerUnreachableError when a broker group has not
+        answered within 5 s.
+        """
+        found = await self._query(topic)
+        return [(queue, each.offset, each.begin_offset, each.end_offset) for queue, each in found.items()]
+
+    async def committed(self, topic: str) -> dict[MessageQueue, int]:
+        """Return the committed offset of each queue, -1 where nothing was committed. Raises: as `offsets`."""
+        return {queue: found.offset for queue, found in (await self._query(topic)).items()}
+
+    async def lag(self, topic: str) -> dict[MessageQueue, int]:
+        """Return how many messages lie between the position of each assigned queue and its end. Raises: as `offsets`."""
+        ends = await self._query(topic, read=True)
+        return {
+            queue: max(found.end_offset - self._reader.position(queue), 0) for queue, found in ends.items()
+        }
+
+    async def _query(
+        self, topic: str, *, read: bool = False, timestamp: int = 0
+    ) -> dict[MessageQueue, pb.QueueOffset]:
+        """Ask all broker groups of a topic, at once. `read`: only for the queues that are read."""
+        route = await self._routes.get(topic)
+        names = {queue.broker_group for queue in self._reader.queues if queue.topic == topic}
+        if not read:
+            names = {part.group.name for part in route.parts}
+        answers = await asyncio.gather(
+            *(self._offsets.query(topic, name, timestamp=timestamp) for name in sorted(names))
+        )
+        return {
+            queue: found
+            for answer in answers
+            for queue, found in answer.items()
+            if not read or queue in self._reader
+        }
+
+    async def commit(
+        self,
+        offsets: Mapping[MessageQueue, int] | None = None,
+        *,
+        reset: bool = False,
+        timeout_ms: int = int(CALL_TIMEOUT_S * 1000),
+    ) -> None:
         """Store how far the group has consumed; default: everything that was handed out.
 
-        `reset` allows going back. Raises: UsageError (no group, impossible queue or offset), TopicNotFoundError,
-        RefusedError, BrokerUnreachableError.
+        `reset` allows going back. While a broker group has no leader it waits for the next one, at most `timeout_ms`; the
+        other groups have stored theirs by then. What failed may be committed again: nothing goes back by that.
+        Raises: UsageError (no group, impossible queue or offset), TopicNotFoundError, RefusedError (NoQuorumError: no leader
+        in time), BrokerUnreachableError.
         """
         if not self.group:
             raise UsageError("this consumer has no group", "Offsets are stored per group", "Give group=")
@@ -197,11 +258,16 @@ class PullConsumer:
             if queue not in self._reader and queue not in await self.queues(queue.topic):
                 raise UsageError(f"{queue} does not exist", "", f"See: ledgermq topic describe {queue.topic}")
             checked[queue] = offset
-        await self._offsets.commit(checked, reset=reset)
+        await self._offsets.commit(checked, reset=reset, timeout_s=timeout_ms / 1000)
 
-    async def committed(self, topic: str) -> dict[MessageQueue, int]:
-        """Return the committed offset of each queue, -1 where nothing was committed."""
-        return {queue: offset for queue, offset, _, _ in await self.offsets(topic)}
+    def _find(self, topic: str, name: str) -> BrokerGroup:
+        route = self._routes.cached(topic)
+        part = route.part(name) if route else None
+        return part.group if part is not None else self._groups[name]
+
+    def _remember(self, route: TopicRoute) -> None:
+        for part in route.parts:
+            self._groups[part.group.name] = part.group
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -210,7 +276,7 @@ class PullConsumer:
 
         Raises: RefusedError and other errors that repeating cannot heal; UsageError (nothing assigned).
         """
-        if not self._reader.has_queues and not self._closed:
+        if self._wanted.is_empty and not self._closed:
             raise UsageError("this consumer reads no queue", "", "Call subscribe() or assign() first")
         return self._reader.take(max_messages) or await self._reader.wait(max_messages, timeout_ms)
 

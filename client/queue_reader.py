@@ -9,18 +9,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from typing import Final
 
 from ledgermq.proto import route_pb2
 
 from .channels import Channels
 from .errors import LedgerMQError, MessagesDeletedError, UsageError, error_of
-from .fetch_buffer import MAX_BUFFER_BYTES, AssignedQueue, OutOfRange
-from .group_fetcher import RETRY_PAUSE_S, GroupFetcher, Refused
+from .fetch_buffer import MAX_BUFFER_BYTES, FetchBuffer
+from .group_fetcher import REFUSED_PAUSE_S, GroupFetcher
+from .intake import AssignedQueue, OutOfRange, Refused
 from .message import MessageQueue, MessageView
+from .read_source import FetchSource
 from .routes import Routes
-from .topic_route import BrokerGroup, TopicRoute
+from .topic_route import BrokerGroup, TopicInGroup, TopicRoute
 
 logger = logging.getLogger(__name__)
+
+
+_POLL_MS: Final = 10_000  # long poll of one fetch
 
 
 class QueueReader:
@@ -46,8 +52,9 @@ class QueueReader:
         self._routes = routes
         self._routes.on_change(self._on_route)
         self._max_buffer_bytes = max_buffer_bytes
-        self._fetchers: dict[str, GroupFetcher] = {}
+        self._fetchers: dict[str, _Fetcher] = {}
         self._assigned: dict[MessageQueue, AssignedQueue] = {}
+        self._paused: set[MessageQueue] = set()
         self._arrived = asyncio.Event()
         self._failure: LedgerMQError | None = None
         self._turn = 0
@@ -78,28 +85,54 @@ class QueueReader:
     def __contains__(self, queue: MessageQueue) -> bool:
         return queue in self._assigned
 
-    def read(self, route: TopicRoute, queue: MessageQueue, offset: int) -> None:
-        """Read a queue of that route from `offset` on."""
-        part = route.part(queue.broker_group)
-        assert part is not None, "the start offset came from this part"
+    def read(self, part: TopicInGroup, queue: MessageQueue, offset: int) -> None:
+        """Read a queue from `offset` on; `part` is its broker group in the topic's route."""
         fetcher = self._fetchers.get(queue.broker_group)
         if fetcher is None:
-            fetcher = GroupFetcher(self, part.group, self._max_buffer_bytes)
+            fetcher = _Fetcher(self, part.group, self._max_buffer_bytes)
             self._fetchers[queue.broker_group] = fetcher
         assigned = AssignedQueue(queue, part.topic_id, offset, offset)
         self._assigned[queue] = assigned
         fetcher.topics.add(queue.topic)
-        fetcher.buffer.assign(assigned)
-        fetcher.restart()
+        if queue not in self._paused:
+            fetcher.buffer.assign(assigned)
+            fetcher.restart()
 
     def give_up(self, queues: Iterable[MessageQueue]) -> None:
         """Stop reading these queues; what is buffered of them is dropped."""
-        for queue in queues:
-            assigned = self._assigned.pop(MessageQueue(*queue), None)
+        for each in queues:
+            queue = MessageQueue(*each)
+            assigned = self._assigned.pop(queue, None)
+            self._paused.discard(queue)
             if assigned is not None:
-                fetcher = self._fetchers[queue.broker_group]
-                fetcher.buffer.remove(assigned)
-                fetcher.changed.set()  # there may be room again
+                self._drop(assigned)
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Hand out nothing of these queues until `resume`; they keep their positions. Raises: UsageError."""
+        for assigned in [self._of(queue) for queue in queues]:
+            if assigned.queue not in self._paused:
+                self._paused.add(assigned.queue)
+                self._drop(assigned)
+                assigned.fetch_offset = assigned.position
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Go on with paused queues, where each stands. Raises: UsageError."""
+        for assigned in [self._of(queue) for queue in queues]:
+            if assigned.queue in self._paused:
+                self._paused.discard(assigned.queue)
+                fetcher = self._fetchers[assigned.queue.broker_group]
+                fetcher.buffer.assign(assigned)
+                fetcher.restart()
+
+    @property
+    def paused(self) -> tuple[MessageQueue, ...]:
+        return tuple(queue for queue in self._assigned if queue in self._paused)
+
+    def _drop(self, assigned: AssignedQueue) -> None:
+        """Do not ask for a queue any more. What is buffered of it goes: it would keep room from the others."""
+        fetcher = self._fetchers[assigned.queue.broker_group]
+        fetcher.buffer.remove(assigned)
+        fetcher.changed.set()  # there may be room again
 
     def position(self, queue: MessageQueue) -> int:
         """Return the offset of the next message that will be handed out. Raises: UsageError."""
@@ -112,10 +145,11 @@ class QueueReader:
         fetcher.buffer.seek(assigned, offset)
         fetcher.restart()
 
-    def group(self, name: str) -> BrokerGroup | None:
-        """Return a broker group that is read, as it was known last: also when no route names it any more."""
-        fetcher = self._fetchers.get(name)
-        return fetcher.group if fetcher is not None else None
+    @property
+    def sources(self) -> dict[str, FetchSource]:
+        """The node of each broker group that answered last."""
+        found = {name: fetcher.source for name, fetcher in self._fetchers.items()}
+        return {name: source for name, source in found.items() if source is not None}
 
     def _of(self, queue: MessageQueue) -> AssignedQueue:
         assigned = self._assigned.get(MessageQueue(*queue))
@@ -168,10 +202,10 @@ class QueueReader:
         self.arrived()
 
     async def refresh(self, topics: set[str]) -> None:
-        """Fetch the routes again; the listener hands them to the fetchers."""
+        """Fetch the routes again, and hand them to the fetchers."""
         for topic in topics:
             try:
-                await self._routes.get(topic, refresh=True)
+                self._on_route(await self._routes.get(topic, refresh=True))
             except LedgerMQError as error:
                 logger.info("route not refreshed topic=%s reason=%s", topic, error)
 
@@ -179,9 +213,9 @@ class QueueReader:
         for part in route.parts:
             fetcher = self._fetchers.get(part.group.name)
             if fetcher is not None:
-                fetcher.group = part.group
+                fetcher.route_changed(part.group)
 
-    async def on_refused(self, fetcher: GroupFetcher, refused: Refused) -> None:
+    async def on_refused(self, fetcher: _Fetcher, refused: list[Refused[AssignedQueue]]) -> None:
         """Heal what can be healed: offsets that were deleted, a node that is behind, a topic that was re-created."""
         for each in refused:
             if isinstance(each, OutOfRange):
@@ -190,7 +224,7 @@ class QueueReader:
             await self._on_refused_queue(fetcher, *each)
 
     async def _on_refused_queue(
-        self, fetcher: GroupFetcher, assigned: AssignedQueue, refusal: route_pb2.Refusal
+        self, fetcher: _Fetcher, assigned: AssignedQueue, refusal: route_pb2.Refusal
     ) -> None:
         error = error_of(refusal)
         if error.refresh_route:
@@ -199,9 +233,9 @@ class QueueReader:
             self.give_up([assigned.queue])
             self.fail(error)
         else:
-            await asyncio.sleep(RETRY_PAUSE_S)
+            await asyncio.sleep(REFUSED_PAUSE_S)
 
-    async def _on_out_of_range(self, fetcher: GroupFetcher, found: OutOfRange) -> None:
+    async def _on_out_of_range(self, fetcher: _Fetcher, found: OutOfRange[AssignedQueue]) -> None:
         assigned = found.assigned
         if assigned.fetch_offset < found.begin:
             # What is buffered below the begin was read in time: only asking goes on elsewhere.
@@ -209,7 +243,7 @@ class QueueReader:
             fetcher.buffer.skip_to(assigned, self.on_deleted(assigned.queue, count, found.begin, found.end))
         else:
             # The node has not applied as far as we have read elsewhere: it will.
-            await asyncio.sleep(RETRY_PAUSE_S)
+            await asyncio.sleep(REFUSED_PAUSE_S)
 
     def on_deleted(self, queue: MessageQueue, count: int, begin: int, end: int) -> int:
         """Say that messages are gone, as `when_deleted` wants it; return where to go on."""
@@ -220,20 +254,42 @@ class QueueReader:
             self.fail(MessagesDeletedError(queue.topic, queue.queue_id, count, begin))
         return end if self.when_deleted == "latest" else begin
 
-    async def _on_stale_route(self, fetcher: GroupFetcher, assigned: AssignedQueue) -> None:
+    async def _on_stale_route(self, fetcher: _Fetcher, assigned: AssignedQueue) -> None:
         """The topic id may be of an older incarnation of the topic: take the newest one, from its beginning."""
         topic = assigned.queue.topic
-        await asyncio.sleep(RETRY_PAUSE_S)
+        await asyncio.sleep(REFUSED_PAUSE_S)
         await self.refresh({topic})
         if self._assigned.get(assigned.queue) is not assigned:
             return  # given up meanwhile
         route = self._routes.cached(topic)
         part = route.part(assigned.queue.broker_group) if route else None
-        if route is None or part is None or part.topic_id == assigned.topic_id:
+        if part is None or part.topic_id == assigned.topic_id:
             return
         if assigned.queue.queue_id >= part.queue_count:
             self.give_up([assigned.queue])
             return
         logger.warning("topic was created again, reading it from its beginning queue=%s", assigned.queue)
         fetcher.buffer.remove(assigned)
-        self.read(route, assigned.queue, 0)
+        self.read(part, assigned.queue, 0)
+
+
+class _Fetcher(GroupFetcher[AssignedQueue]):
+    """Reads the assigned queues of one broker group into its buffer."""
+
+    def __init__(self, owner: QueueReader, group: BrokerGroup, max_bytes: int) -> None:
+        self.buffer = FetchBuffer(max_bytes)
+        self.topics: set[str] = set()
+        self._owner = owner
+        super().__init__(group, owner.channels, self.buffer, _POLL_MS)
+
+    async def refresh(self) -> None:
+        await self._owner.refresh(self.topics)
+
+    def arrived(self) -> None:
+        self._owner.arrived()
+
+    def fail(self, error: LedgerMQError) -> None:
+        self._owner.fail(error)
+
+    async def on_refused(self, refused: list[Refused[AssignedQueue]]) -> None:
+        await self._owner.on_refused(self, refused)

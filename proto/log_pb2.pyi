@@ -88,21 +88,23 @@ class FetchedQueue(_message.Message):
     def __init__(self, topic_id: _Optional[int] = ..., queue_id: _Optional[int] = ..., refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., sections: _Optional[_Iterable[_Union[FetchedSection, _Mapping]]] = ..., begin_offset: _Optional[int] = ..., end_offset: _Optional[int] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
-    __slots__ = ("refusal", "queues", "applied_index", "node_id", "stale")
+    __slots__ = ("refusal", "queues", "applied_index", "node_id", "stale", "suggested_node_id")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     APPLIED_INDEX_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     STALE_FIELD_NUMBER: _ClassVar[int]
+    SUGGESTED_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     refusal: _route_pb2.Refusal
     queues: _containers.RepeatedCompositeFieldContainer[FetchedQueue]
     applied_index: int
     node_id: str
     stale: bool
-    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[FetchedQueue, _Mapping]]] = ..., applied_index: _Optional[int] = ..., node_id: _Optional[str] = ..., stale: _Optional[bool] = ...) -> None: ...
+    suggested_node_id: str
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[FetchedQueue, _Mapping]]] = ..., applied_index: _Optional[int] = ..., node_id: _Optional[str] = ..., stale: _Optional[bool] = ..., suggested_node_id: _Optional[str] = ...) -> None: ...
 
 class QueueOffset(_message.Message):
-    __slots__ = ("topic", "queue_id", "offset", "begin_offset", "end_offset", "lost", "epoch")
+    __slots__ = ("topic", "queue_id", "offset", "begin_offset", "end_offset", "lost", "epoch", "time_offset")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +112,7 @@ class QueueOffset(_message.Message):
     END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TIME_OFFSET_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     offset: int
@@ -117,7 +120,8 @@ class QueueOffset(_message.Message):
     end_offset: int
     lost: int
     epoch: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., begin_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., lost: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    time_offset: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., begin_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., lost: _Optional[int] = ..., epoch: _Optional[int] = ..., time_offset: _Optional[int] = ...) -> None: ...
 
 class CommitOffsetsRequest(_message.Message):
     __slots__ = ("group", "offsets", "reset")
@@ -136,20 +140,26 @@ class CommitOffsetsResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ...) -> None: ...
 
 class QueryOffsetsRequest(_message.Message):
-    __slots__ = ("group", "topic")
+    __slots__ = ("group", "topic", "timestamp", "allow_stale")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_STALE_FIELD_NUMBER: _ClassVar[int]
     group: str
     topic: str
-    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
+    timestamp: int
+    allow_stale: bool
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., timestamp: _Optional[int] = ..., allow_stale: _Optional[bool] = ...) -> None: ...
 
 class QueryOffsetsResponse(_message.Message):
-    __slots__ = ("refusal", "offsets")
+    __slots__ = ("refusal", "offsets", "stale")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
     refusal: _route_pb2.Refusal
     offsets: _containers.RepeatedCompositeFieldContainer[QueueOffset]
-    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., offsets: _Optional[_Iterable[_Union[QueueOffset, _Mapping]]] = ...) -> None: ...
+    stale: bool
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., offsets: _Optional[_Iterable[_Union[QueueOffset, _Mapping]]] = ..., stale: _Optional[bool] = ...) -> None: ...
 
 class MembershipRequest(_message.Message):
     __slots__ = ("group", "member_id", "topics", "allocation", "zone", "session_timeout_ms", "release_ms", "released", "leave", "filter")

@@ -29,6 +29,12 @@ class FakeQueue:
     end: int = 0
     begin: int = 0
     lost: int = 0  # told to every group
+    stamps: list[int] = field(default_factory=list)  # log time of each section, ms
+
+    def at_time(self, timestamp: int) -> int:
+        """Return the first offset stored at or after a time; the end when there is none."""
+        later = (base for (base, _, _), at in zip(self.sections, self.stamps, strict=True) if at >= timestamp)
+        return next(later, self.end)
 
 
 class FakeGroup:
@@ -47,6 +53,7 @@ class FakeGroup:
         self.leader = "n1"
         self.zones: dict[str, str] = {}  # by node id
         self.permission = pb.READ_WRITE  # of every topic
+        self.now = 1  # log time, ms
         self.grown = asyncio.Event()
         self._next_topic_id = 1
         for topic, queues in (topics or {}).items():
@@ -78,6 +85,7 @@ class FakeGroup:
         sealed = bytearray(section)
         seal_section(sealed, base_queue_offset=base, entry_distance=64)
         queue.sections.append((base, header.count, bytes(sealed)))
+        queue.stamps.append(self.now)
         queue.end += header.count
         known[header.base_sequence] = (base, header.count)
         self.sessions[session] = (expected + header.count, known)
@@ -105,6 +113,10 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
         self.asked = asyncio.Event()  # a produce request came
         self.may_answer = asyncio.Event()  # cleared: they are stored, and the answers wait
         self.may_answer.set()
+        self.suggests = ""  # the node that fetch answers name
+        self.stale = False  # fetch answers say so
+        self.silent = False  # fetches are not answered
+        self.fetches = 0  # fetches that were answered with messages
         self._server: aio.Server | None = None
 
     async def start(self, port: int = 0) -> Self:
@@ -122,6 +134,10 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
         if self._server is not None:
             await self._server.stop(0)
             self._server = None
+
+    @property
+    def is_up(self) -> bool:
+        return self._server is not None
 
     @property
     def leads(self) -> bool:
@@ -155,7 +171,9 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
             yield answer
 
     def _fetch(self, request: log_pb2.FetchRequest) -> log_pb2.FetchResponse:
-        answer = log_pb2.FetchResponse(node_id=self.node_id)
+        answer = log_pb2.FetchResponse(
+            node_id=self.node_id, stale=self.stale, suggested_node_id=self.suggests
+        )
         room = request.max_bytes or 1 << 20
         for wanted in request.positions:
             queue = self.group.queues.get((wanted.topic_id, wanted.queue_id))
@@ -169,12 +187,13 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
                 found.refusal.CopyFrom(pb.Refusal(code=pb.OFFSET_OUT_OF_RANGE, message="out of range"))
                 answer.queues.append(found)
                 continue
-            for base, count, section in queue.sections:
+            for (base, count, section), stamp in zip(queue.sections, queue.stamps, strict=True):
                 if base + count > wanted.offset and room > 0:
                     room -= len(section)
-                    found.sections.add(section=section, store_timestamp=1, physical_offset=0)
+                    found.sections.add(section=section, store_timestamp=stamp, physical_offset=0)
             if found.sections:
                 answer.queues.append(found)
+                self.fetches += 1
         return answer
 
     async def Fetch(self, request: log_pb2.FetchRequest, context: Any) -> log_pb2.FetchResponse:
@@ -190,6 +209,8 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
 
     async def FetchStream(self, request_iterator: AsyncIterator[log_pb2.FetchRequest], context: Any) -> Any:
         async for request in request_iterator:
+            if self.silent:
+                await asyncio.Event().wait()
             yield await self.Fetch(request, context)
 
     async def CommitOffsets(
@@ -209,7 +230,7 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
         for queue_id in range(queues):
             queue = self.group.queues[topic_id, queue_id]
             answer.offsets.add(
-                topic=request.topic, queue_id=queue_id, begin_offset=queue.begin, end_offset=queue.end,
+                time_offset=queue.at_time(request.timestamp) if request.timestamp else None, topic=request.topic, queue_id=queue_id, begin_offset=queue.begin, end_offset=queue.end,
                 offset=self.group.committed.get((request.group, request.topic, queue_id), -1), lost=queue.lost,
             )  # fmt: skip
         return answer
@@ -296,7 +317,9 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
                 messaging_address=node.messaging_address or node.address,
             )
             zone = self.group.zones.get(node.node_id, "")
-            route.nodes.add(node_id=node.node_id, listeners=[listener], zone=zone, alive=True, voter=True)
+            route.nodes.add(
+                node_id=node.node_id, listeners=[listener], zone=zone, alive=node.is_up, voter=True
+            )
         route.topics.extend(self._info(name) for name in self.group.topics)
         return route
 
@@ -313,13 +336,35 @@ class FakeCluster:
     async def __aenter__(self) -> Self:
         await self.nameserver.start()
         for group in self.groups:
-            members = [await FakeNode(f"n{i + 1}", group).start() for i in range(self._count)]
-            for node in members:
-                node.peers = {each.node_id: each for each in members}
-                node.register = self.register
-                self.nodes[group.name, node.node_id] = node
-            self.register(group)
+            await self.add(group)
         return self
+
+    async def add(self, group: FakeGroup) -> None:
+        """Start the nodes of a group, and register it."""
+        members = [await FakeNode(f"n{i + 1}", group).start() for i in range(self._count)]
+        for node in members:
+            node.peers = {each.node_id: each for each in members}
+            node.register = self.register
+            self.nodes[group.name, node.node_id] = node
+        self.register(group)
+
+    async def lose(self, group: FakeGroup) -> None:
+        """Stop all nodes of a group; the nameserver hears of it."""
+        for node in self._members(group):
+            await node.stop()
+        self.register(group)
+        for node in self._members(group):
+            self.nameserver.table.suspect("local", group.name, node.node_id, now_ms())
+        self.nameserver._changes.tell()
+
+    async def revive(self, group: FakeGroup) -> None:
+        """Start the nodes of a lost group again, on other ports, and register it."""
+        for node in self._members(group):
+            await node.start()
+        self.register(group)
+
+    def _members(self, group: FakeGroup) -> list[FakeNode]:
+        return [node for (name, _), node in self.nodes.items() if name == group.name]
 
     async def __aexit__(self, *_: object) -> None:
         for node in self.nodes.values():

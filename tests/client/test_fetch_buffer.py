@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ledgermq.client.encoding import RecordEncoder
 from ledgermq.client.errors import CorruptMessageError
-from ledgermq.client.fetch_buffer import FETCH_BYTES, AssignedQueue, FetchBuffer, OutOfRange
+from ledgermq.client.fetch_buffer import FetchBuffer
+from ledgermq.client.intake import FETCH_BYTES, AssignedQueue, OutOfRange
 from ledgermq.client.message import MessageQueue
 from ledgermq.proto import log_pb2
 from ledgermq.proto import route_pb2 as pb

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from ledgermq.client import MessageQueue, Producer, PullConsumer
+from ledgermq.client import MessageQueue, PullConsumer
 from ledgermq.client.errors import ClosedError, MessagesDeletedError, TopicNotFoundError, UsageError
 
 from .fakes import FakeCluster, FakeGroup, FakeNode
-
-
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 30))
-
-
-async def fill(cluster: FakeCluster, bodies: list[bytes], topic: str = "orders") -> None:
-    async with Producer(cluster.address) as producer:
-        for body in bodies:
-            await producer.send(topic, body)
-
-
-async def read(consumer: PullConsumer, count: int) -> list[bytes]:
-    found: list[bytes] = []
-    async for message in consumer:
-        found.append(message.body)
-        if len(found) == count:
-            break
-    return found
+from .reading import fill, read, run
 
 
 def test_every_message_is_read_once_and_in_order_within_its_queue() -> None:
