@@ -175,6 +175,9 @@ class BrokerConfig(BaseSettings):
     delete_segments_per_second: float = Field(default=10, gt=0)
     protect_unconsumed: bool = False
     clean_at: Annotated[str, AfterValidator(_check_clock)] = "04:00"
+    follower_reads: bool = True
+    access_message_in_memory_max_ratio: int = Field(default=40, ge=0, le=100)  # per cent of the usable memory
+    access_message_in_memory_max_bytes: Size = 0  # 0: by the ratio
     scrub_bytes_per_second: Size = 8 << 20  # 0: the log is not read to find damage
     scrub_interval_hours: float = Field(default=168, gt=0)  # a pass over the log begins so often
     heartbeat_ms: int = Field(default=75, ge=10)

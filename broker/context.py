@@ -23,6 +23,7 @@ from .metrics import Metrics
 from .other_groups import OtherGroups
 from .polls import Polls
 from .produce import AppendPipeline
+from .read_advice import ReadAdvice
 from .refusals import RefusedError
 from .replica import Replica
 from .retention_policy import RetentionView
@@ -49,6 +50,7 @@ class NodeContext:
     metrics: Metrics
     deliveries: RecentDeliveries
     coordination: Coordination
+    advice: ReadAdvice
     retention: RetentionView = field(default_factory=RetentionView)
     waiting_readers: int = 0
     stopping: bool = False  # long polls end

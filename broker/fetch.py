@@ -1,13 +1,15 @@
 """Fetch: whole sections of one or many queues, as they stand in the log, from a leader or a follower.
 
 ConsumeQueue → record → section → bytes. Nothing beyond what this node has applied is ever seen. A fetch that finds
-nothing waits, and is woken by the very entry that brings something.
+nothing waits, and is woken by the very entry that brings something. The answer names the node that should be asked next when
+that is another one (`ReadAdvice`).
 Owns: one fetch. Must not: decode a record.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from typing import Final
 
 from ledgermq.proto import log_pb2, route_pb2
@@ -15,7 +17,7 @@ from ledgermq.proto.entry import Buffer
 from ledgermq.raft.errors import LogCompactedError
 
 from .context import NodeContext
-from .errors import QueueNotFoundError
+from .errors import ConsumeQueueError, QueueNotFoundError
 from .log_reader import StoredSection
 from .log_wire import QueueFrame, fetch_response
 from .polls import TooManyPollsError
@@ -25,6 +27,19 @@ DEFAULT_MAX_BYTES: Final = 1 << 20
 MAX_BYTES: Final = 64 << 20
 MAX_WAIT_MS: Final = 30_000
 MAX_POSITIONS: Final = 4096
+#: Queues that are looked up only to advise a reader: more would hold the event loop.
+_MOST_PEEKS: Final = 256
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """What was found for a request."""
+
+    #: Closed, of the queues that have something to say.
+    frames: list[list[Buffer]] = field(default_factory=list)
+    backlog: int = 0  # bytes of log from where the slowest of these is read next, to the end
+    looked_at: int = 0  # positions; there was no room for the rest,
+    left_out: list[log_pb2.FetchPosition] = field(default_factory=list)  # nor for these of them
 
 
 async def fetch(context: NodeContext, request: log_pb2.FetchRequest) -> bytes:
@@ -45,9 +60,9 @@ async def fetch(context: NodeContext, request: log_pb2.FetchRequest) -> bytes:
                 route_pb2.TOO_MANY_REQUESTS, str(error), retryable=True, retry_after_ms=100
             ) from None
         try:
-            queues = await _gather(context, request)
+            found = await _gather(context, request)
             remaining = until - time.monotonic()
-            if queues or remaining <= 0:
+            if found.frames or remaining <= 0:
                 break
             with context.waiting_reader():
                 woken = await waiter.wait(remaining)
@@ -56,14 +71,50 @@ async def fetch(context: NodeContext, request: log_pb2.FetchRequest) -> bytes:
         if not woken or context.stopping:
             break
     stale = context.leadership.leader_id is None
-    return fetch_response(queues, context.raft.applied_index, context.config.node_id, stale)
+    suggested = _suggested(context, request, found)
+    return fetch_response(found.frames, context.raft.applied_index, context.config.node_id, stale, suggested)
 
 
-async def _gather(context: NodeContext, request: log_pb2.FetchRequest) -> list[list[Buffer]]:
-    """Return the closed frames of the queues that have something to say."""
+def _suggested(context: NodeContext, request: log_pb2.FetchRequest, found: _Gathered) -> str:
+    """Return the node that should be asked next, "" = this one."""
+    advice, leadership = context.advice, context.leadership
+    if leadership.ready:
+        node = advice.follower(found.backlog, lambda: context.raft.status().peers)
+    else:
+        node = leadership.known_other or ""
+        if node and not (advice.has_caught_up(found.backlog) and _rest_is_near(context, request, found)):
+            node = ""
+    if node:
+        context.metrics.reads_moved.labels("follower" if leadership.ready else "leader").inc()
+    return node
+
+
+def _rest_is_near(context: NodeContext, request: log_pb2.FetchRequest, found: _Gathered) -> bool:
+    """Tell whether the queues for which there was no room are close to the end, too."""
+    queues, end = context.replica.state.queues, context.raft.log.end_offset
+    rest = [*found.left_out, *request.positions[found.looked_at :]]
+    if len(rest) > _MOST_PEEKS:
+        return False
+    for position in rest:
+        queue = queues.get(position.topic_id, position.queue_id)
+        if queue is None or position.offset >= queue.end:
+            continue
+        try:
+            physical = queues.peek(queue, position.offset)
+        except ConsumeQueueError:
+            return False  # who reads it has it repaired
+        if physical is None or not context.advice.has_caught_up(end - physical):
+            return False
+    return True
+
+
+async def _gather(context: NodeContext, request: log_pb2.FetchRequest) -> _Gathered:
+    """Read what there is of the queues, as far as there is room."""
     room = min(request.max_bytes or DEFAULT_MAX_BYTES, MAX_BYTES)
-    frames: list[list[Buffer]] = []
+    found = _Gathered()
+    frames = found.frames
     for position in request.positions:
+        found.looked_at += 1
         frame: QueueFrame | None = None
         try:
             if _is_ahead(context, position):
@@ -72,7 +123,10 @@ async def _gather(context: NodeContext, request: log_pb2.FetchRequest) -> list[l
             if position.offset >= end:
                 continue
             frame = QueueFrame(position.topic_id, position.queue_id)
-            room -= await _take(context, frame, position, end, room, first=not frames)
+            taken, last = await _take(context, frame, position, end, room, first=not frames)
+            room -= taken
+            if last is not None and last.end_queue_offset < end:
+                found.backlog = max(found.backlog, context.raft.log.end_offset - last.physical_offset)
         except RefusedError as error:
             frame = frame or QueueFrame(position.topic_id, position.queue_id)
             frame.refuse(error.refusal.SerializeToString())
@@ -80,9 +134,11 @@ async def _gather(context: NodeContext, request: log_pb2.FetchRequest) -> list[l
         else:
             if frame.sections:
                 frames.append(frame.close(*_bounds(context, position)))
+            else:
+                found.left_out.append(position)
         if room <= 0:
             break
-    return frames
+    return found
 
 
 def _is_ahead(context: NodeContext, position: log_pb2.FetchPosition) -> bool:
@@ -145,9 +201,9 @@ async def _take(
     room: int,
     *,
     first: bool,
-) -> int:
-    """Add sections to the frame; return their bytes. At least one when it is the `first` of the answer."""
-    offset, taken = position.offset, 0
+) -> tuple[int, StoredSection | None]:
+    """Add sections to the frame; return their bytes and the last. At least one when it is the `first` of the answer."""
+    offset, taken, last = position.offset, 0, None
     try:
         while offset < end:
             section = await _section_at(context, position.topic_id, position.queue_id, offset)
@@ -157,14 +213,14 @@ async def _take(
                 await context.reader.section_bytes(section), section.store_timestamp, section.physical_offset
             )
             taken += section.total_size
-            offset = section.end_queue_offset
+            offset, last = section.end_queue_offset, section
     except LogCompactedError:
         if not frame.sections:
             raise _gone(context, position) from None
     except QueueNotFoundError as error:  # deleted between two reads
         if not frame.sections:
             raise _not_there(context, position, error) from None
-    return taken
+    return taken, last
 
 
 def _gone(context: NodeContext, position: log_pb2.FetchPosition) -> RefusedError:

@@ -24,7 +24,7 @@ from .commands import CommitOffsets, position_rows
 from .context import NodeContext
 from .effects import CommitResult
 from .errors import NotThereError
-from .fetch import fetch
+from .fetch import fetch, offset_at_time
 from .leader_handlers import leader_handler, parsed, refusal
 from .leader_view import Verdict
 from .log_wire import BadProduceRequestError, checked_sections, split_produce_request
@@ -42,6 +42,8 @@ MAX_STREAM_REQUESTS: Final = 64
 #: How long a request waits for the end of an election, s: then its refusal names the leader, or it is stored here.
 #: An election after a loss that shows takes less; a client that hears of the leader from elsewhere does not wait.
 ELECTION_PATIENCE_S: Final = 0.3
+#: How long a question that takes a stale answer waits for a leader, s: longer than most elections.
+STALE_AFTER_S: Final = 1.5
 _VERDICTS: Final = {
     Verdict.SEQUENCE_GAP: (route_pb2.SEQUENCE_GAP, "the producer's sequence jumped; expected {expected}"),
     Verdict.STALE_EPOCH: (
@@ -211,8 +213,12 @@ class LogService:
     async def _query_offsets(self, raw: bytes, context: Any) -> log_pb2.QueryOffsetsResponse:
         try:
             request = parsed(log_pb2.QueryOffsetsRequest, raw)
-            await up_to_date(self._context, context.time_remaining())
-            return query_offsets(self._context, request)
+            stale = await _up_to_date_or_stale(self._context, request, context.time_remaining())
+            answer = query_offsets(self._context, request)
+            answer.stale = stale
+            if request.timestamp:
+                await _add_offsets_at(self._context, request, answer)
+            return answer
         except REFUSABLE as error:
             return log_pb2.QueryOffsetsResponse(refusal=refusal(self._context, error, ""))
 
@@ -237,6 +243,20 @@ async def up_to_date(context: NodeContext, remaining: float | None) -> None:
             continue
         await context.raft.wait_applied(index)
         return
+
+
+async def _up_to_date_or_stale(
+    context: NodeContext, request: log_pb2.QueryOffsetsRequest, remaining: float | None
+) -> bool:
+    """As `up_to_date`; return True when there is no leader and the caller takes what this node knows all the same."""
+    if not request.allow_stale:
+        await up_to_date(context, remaining)
+        return False
+    try:
+        await up_to_date(context, min(remaining or STALE_AFTER_S, STALE_AFTER_S))
+    except NotLeaderError:
+        return True
+    return False
 
 
 async def commit_offsets(
@@ -319,3 +339,12 @@ def query_offsets(context: NodeContext, request: log_pb2.QueryOffsetsRequest) ->
             )
         )
     return log_pb2.QueryOffsetsResponse(offsets=offsets)
+
+
+async def _add_offsets_at(
+    context: NodeContext, request: log_pb2.QueryOffsetsRequest, answer: log_pb2.QueryOffsetsResponse
+) -> None:
+    """Add the first offset of each queue stored at or after the question's time. Raises: NotThereError."""
+    topic = context.replica.state.topics.named(request.topic)
+    for each in answer.offsets:
+        each.time_offset = await offset_at_time(context, topic.topic_id, each.queue_id, request.timestamp)

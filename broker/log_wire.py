@@ -175,6 +175,11 @@ def _block(field: int, size: int) -> bytes:
     return varint(field << 3 | 2) + varint(size)
 
 
+def _text(field: int, text: str) -> bytes:
+    raw = text.encode()
+    return _block(field, len(raw)) + raw
+
+
 class QueueFrame:
     """A FetchedQueue that grows by sections."""
 
@@ -205,8 +210,11 @@ class QueueFrame:
         return [_block(2, self.size + len(tail)), *self._parts, tail]
 
 
-def fetch_response(queues: Iterable[list[Buffer]], applied_index: int, node_id: str, stale: bool) -> bytes:
+def fetch_response(
+    queues: Iterable[list[Buffer]], applied_index: int, node_id: str, stale: bool, suggested: str = ""
+) -> bytes:
     """Return a FetchResponse made of closed queue frames: one copy of the sections."""
-    name = node_id.encode()
-    tail = _integer(3, applied_index) + _block(4, len(name)) + name + (b"\x28\x01" if stale else b"")
+    tail = _integer(3, applied_index) + _text(4, node_id) + (b"\x28\x01" if stale else b"")
+    if suggested:
+        tail += _text(6, suggested)
     return b"".join([part for queue in queues for part in queue] + [tail])

@@ -56,6 +56,9 @@ class Metrics:
         self.duplicates = counter("ledgermq_duplicates", "Retried sends that were recognised", "service")
         self.refusals = counter("ledgermq_refusals", "Requests refused, by reason", "code")
         self.forwards = counter("ledgermq_forwards", "Calls forwarded to the leader", "result")
+        self.reads_moved = counter(
+            "ledgermq_reads_moved", "Fetch answers that told the reader to go on at another node", "to"
+        )
         self.reads_below_begin = counter(
             "ledgermq_reads_below_begin", "Fetches of messages that retention had deleted"
         )

@@ -40,6 +40,7 @@ from .listeners import Handlers, Listeners, PortError, check_port
 from .log_reader import LogReader
 from .log_service import LogService
 from .members import Members
+from .memory import usable_memory
 from .messaging_service import MessagingService
 from .messaging_telemetry import TelemetryStreams
 from .metrics import Metrics
@@ -49,6 +50,7 @@ from .polls import Polls
 from .probes import Probes
 from .produce import AppendPipeline
 from .queue_check import QueueCheck
+from .read_advice import ReadAdvice
 from .registration import Registration
 from .replica import Replica
 from .retention import Retention
@@ -92,6 +94,14 @@ def own_info(config: BrokerConfig) -> NodeInfo:
         for each in config.listener
     ]
     return NodeInfo(node_id=config.node_id, listeners=listeners, zone=config.zone, alive=True, voter=True)
+
+
+def read_advice(config: BrokerConfig) -> ReadAdvice:
+    """Return who is told to read from a follower."""
+    in_memory = config.access_message_in_memory_max_bytes
+    if not in_memory:
+        in_memory = usable_memory() * config.access_message_in_memory_max_ratio // 100
+    return ReadAdvice(in_memory, enabled=config.follower_reads)
 
 
 class BrokerNode:
@@ -264,6 +274,7 @@ class BrokerNode:
                 self.config.zone,
                 lambda *where: offset_at_time(self._context, *where),
             ),
+            advice=read_advice(self.config),
         )
 
     async def stop(self) -> None:

@@ -93,6 +93,7 @@ CORE: dict[str, tuple[str, ...]] = {
         "messaging_validation",
         "messaging_wire",
         "produce_records",
+        "read_advice",
         "rebuild",
         "receipt_handle",
         "refusals",

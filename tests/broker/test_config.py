@@ -52,6 +52,11 @@ def test_a_node_without_peers_is_a_group_of_its_own() -> None:
     ("flags", "environment", "words"),
     [
         ({"flush": "never"}, {}, ["--flush", "'sync'", "'never'"]),
+        (
+            {"access_message_in_memory_max_ratio": "101"},
+            {},
+            ["--access-message-in-memory-max-ratio", "100", "'101'"],
+        ),
         ({"segment_size": "12 pounds"}, {}, ["--segment-size", "not a size"]),
         ({"peers": "n2=127.0.0.1:1"}, {}, ["--peers", "n1 itself is missing"]),
         ({"listener": "messaging_bind=0.0.0.0:1"}, {}, ["messaging_advertise", "0.0.0.0:1"]),

@@ -11,6 +11,7 @@ from ledgermq.broker.fetch import fetch
 from ledgermq.broker.log_reader import StoredSection
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.polls import Polls
+from ledgermq.broker.read_advice import ReadAdvice
 from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.raft.errors import LogCompactedError
 
@@ -29,7 +30,7 @@ class Rig:
         self.context: Any = SimpleNamespace(
             require_whole_state=lambda: None, polls=Polls(), metrics=Metrics(), reader=self, raft=self, stopping=False,
             replica=SimpleNamespace(state=self.node.state, units=self.units),
-            leadership=SimpleNamespace(ready=True, leader_id="n1"), config=SimpleNamespace(node_id="n1"),
+            leadership=SimpleNamespace(ready=True, leader_id="n1"), advice=ReadAdvice(1 << 30), config=SimpleNamespace(node_id="n1"),
         )  # fmt: skip
         self.applied_index = 9
 

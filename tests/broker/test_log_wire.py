@@ -73,11 +73,17 @@ def test_a_fetch_response_is_what_the_generated_code_reads() -> None:
     raw = log_wire.fetch_response([frame.close(0, 300), refused.close(-1, 2)], 77, "n1", True)
     response = log_pb2.FetchResponse.FromString(raw)
     assert (response.applied_index, response.node_id, response.stale) == (77, "n1", True)
+    assert response.suggested_node_id == ""
     first, second = response.queues
     assert (first.topic_id, first.queue_id, first.end_offset) == (3, 1, 300)
     assert (first.sections[0].section, first.sections[0].physical_offset) == (b"section", 4096)
     assert len(first.sections) == 2
     assert (second.refusal.code, second.begin_offset) == (15, -1)
+
+
+def test_a_fetch_response_names_the_node_to_ask_next() -> None:
+    response = log_pb2.FetchResponse.FromString(log_wire.fetch_response([], 0, "n1", False, "n2"))
+    assert (response.node_id, response.suggested_node_id, response.stale) == ("n1", "n2", False)
 
 
 def test_more_sections_than_one_entry_can_hold_are_refused() -> None:
