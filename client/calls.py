@@ -62,13 +62,17 @@ async def call_group(
 
     `on_unknown()` is called when an attempt may have taken effect although it brought no answer.
 
-    Raises: the refusal as an error when it is not retryable; BrokerUnreachableError or the last refusal when the
-    time is over; RouteError when the group has no node that could be asked; ClosedError when the channels are closed.
+    Raises: the refusal as an error when it is not retryable; the last refusal, or BrokerUnreachableError when no node answered,
+    when the time is over; RouteError when the group has no node that could be asked; ClosedError when the channels are closed.
     """
     end = time.monotonic() + timeout_s
     last: LedgerMQError | None = None
+    refused: LedgerMQError | None = (
+        None  # by a node that answered: it knows more than the silence of the others
+    )
     hint = ""
     while True:
+        refused, earlier = None, refused
         addresses = [hint] * bool(hint) + [node.log_address for node in group().by_preference]
         for address in addresses:
             rest = end - time.monotonic()
@@ -90,12 +94,12 @@ async def call_group(
             failure = error_of(refusal)
             if not failure.retryable:
                 raise failure
-            last = failure
+            last = refused = failure
             if refusal.code == pb.OUTCOME_UNKNOWN:
                 on_unknown()
             hint = failure.leader_address if isinstance(failure, RefusedError) else ""
             if hint and hint != address:
                 break
         if time.monotonic() + _PAUSE_S >= end:
-            raise last or _no_address(group())
+            raise refused or earlier or last or _no_address(group())
         await asyncio.sleep(_PAUSE_S)

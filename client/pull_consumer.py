@@ -21,7 +21,6 @@ from typing import Final, Self
 
 from ledgermq.proto import log_pb2 as pb
 
-from .calls import CALL_TIMEOUT_S
 from .channels import Channels
 from .encoding import check_name
 from .errors import ClosedError, RefusedError, UsageError
@@ -34,7 +33,10 @@ from .routes import Routes
 from .topic_route import BrokerGroup, TopicRoute
 from .wanted_queues import WantedQueues
 
-_TAKE: Final = 512
+#: Messages that one poll returns at most, unless told otherwise.
+POLL_BATCH: Final = 512
+#: How long a commit waits for a broker group without a leader, unless told otherwise.
+COMMIT_TIMEOUT_MS: Final = 5_000
 
 
 class PullConsumer:
@@ -239,7 +241,7 @@ class PullConsumer:
         offsets: Mapping[MessageQueue, int] | None = None,
         *,
         reset: bool = False,
-        timeout_ms: int = int(CALL_TIMEOUT_S * 1000),
+        timeout_ms: int = COMMIT_TIMEOUT_MS,
     ) -> None:
         """Store how far the group has consumed; default: everything that was handed out.
 
@@ -271,7 +273,7 @@ class PullConsumer:
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    async def poll(self, max_messages: int = _TAKE, timeout_ms: int | None = None) -> list[MessageView]:
+    async def poll(self, max_messages: int = POLL_BATCH, timeout_ms: int | None = None) -> list[MessageView]:
         """Return up to `max_messages`, waiting up to `timeout_ms` (None: without end) for the first one.
 
         Raises: RefusedError and other errors that repeating cannot heal; UsageError (nothing assigned).
@@ -286,5 +288,5 @@ class PullConsumer:
             for message in self._reader.take(1) or await self.poll(1):
                 yield message
             handed_out += 1
-            if handed_out % _TAKE == 0:
+            if handed_out % POLL_BATCH == 0:
                 await asyncio.sleep(0)  # a loop body that never waits would keep everything else from running

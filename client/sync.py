@@ -1,4 +1,4 @@
-"""Producer and consumer without asyncio: each runs its asyncio twin on a loop in a background thread.
+"""Producer and consumers without asyncio: each runs its asyncio twin on a loop in a background thread.
 
     with Producer("127.0.0.1:9876") as producer:
         producer.send("orders", b"hi")
@@ -7,177 +7,42 @@
         print(message.body)
         message.ack()
 
-Safe to use from several threads. After fork() the child makes its own: the parent's raise ClosedError there. Owns: the loop and its thread, one per object; closed by close(), `with`, or at exit.
-Invariant: a call that waits in another thread ends when the object is closed, with ClosedError.
+Safe to use from several threads; what belongs to all of them stands in loop_thread.py. `PullConsumer` is in a file of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import concurrent.futures
 import logging
-import os
-import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any
 
 from .admin import Admin
 from .encoding import check_name, encode_text
-from .errors import BufferFullError, ClosedError, GroupNotFoundError, LedgerMQError, UsageError
-from .event_loop import new_event_loop
+from .errors import BufferFullError, ClosedError, GroupNotFoundError, LedgerMQError
 from .handover import Handover
+from .loop_thread import Closing
 from .message import LeasedMessage, Message, SendReceipt
 from .producer import Producer as AsyncProducer
 from .producer import ProducerStatistics
 from .simple_consumer import INVISIBLE_MS, RECEIVE_BATCH, SimpleConsumer
+from .sync_pull_consumer import PullConsumer
+
+__all__ = ["Consumer", "Producer", "PullConsumer", "ReceivedMessage"]
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
-
-class _LoopThread:
-    """An event loop in a thread of its own."""
-
-    def __init__(self, name: str) -> None:
-        self.loop = new_event_loop()
-        self._lock = threading.Lock()
-        self._stopped = False  # under the lock: what is submitted before stop() gets its turn on the loop
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-        self.loop.run_until_complete(_end_tasks())
-        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-        self.loop.close()
-
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine on the loop. Raises: ClosedError (after stop)."""
-        with self._lock:
-            if self._stopped:
-                coroutine.close()
-                raise ClosedError("client")
-            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-
-    def post(self, function: Callable[[], None]) -> None:
-        """Run a function on the loop, soon. Raises: ClosedError (after stop)."""
-        with self._lock:
-            if self._stopped:
-                raise ClosedError("client")
-            self.loop.call_soon_threadsafe(function)
-
-    def check_outside(self) -> None:
-        """Refuse to wait, in its own thread, for what only that thread can do. Raises: UsageError."""
-        if threading.current_thread() is self._thread:
-            raise UsageError(
-                "a callback of a future must not call what waits",
-                "It runs in the thread that would have to do it",
-                "Use send_async() or send_oneway() there, or hand the work to a thread of your own",
-            )
-
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait for it. Ctrl-C cancels it. Raises: ClosedError (stopped meanwhile)."""
-        future = self.submit(coroutine)
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise ClosedError("client") from None  # nobody else knows the future
-        except BaseException:
-            future.cancel()
-            raise
-
-    def stop(self) -> None:
-        """End what still runs, then the thread."""
-        with self._lock:
-            self._stopped = True
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-
-
-async def _end_tasks() -> None:
-    """Cancel all other tasks of the loop: a thread that waits for one hears of it."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _make(build: Callable[[], T]) -> T:
-    """Build an object on the loop it will belong to."""
-    return build()
-
-
-_open: weakref.WeakSet[_Closing] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for each in list(_open):
-        each.close()
-
-
-def _forget_all() -> None:
-    """In a child of fork(): the threads stayed in the parent. What is used here must say so instead of waiting for them."""
-    for each in list(_open):
-        each._closed = True
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)
-
-
-class _Closing:
-    """What producer and consumer share: the thread, `with`, and being closed at exit."""
-
-    def __init__(self, name: str) -> None:
-        self._thread = _LoopThread(name)
-        self._closed = False
-        _open.add(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Finish what is open, then close every connection. May be called twice."""
-        if self._closed:
-            return
-        self._thread.check_outside()
-        self._closed = True
-        _open.discard(self)
-        try:
-            self._thread.call(self._finish())
-        finally:
-            self._thread.stop()
-
-    async def _finish(self) -> None:
-        raise NotImplementedError
-
-
-class Producer(_Closing):
+class Producer(Closing):
     """Sends messages and waits for each; `send_batch` sends many at once, `send_async` and `send_oneway` do not wait."""
 
     def __init__(self, nameservers: str | Sequence[str] = "127.0.0.1:9876", **options: Any) -> None:
         """`options` are those of the asyncio Producer."""
         super().__init__("ledgermq-producer")
-        try:
-            self._producer = self._thread.call(_make(lambda: AsyncProducer(nameservers, **options)))
-        except BaseException:
-            self._closed = True
-            _open.discard(self)
-            self._thread.stop()
-            raise
+        self._producer = self.build(lambda: AsyncProducer(nameservers, **options))
         self._handover = Handover(self._producer, self._thread.post, self._producer.max_pending_bytes)
 
     def send(
@@ -312,7 +177,7 @@ class ReceivedMessage:
         self._consumer._give_back(self._message, delay_ms)
 
 
-class Consumer(_Closing):
+class Consumer(Closing):
     """Iterates over the messages of a topic, shared with all other consumers of the group.
 
     The group is created when it does not exist (it starts at `start`: "earliest" or "latest").
@@ -341,15 +206,9 @@ class Consumer(_Closing):
         self._ready: deque[LeasedMessage] = deque()
         self._failure: BaseException | None = None
         self._acks: set[Future[None]] = set()
-        try:
-            self._consumer = self._thread.call(
-                _make(lambda: SimpleConsumer(nameservers, group=group, invisible_ms=invisible_ms))
-            )
-        except BaseException:
-            self._closed = True
-            _open.discard(self)
-            self._thread.stop()
-            raise
+        self._consumer = self.build(
+            lambda: SimpleConsumer(nameservers, group=group, invisible_ms=invisible_ms)
+        )
         try:
             self._thread.call(self._consumer.subscribe(topic, expression))
         except BaseException:
