@@ -84,6 +84,7 @@ class WantedQueues:
     def unsubscribe(self, topic: str) -> None:
         """Stop reading all queues of a topic."""
         self._topics.pop(topic, None)
+        self._left = {queue for queue in self._left if queue.topic != topic}
         self.unassign([queue for queue in (*self._reader.queues, *self._missing) if queue.topic == topic])
 
     async def assign(self, queues: Iterable[MessageQueue], since: int = 0) -> None:

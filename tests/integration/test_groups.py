@@ -243,6 +243,35 @@ def test_sends_go_on_through_the_other_group_when_one_is_gone(cluster: Cluster, 
     assert "GROUP g0   NO ANSWER" in text
 
 
+def test_a_pull_consumer_reads_what_lives_at_once_and_the_dead_group_when_it_is_back(
+    cluster: Cluster,
+) -> None:
+    async def read(consumer: PullConsumer, group: str, count: int) -> None:
+        for _ in range(count):
+            (message,) = await consumer.poll(1, 20_000)
+            assert message.queue.broker_group == group
+
+    async def scenario() -> None:
+        async with sending(cluster, "pull-group-dies") as send:
+            await send(20)
+        for node in cluster.groups["g0"]:
+            await asyncio.to_thread(cluster.kill, node)
+        address = cluster.nameserver_addresses[0]
+        async with PullConsumer(address, group="pull-again") as consumer:
+            await consumer.subscribe("pull-group-dies")
+            assert {queue.broker_group for queue in consumer.assignment} == {"g1"}
+            assert {queue.broker_group for queue in consumer.missing} == {"g0"}
+            await read(consumer, "g1", 10)
+            await consumer.commit()
+            await asyncio.to_thread(cluster.start_all)
+            await read(consumer, "g0", 10)
+            assert consumer.missing == ()
+            await consumer.commit()
+            assert set((await consumer.lag("pull-group-dies")).values()) == {0}
+
+    run(scenario())
+
+
 def forgotten(cluster: Cluster, group: str) -> list[str] | None:
     """Return the groups that clients are told of, when `group` is not among them."""
 
