@@ -51,11 +51,13 @@ class GroupFetcher(ABC, Generic[Q]):
         self._address = ""  # of the open stream
         self._call: Any = None  # the open stream, when it may be cancelled
         self._again = False  # ask again: the assignment changed since the stream was begun
+        leader = group.leader
+        self._led = group.term, leader.log_address if leader else ""  # the newest leader that somebody named
         self._task = asyncio.create_task(self._run(), name=f"ledgermq-fetch-{group.name}")
 
     @abstractmethod
     async def refresh(self) -> None:
-        """No node answered: fetch the routes again, and call `route_changed` when they differ."""
+        """No node answered: fetch the routes again, and call `update`."""
 
     @abstractmethod
     def arrived(self) -> None:
@@ -76,12 +78,24 @@ class GroupFetcher(ABC, Generic[Q]):
         if self._call is not None:
             self._call.cancel()
 
-    def route_changed(self, group: BrokerGroup) -> None:
-        """Take the group as it is now. A new leader is read at once: the node that is read may be the old one, stopped."""
-        old, self.group = self.group, group
-        leader = group.leader
-        if leader and leader.node_id != old.leader_id and leader.log_address != self._address:
-            self._read.leader_changed()
+    def update(self, group: BrokerGroup) -> None:
+        """Take a newer route."""
+        self.group = group
+        if group.leader is not None:
+            self.leader_is(group.term, group.leader.log_address)
+
+    def leader_is(self, term: int, address: str) -> None:
+        """Somebody leads at `address`: it is read at once, since who led before may be stopped, and silent for long.
+
+        A follower that was suggested is read on: it has what it had before.
+        """
+        led_term, before = self._led
+        if term < led_term:
+            return
+        self._led = term, address
+        if address not in (before, self._address) and not self._read.follower:
+            logger.info("leader moved, fetching there address=%s", address)
+            self._read.hint(address)
             self.restart()
 
     async def close(self) -> None:

@@ -213,7 +213,7 @@ class QueueReader:
         for part in route.parts:
             fetcher = self._fetchers.get(part.group.name)
             if fetcher is not None:
-                fetcher.route_changed(part.group)
+                fetcher.update(part.group)
 
     async def on_refused(self, fetcher: _Fetcher, refused: list[Refused[AssignedQueue]]) -> None:
         """Heal what can be healed: offsets that were deleted, a node that is behind, a topic that was re-created."""

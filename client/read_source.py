@@ -89,11 +89,6 @@ class ReadSource:
         """A node named the leader."""
         self._search.hint(address)
 
-    def leader_changed(self) -> None:
-        """Somebody else leads: it is read next."""
-        self._follower = ""
-        self._search.succeeded()
-
     def _avoid(self, node_id: str, now: float) -> None:
         _, seconds = self._avoided.get(node_id, (0.0, AVOID_S))
         self._avoided[node_id] = (now + seconds, min(2 * seconds, _AVOID_S_MAX))

@@ -25,16 +25,15 @@ from .fake_admin import FakeAdmin
 
 @dataclass
 class FakeQueue:
-    sections: list[tuple[int, int, bytes]] = field(default_factory=list)  # base offset, count, bytes
+    #: Base offset, count, bytes, log time.
+    sections: list[tuple[int, int, bytes, int]] = field(default_factory=list)
     end: int = 0
     begin: int = 0
     lost: int = 0  # told to every group
-    stamps: list[int] = field(default_factory=list)  # log time of each section, ms
 
     def at_time(self, timestamp: int) -> int:
         """Return the first offset stored at or after a time; the end when there is none."""
-        later = (base for (base, _, _), at in zip(self.sections, self.stamps, strict=True) if at >= timestamp)
-        return next(later, self.end)
+        return next((base for base, _, _, at in self.sections if at >= timestamp), self.end)
 
 
 class FakeGroup:
@@ -53,7 +52,7 @@ class FakeGroup:
         self.leader = "n1"
         self.zones: dict[str, str] = {}  # by node id
         self.permission = pb.READ_WRITE  # of every topic
-        self.now = 1  # log time, ms
+        self.store_timestamp = 1  # of what is stored next
         self.grown = asyncio.Event()
         self._next_topic_id = 1
         for topic, queues in (topics or {}).items():
@@ -84,8 +83,7 @@ class FakeGroup:
         base = queue.end
         sealed = bytearray(section)
         seal_section(sealed, base_queue_offset=base, entry_distance=64)
-        queue.sections.append((base, header.count, bytes(sealed)))
-        queue.stamps.append(self.now)
+        queue.sections.append((base, header.count, bytes(sealed), self.store_timestamp))
         queue.end += header.count
         known[header.base_sequence] = (base, header.count)
         self.sessions[session] = (expected + header.count, known)
@@ -115,7 +113,8 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
         self.may_answer.set()
         self.suggests = ""  # the node that fetch answers name
         self.stale = False  # fetch answers say so
-        self.silent = False  # fetches are not answered
+        self.running = asyncio.Event()  # cleared: it answers nothing, as a node that is stopped
+        self.running.set()
         self.fetches = 0  # fetches that were answered with messages
         self._server: aio.Server | None = None
 
@@ -187,7 +186,7 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
                 found.refusal.CopyFrom(pb.Refusal(code=pb.OFFSET_OUT_OF_RANGE, message="out of range"))
                 answer.queues.append(found)
                 continue
-            for (base, count, section), stamp in zip(queue.sections, queue.stamps, strict=True):
+            for base, count, section, stamp in queue.sections:
                 if base + count > wanted.offset and room > 0:
                     room -= len(section)
                     found.sections.add(section=section, store_timestamp=stamp, physical_offset=0)
@@ -197,6 +196,7 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
         return answer
 
     async def Fetch(self, request: log_pb2.FetchRequest, context: Any) -> log_pb2.FetchResponse:
+        await self.running.wait()
         grown = self.group.grown
         answer = self._fetch(request)
         if not answer.queues and request.max_wait_ms:
@@ -204,13 +204,12 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
                 await asyncio.wait_for(grown.wait(), request.max_wait_ms / 1000)
             except TimeoutError:
                 return answer
+            await self.running.wait()
             answer = self._fetch(request)
         return answer
 
     async def FetchStream(self, request_iterator: AsyncIterator[log_pb2.FetchRequest], context: Any) -> Any:
         async for request in request_iterator:
-            if self.silent:
-                await asyncio.Event().wait()
             yield await self.Fetch(request, context)
 
     async def CommitOffsets(

@@ -41,7 +41,7 @@ def test_a_broker_group_that_appears_while_a_consumer_runs_is_read_too(start: st
         old, new = two_groups()
         async with FakeCluster(old) as cluster, PullConsumer(cluster.address, start=start) as consumer:
             await consumer.subscribe("orders")
-            new.now = wanted_queues._now_ms() + 1
+            new.store_timestamp = wanted_queues._now_ms() + 1
             await fill_group(new, [b"first"])
             await cluster.add(new)
             assert await read(consumer, 1) == [b"first"]

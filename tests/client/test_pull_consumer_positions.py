@@ -84,11 +84,11 @@ def test_seek_to_time_goes_to_the_first_message_stored_then_or_later(time: int, 
         group = FakeGroup(topics={"orders": 1})
         async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
             await fill(cluster, [b"at 1"])
-            group.now = 5
+            group.store_timestamp = 5
             await fill(cluster, [b"at 5"])
             await consumer.subscribe("orders")
             await consumer.seek_to_time("orders", time)
-            group.now = 7
+            group.store_timestamp = 7
             await fill(cluster, [b"new"])
             assert await read(consumer, 1) == [body]
             with pytest.raises(UsageError, match="no time"):

@@ -113,11 +113,10 @@ def test_a_suggestion_without_an_address_here_is_not_followed() -> None:
     assert not reading.answer("n1", "n1")
 
 
-def test_a_new_leader_ends_reading_from_a_follower() -> None:
+def test_a_new_leader_that_somebody_names_is_asked_next() -> None:
     reading = Reading()
-    reading.answer("n1", "n2")
-    reading.source.leader_changed()
-    assert (reading.at, reading.source.follower) == ("host1:1", "")
+    reading.source.hint("host3:1")
+    assert reading.at == "host3:1"
 
 
 def test_a_follower_that_left_the_route_is_not_asked() -> None:
