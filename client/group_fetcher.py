@@ -33,7 +33,7 @@ REFUSED_PAUSE_S: Final = 0.1
 #: At a follower that was suggested: it has much to send, so one with nothing has caught up, or lags.
 _FOLLOWER_POLL_MS: Final = 1_000
 _ANSWER_GRACE_S: Final = 3.0  # a node that is silent for longer than the poll and this is left
-_CONNECT_S: Final = 10.0  # a stream that cannot be opened for so long is given up
+_CONNECT_S: Final = 3.0  # a node that cannot be connected to, or takes no request, for so long is left
 
 
 class GroupFetcher(ABC, Generic[Q]):
@@ -49,7 +49,9 @@ class GroupFetcher(ABC, Generic[Q]):
         self._poll_ms = poll_ms
         self._read = ReadSource()
         self._address = ""  # of the open stream
-        self._call: Any = None  # the open stream, when it may be cancelled
+        self._call: Any = (
+            None  # the stream, or its first write while it is being opened: what `restart` cancels
+        )
         self._again = False  # ask again: the assignment changed since the stream was begun
         leader = group.leader
         self._led = group.term, leader.log_address if leader else ""  # the newest leader that somebody named
@@ -161,9 +163,7 @@ class GroupFetcher(ABC, Generic[Q]):
             poll_ms = min(_FOLLOWER_POLL_MS, self._poll_ms) if self._read.follower else self._poll_ms
             request, asked = self._intake.next_request(poll_ms)
             async with asyncio.timeout(_CONNECT_S):
-                await call.write(request)
-            # A write to a stream that is cancelled before it is connected never ends, so it must not be cancelled earlier.
-            self._call = call
+                await self._write(call, request)
             if self._again:
                 return
             async with asyncio.timeout(poll_ms / 1000 + _ANSWER_GRACE_S):
@@ -182,6 +182,19 @@ class GroupFetcher(ABC, Generic[Q]):
                 await self.on_refused(refused)
             if moved:
                 return
+
+    async def _write(
+        self, call: aio.StreamStreamCall[pb.FetchRequest, pb.FetchResponse], request: pb.FetchRequest
+    ) -> None:
+        """Send a request. Of a stream that is being opened only the write can be given up: when the stream itself is
+        cancelled before it is connected, a write to it never ends.
+        """
+        if self._call is None:
+            self._call = asyncio.ensure_future(call.write(request))
+            await self._call
+            self._call = call
+        else:
+            await call.write(request)
 
     def _answered(self, response: pb.FetchResponse) -> bool:
         """Note who answered; return whether the next question is for another node."""
