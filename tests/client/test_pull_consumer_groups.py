@@ -67,6 +67,24 @@ def test_a_group_that_is_down_holds_up_no_other_and_joins_when_it_is_back() -> N
     run(scenario())
 
 
+def test_of_a_group_that_joins_late_the_latest_is_what_was_stored_since_the_subscription() -> None:
+    async def scenario() -> None:
+        groups = two_groups()
+        await fill_group(groups[1], [b"old"])
+        async with (
+            FakeCluster(*groups) as cluster,
+            PullConsumer(cluster.address, start="latest") as consumer,
+        ):
+            await cluster.lose(groups[1])
+            await consumer.subscribe("orders")
+            groups[1].store_timestamp = wanted_queues._now_ms() + 1
+            await fill_group(groups[1], [b"since"])
+            await cluster.revive(groups[1])
+            assert await read(consumer, 1) == [b"since"]
+
+    run(scenario())
+
+
 def test_living_groups_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As during an election: who looks at the assignment after subscribe() must find all of it."""
     monkeypatch.setattr(wanted_queues, "PATIENCE_S", 3600.0)
