@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from typing import Any, Final, Generic
+from typing import Final, Generic
 
 import grpc
 from grpc import aio
@@ -49,10 +49,7 @@ class GroupFetcher(ABC, Generic[Q]):
         self._poll_ms = poll_ms
         self._read = ReadSource()
         self._address = ""  # of the open stream
-        self._call: Any = (
-            None  # the stream, or its first write while it is being opened: what `restart` cancels
-        )
-        self._again = False  # ask again: the assignment changed since the stream was begun
+        self._exchanging: asyncio.Task[None] | None = None
         leader = group.leader
         self._led = group.term, leader.log_address if leader else ""  # the newest leader that somebody named
         self._task = asyncio.create_task(self._run(), name=f"ledgermq-fetch-{group.name}")
@@ -76,9 +73,9 @@ class GroupFetcher(ABC, Generic[Q]):
     def restart(self) -> None:
         """Ask again with the positions as they are now."""
         self.changed.set()
-        self._again = True
-        if self._call is not None:
-            self._call.cancel()
+        if self._exchanging is not None:
+            # Not the call: one that is cancelled while it is opened leaves whoever writes waiting for ever.
+            self._exchanging.cancel()
 
     def update(self, group: BrokerGroup) -> None:
         """Take a newer route."""
@@ -121,9 +118,9 @@ class GroupFetcher(ABC, Generic[Q]):
     async def _read_from(self, address: str) -> None:
         """Fetch from one node until its stream breaks or the assignment changes."""
         call = log_pb2_grpc.LogServiceStub(self._channels.get(address)).FetchStream()
-        self._address, self._again = address, False
+        self._exchanging, self._address = asyncio.create_task(self._exchange(call)), address
         try:
-            await self._exchange(call)
+            await self._exchanging
         except grpc.RpcError as error:
             logger.info("fetch stream broke address=%s reason=%s", address, unreachable(address, error))
             self._failed(address)
@@ -132,13 +129,12 @@ class GroupFetcher(ABC, Generic[Q]):
             self._failed(address)
         except asyncio.InvalidStateError:
             # The stream ended while we were waiting for room in the buffer; gRPC says so at the next write.
-            if not call.cancelled():  # by us, because the assignment changed
-                logger.info("fetch stream ended address=%s", address)
-                self._failed(address)
+            logger.info("fetch stream ended address=%s", address)
+            self._failed(address)
         except asyncio.CancelledError:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise
-            # only the stream was cancelled: the assignment changed
+            # only the exchange was cancelled: the assignment changed
         except CorruptMessageError as error:
             # Another node has another copy of the same bytes.
             logger.error("fetched bytes are damaged address=%s error=%s", address, error)
@@ -148,7 +144,7 @@ class GroupFetcher(ABC, Generic[Q]):
             self.fail(error)
             await asyncio.sleep(REFUSED_PAUSE_S)
         finally:
-            self._call, self._address = None, ""
+            self._exchanging, self._address = None, ""
             call.cancel()
 
     def _failed(self, address: str) -> None:
@@ -163,9 +159,7 @@ class GroupFetcher(ABC, Generic[Q]):
             poll_ms = min(_FOLLOWER_POLL_MS, self._poll_ms) if self._read.follower else self._poll_ms
             request, asked = self._intake.next_request(poll_ms)
             async with asyncio.timeout(_CONNECT_S):
-                await self._write(call, request)
-            if self._again:
-                return
+                await call.write(request)
             async with asyncio.timeout(poll_ms / 1000 + _ANSWER_GRACE_S):
                 response = await call.read()
             if not isinstance(response, pb.FetchResponse):
@@ -182,19 +176,6 @@ class GroupFetcher(ABC, Generic[Q]):
                 await self.on_refused(refused)
             if moved:
                 return
-
-    async def _write(
-        self, call: aio.StreamStreamCall[pb.FetchRequest, pb.FetchResponse], request: pb.FetchRequest
-    ) -> None:
-        """Send a request. Of a stream that is being opened only the write can be given up: when the stream itself is
-        cancelled before it is connected, a write to it never ends.
-        """
-        if self._call is None:
-            self._call = asyncio.ensure_future(call.write(request))
-            await self._call
-            self._call = call
-        else:
-            await call.write(request)
 
     def _answered(self, response: pb.FetchResponse) -> bool:
         """Note who answered; return whether the next question is for another node."""
