@@ -115,7 +115,7 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
         self.stale = False  # fetch answers say so
         self.running = asyncio.Event()  # cleared: it answers nothing, as a node that is stopped
         self.running.set()
-        self.asked = 0  # fetches that came
+        self.polled = asyncio.Event()  # a fetch came
         self.fetches = 0  # fetches that were answered with messages
         self._server: aio.Server | None = None
 
@@ -197,7 +197,7 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
         return answer
 
     async def Fetch(self, request: log_pb2.FetchRequest, context: Any) -> log_pb2.FetchResponse:
-        self.asked += 1
+        self.polled.set()
         await self.running.wait()
         grown = self.group.grown
         answer = self._fetch(request)

@@ -112,8 +112,7 @@ def test_a_suggested_follower_is_read_on_when_somebody_else_leads() -> None:
             nodes[0].suggests = "n2"
             fetcher = Fetcher(group_of(1, "n1", *(node.address for node in nodes)), channels)
             await fetcher.has_messages.wait()
-            while not nodes[1].asked:  # noqa: ASYNC110  # nothing tells of it
-                await asyncio.sleep(0.01)
+            await nodes[1].polled.wait()
             fetcher.update(group_of(2, "n3", *(node.address for node in nodes)))
             fetcher.has_messages.clear()
             await fill(cluster, [b"b"])

@@ -55,7 +55,7 @@ def stored(group: FakeGroup) -> list[tuple[bytes, bool]]:
     """Return every body as its sender gave it, and whether it was compressed."""
     found = []
     for queue in group.queues.values():
-        for _, count, section in queue.sections:
+        for _, count, section, _ in queue.sections:
             records = section[SECTION_HEADER_SIZE:]
             for at in record_positions(records, count):
                 record = decode_record(records, int(at))
