@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from .measure import clock, spawn, stop
 
 _PORT, _DIST, _EPMD = 56810, 25680, 43690
 _NODES = (1, 2, 3)
+_GONE = (aio_pika.exceptions.AMQPError, aio_pika.exceptions.ChannelInvalidStateError)
 # A killed node breaks connections: that is the workload, not news.
 for _name in ("aiormq", "aio_pika", "pika"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
@@ -90,13 +92,15 @@ class RabbitSession:
     async def close(self) -> None:
         for connection in self._consumers:
             await connection.close()
-        await self._queue.delete(if_unused=False, if_empty=False)
+        with suppress(*_GONE):  # the broker may have closed the channel; the next session has a queue of its own
+            await self._queue.delete(if_unused=False, if_empty=False)
         await self.disconnect()
 
     async def disconnect(self) -> None:
         """Close the connections and leave the queue."""
         for connection in self._connections:
-            await connection.close()
+            with suppress(*_GONE):
+                await connection.close()
 
 
 class _Pipeline:

@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -46,7 +47,14 @@ _TICK_S: Final = 0.01  # of the soak's open loop
 _SETTINGS: Final = {"segment-size": "64MiB", "max-store-bytes": "4GiB"}
 _BUSY: Final = "while True: pass"
 
-Load = Callable[[float], Awaitable[tuple[int, int]]]
+#: Runs for so many seconds; counts messages that were stored, and those that failed by reason.
+Load = Callable[[float], Awaitable[Counter[str]]]
+_STORED: Final = "stored"
+
+
+def reason(error: BaseException) -> str:
+    """Return why a send failed, the same for all that failed alike."""
+    return re.sub(r"\d[\d,.]*", "N", f"{type(error).__name__}: {error}")[:200]
 
 
 class Steady:
@@ -65,7 +73,7 @@ class Steady:
         begin, unix = time.perf_counter(), time.time()
         sampler = asyncio.create_task(self._sample(nodes, begin))
         try:
-            messages, failed = await load(seconds)
+            counts = await load(seconds)
         finally:
             sampler.cancel()
             await asyncio.gather(sampler, return_exceptions=True)
@@ -82,7 +90,8 @@ class Steady:
             for each in names
         )
         leads = [event for event in events(logs, unix, time.time(), unix) if "raft.leadership" in event[2]]
-        return Part(name, lasted, messages, failed, terms, list(nodes.values()), leads)
+        messages = counts.pop(_STORED, 0)
+        return Part(name, lasted, messages, dict(counts), terms, list(nodes.values()), leads)
 
     async def _sample(self, nodes: dict[str, NodeFigures], begin: float) -> None:
         while True:
@@ -103,8 +112,8 @@ class Steady:
         return text
 
     # --- loads ----------------------------------------------------------------------------------------------
-    async def everything(self, seconds: float) -> tuple[int, int]:
-        """Send as much as this client can; return (stored, failed)."""
+    async def everything(self, seconds: float) -> Counter[str]:
+        """Send as much as this client can."""
         counts = Counter[str]()
         end = time.perf_counter() + seconds
 
@@ -112,32 +121,35 @@ class Steady:
             while time.perf_counter() < end:
                 try:
                     await self._producer.send(_TOPIC, _BODY)
-                except LedgerMQError:
-                    counts["failed"] += 1
+                except LedgerMQError as error:
+                    counts[reason(error)] += 1
                 else:
-                    counts["stored"] += 1
+                    counts[_STORED] += 1
 
         await asyncio.gather(*(worker() for _ in range(_WINDOW)))
-        return counts["stored"], counts["failed"]
+        return counts
 
     def at_rate(self, rate: float) -> Load:
         """Return a load of so many messages a second, whatever the answers do."""
 
-        async def load(seconds: float) -> tuple[int, int]:
+        async def load(seconds: float) -> Counter[str]:
             counts = Counter[str]()
 
             def done(future: asyncio.Future[SendReceipt]) -> None:
-                counts["failed" if future.exception() else "stored"] += 1
+                error = future.exception()
+                counts[_STORED if error is None else reason(error)] += 1
 
             begin, sent = time.perf_counter(), 0
             while (elapsed := time.perf_counter() - begin) < seconds:
                 for _ in range(int(elapsed * rate) - sent):
                     await self._producer.ready()
+                    if time.perf_counter() - begin > seconds:
+                        break  # far behind, it would make up for it without end
                     self._producer.send_nowait(_TOPIC, _BODY).add_done_callback(done)
                     sent += 1
                 await asyncio.sleep(_TICK_S)
             await self._producer.flush()
-            return counts["stored"], counts["failed"]
+            return counts
 
         return load
 
@@ -171,8 +183,7 @@ async def _measure(options: argparse.Namespace) -> list[Part]:
                 with busy_cores():
                     parts.append(await steady.part("full-load", seconds, steady.everything))
             if "soak" in options.parts:
-                stored, _ = await steady.everything(options.probe)
-                rate = stored / options.probe / 2
+                rate = (await steady.everything(options.probe))[_STORED] / options.probe / 2
                 parts.append(await steady.part("soak", seconds, steady.at_rate(rate)))
     finally:
         await asyncio.to_thread(cluster.stop_all)
@@ -206,6 +217,9 @@ def main() -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n")
     print(table(parts))
+    for part in parts:
+        for why, count in part.failures.items():
+            print(f"{part.name}: {count:,} messages failed: {why}")
     print(f"raw figures: {options.out}")
     return 0 if all(part.terms[0] == part.terms[1] and not part.failed for part in parts) else 1
 

@@ -97,12 +97,16 @@ class Part:
     name: str
     seconds: float
     messages: int
-    failed: int
+    failures: dict[str, int]  # messages, by reason
     terms: tuple[float, float]  # before and after
     nodes: list[NodeFigures]
     events: list[tuple[float, str, str]] = field(
         default_factory=list
     )  # changes of the lead: ms from the begin on, who, what
+
+    @property
+    def failed(self) -> int:
+        return sum(self.failures.values())
 
     def as_row(self) -> dict[str, Any]:
         """Return the part for the file of raw figures."""
@@ -110,7 +114,7 @@ class Part:
             "part": self.name,
             "seconds": round(self.seconds, 1),
             "messages": self.messages,
-            "failed": self.failed,
+            "failed": self.failures,
             "messages_per_second": round(self.messages / self.seconds, 1),
             "terms": self.terms,
             "events": self.events,

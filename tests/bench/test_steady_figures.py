@@ -69,7 +69,7 @@ def test_the_table_says_what_is_flat_and_how_often_the_term_changed() -> None:
     grows = NodeFigures(
         "n2", 1, {0.002: 0.0, math.inf: 10.0}, [(0.0, 50.0), (200.0, 60.0), (400.0, 61.0)], 0.5
     )
-    part = Part("soak", 400.0, 40000, 3, (4.0, 5.0), [flat, grows])
+    part = Part("soak", 400.0, 40000, {"SendTimeoutError: late": 3}, (4.0, 5.0), [flat, grows])
     assert table([part]).splitlines()[2:] == [
         "| soak, 400 s | 100 | 3 | 1 | n1 | 50 | 2 | 50 → 60 (60) | +0.0 (flat) |",
         "| soak, 400 s | 100 | 3 | 1 | n2 | 50 | inf | 50 → 61 (61) | +18.0 (grows) |",
