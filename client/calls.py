@@ -25,13 +25,18 @@ _PAUSE_S: Final = 0.05
 T = TypeVar("T")
 
 
+def being_cancelled() -> bool:
+    """Tell whether somebody cancels the running task: then a CancelledError is meant for it."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def raise_if_closed() -> None:
     """Tell apart, of a CancelledError, the end of a call from the end of its caller.
 
     Raises: ClosedError (the client's channels were closed, nobody cancelled the running task).
     """
-    task = asyncio.current_task()
-    if task is not None and not task.cancelling():
+    if not being_cancelled():
         raise ClosedError("client") from None
 
 

@@ -20,6 +20,7 @@ from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import nameserver_pb2_grpc, rocketmq_v2_pb2, rocketmq_v2_pb2_grpc
 from ledgermq.proto import route_pb2 as pb
 
+from .calls import being_cancelled
 from .channels import Channels, unreachable
 from .errors import (
     BrokerUnreachableError,
@@ -316,8 +317,8 @@ class Routes:
                     if (route := route_of(topic, self.cluster, list(answer.groups))) is not None:
                         self._keep(route)
         except asyncio.CancelledError:
-            # Both may have happened in one turn of the loop: other topics to watch, and close().
-            if not changed.done() or self._closed:
+            # Both may have happened in one turn of the loop: other topics to watch, and close() or the end of the loop.
+            if being_cancelled():
                 raise
         finally:
             call.cancel()

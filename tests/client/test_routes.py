@@ -333,3 +333,24 @@ def test_closing_ends_questions_that_are_out() -> None:
                 await waiting
 
     run(scenario())
+
+
+def test_a_watch_that_nobody_closed_ends_with_the_loop() -> None:
+    """`asyncio.run` cancels all tasks in one turn and waits for them."""
+
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"orders": 2})) as cluster:
+            client = Client(cluster.address)
+            client.routes.on_change(Heard())
+            await client.routes.get("orders")
+            watch = client.routes._watch
+            assert watch is not None
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                if task is watch or "_until_topics_differ" in repr(task):
+                    task.cancel()
+            await asyncio.wait([watch], timeout=20)
+            assert watch.done()
+            await client.routes.close()
+            await client.channels.close()
+
+    run(scenario())
