@@ -19,7 +19,7 @@ from grpc import aio
 from ledgermq.proto import log_pb2 as pb
 from ledgermq.proto import log_pb2_grpc
 
-from .calls import raise_if_final
+from .calls import being_cancelled, raise_if_final
 from .channels import Channels, unreachable
 from .errors import CorruptMessageError, LedgerMQError
 from .intake import Intake, Q, Refused
@@ -132,7 +132,7 @@ class GroupFetcher(ABC, Generic[Q]):
             logger.info("fetch stream ended address=%s", address)
             self._failed(address)
         except asyncio.CancelledError:
-            if asyncio.current_task().cancelling():  # type: ignore[union-attr]
+            if being_cancelled():
                 raise
             # only the exchange was cancelled: the assignment changed
         except CorruptMessageError as error:

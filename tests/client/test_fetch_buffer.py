@@ -6,42 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledgermq.client.encoding import RecordEncoder
 from ledgermq.client.errors import CorruptMessageError
 from ledgermq.client.fetch_buffer import FetchBuffer
 from ledgermq.client.intake import FETCH_BYTES, AssignedQueue, OutOfRange
 from ledgermq.client.message import MessageQueue
-from ledgermq.proto import log_pb2
 from ledgermq.proto import route_pb2 as pb
-from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, encode_section, seal_section
 
-TOPIC_ID = 7
-
-
-def section(queue_id: int, base: int, *bodies: bytes) -> bytes:
-    """A section as a broker would return it."""
-    encoder = RecordEncoder("orders", born_host="here")
-    size, records = SECTION_HEADER_SIZE, []
-    for number, body in enumerate(bodies):
-        identity = bytes([1, *bytes(14), number]), f"id{base + number}"
-        records.append(encoder.encode(size, body, identity, 1000))
-        size += len(records[-1])
-    sealed = bytearray(
-        encode_section(
-            SectionKind.RECORDS, records, len(records),
-            topic_id=TOPIC_ID, queue_id=queue_id, producer_id=1, base_sequence=base,
-        )
-    )  # fmt: skip
-    seal_section(sealed, base_queue_offset=base, entry_distance=64)
-    return bytes(sealed)
-
-
-def answer(*sections: tuple[int, bytes]) -> log_pb2.FetchResponse:
-    response = log_pb2.FetchResponse()
-    for queue_id, raw in sections:
-        queue = response.queues.add(topic_id=TOPIC_ID, queue_id=queue_id)
-        queue.sections.add(section=raw, store_timestamp=5)
-    return response
+from .sections import TOPIC_ID, answer, section
 
 
 def reading(*offsets: int, max_bytes: int = 1 << 20) -> tuple[FetchBuffer, list[AssignedQueue]]:
