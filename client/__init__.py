@@ -21,8 +21,11 @@ os.environ.update({name: _SETTINGS[name] for name in _OURS})
 from .admin import Admin
 from .errors import LedgerMQError
 from .message import LeasedMessage, Message, MessageQueue, MessageView, SendReceipt
+from .owned_queue import QueueLimits
 from .producer import Producer, ProducerStatistics
 from .pull_consumer import PullConsumer
+from .push_consumer import PushConsumer
+from .push_options import PushOptions, RetryLater
 from .simple_consumer import SimpleConsumer
 
 for name in _OURS:
@@ -38,6 +41,10 @@ __all__ = [
     "Producer",
     "ProducerStatistics",
     "PullConsumer",
+    "PushConsumer",
+    "PushOptions",
+    "QueueLimits",
+    "RetryLater",
     "SendReceipt",
     "SimpleConsumer",
 ]

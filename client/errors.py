@@ -16,10 +16,12 @@ LedgerMQError
 ├── RefusedError                a node or nameserver refused; `code` names the reason
 │   ├── NotLeaderError · NoQuorumError · TooManyRequestsError · DiskFullError · StaleRouteError
 │   ├── GroupNotFoundError · AlreadyExistsError · OffsetOutOfRangeError · SequenceGapError
+│   ├── FencedError             another consumer owns the queue now
 │   └── InvalidHandleError      a receipt handle that is no longer valid
 ├── OutcomeUnknownError         sent, but no answer: it may or may not have been stored
 │   └── SendTimeoutError        the deadline passed before the answer came
 ├── MessagesDeletedError        retention was quicker than the consumer, which wants to hear of it
+├── OffsetsFileError            the file of a broadcast consumer cannot be used
 ├── CorruptMessageError         fetched bytes that fail their checksum, or a message that is not what it says
 └── MissingExtraError           an optional part of the installation is missing
 
@@ -294,6 +296,10 @@ class SequenceGapError(RefusedError):
     retryable = True
 
 
+class FencedError(RefusedError):
+    """Another consumer of the group owns the queue now; nothing was changed."""
+
+
 class InvalidHandleError(RefusedError):
     """The lease of a received message is over; it is delivered again."""
 
@@ -362,6 +368,14 @@ class MessagesDeletedError(LedgerMQError):
         self.begin = begin
 
 
+class OffsetsFileError(LedgerMQError):
+    """The file in which a broadcast consumer keeps its offsets cannot be read, written or shared."""
+
+    def __init__(self, path: str, reason: str, next_step: str) -> None:
+        super().__init__(f"the offsets file {path} cannot be used", reason, next_step)
+        self.path = path
+
+
 class MissingExtraError(LedgerMQError):
     """A command needs a part of LedgerMQ that is not installed."""
 
@@ -387,6 +401,7 @@ _BY_CODE: dict[int, type[RefusedError]] = {
     pb.ALREADY_EXISTS: AlreadyExistsError,
     pb.OFFSET_OUT_OF_RANGE: OffsetOutOfRangeError,
     pb.SEQUENCE_GAP: SequenceGapError,
+    pb.FENCED: FencedError,
 }
 
 

@@ -7,7 +7,12 @@
         print(message.body)
         message.ack()
 
-Safe to use from several threads; what belongs to all of them stands in loop_thread.py. `PullConsumer` is in a file of its own.
+    with PushConsumer("127.0.0.1:9876", group="billing", listener=bill) as consumer:
+        consumer.subscribe("orders")
+        consumer.run()
+
+Safe to use from several threads; what belongs to all of them stands in loop_thread.py. `PullConsumer` and `PushConsumer` are in
+files of their own.
 """
 
 from __future__ import annotations
@@ -30,8 +35,9 @@ from .producer import Producer as AsyncProducer
 from .producer import ProducerStatistics
 from .simple_consumer import INVISIBLE_MS, RECEIVE_BATCH, SimpleConsumer
 from .sync_pull_consumer import PullConsumer
+from .sync_push_consumer import PushConsumer
 
-__all__ = ["Consumer", "Producer", "PullConsumer", "ReceivedMessage"]
+__all__ = ["Consumer", "Producer", "PullConsumer", "PushConsumer", "ReceivedMessage"]
 
 logger = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
     node_id: str
     address: str
     group: FakeGroup
+    running: asyncio.Event
     peers: dict[str, FakeNode]
     dump: tuple[tuple[str, bytes], ...] = DUMP  # (path, bytes) of each chunk
     dump_refusal: route_pb2.Refusal | None = None  # comes behind the first chunk
@@ -70,6 +72,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         return log_pb2.CommitOffsetsResponse()
 
     async def GetStatus(self, request: Any, context: Any) -> pb.GetStatusResponse:
+        await self.running.wait()
         leads = self.group.leader == self.node_id
         answer = pb.GetStatusResponse(
             cluster="local", group=self.group.name, node_id=self.node_id, role="leader" if leads else "follower",

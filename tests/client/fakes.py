@@ -21,6 +21,7 @@ from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.record import decode_section, seal_section, verify_section, walk_sections
 
 from .fake_admin import FakeAdmin
+from .fake_membership import Coordinator, FakeMembership
 
 
 @dataclass
@@ -48,6 +49,10 @@ class FakeGroup:
         self.members: list[admin_pb2.GroupMember] = []  # of whatever consumer group is asked for
         self.retention_ms: dict[str, int] = {}
         self.groups: dict[str, admin_pb2.ConsumerGroupInfo] = {}
+        self.coordinators: dict[str, Coordinator] = {}
+        self.commits: list[tuple[str, int, int, int]] = []  # topic, queue id, offset, epoch: those taken
+        self.fenced: list[tuple[str, int]] = []  # those that were refused
+        self.committed_more = asyncio.Event()
         self.term = 1
         self.leader = "n1"
         self.zones: dict[str, str] = {}  # by node id
@@ -91,11 +96,15 @@ class FakeGroup:
         self.grown = asyncio.Event()
         return log_pb2.SectionResult(base_queue_offset=base, count=header.count)
 
+    def coordinator(self, name: str) -> Coordinator:
+        """Who owns which queue of a consumer group."""
+        return self.coordinators.setdefault(name, Coordinator(self, name))
+
     def stored(self) -> int:
         return sum(queue.end for queue in self.queues.values())
 
 
-class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
+class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
     """One node: a server on a port of its own."""
 
     def __init__(self, node_id: str, group: FakeGroup) -> None:
@@ -105,6 +114,7 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
         self.messaging_address = ""  # "": the same as `address`
         self.peers: dict[str, FakeNode] = {node_id: self}
         self.refusals: deque[pb.Refusal] = deque()  # answers to the next requests instead of storing them
+        self.membership_refusals: list[pb.Refusal] = []
         self.register: Callable[[FakeGroup], None] = lambda group: None  # tells the nameserver of a new topic
         self.drop_answers = 0  # do it, then break the stream instead of answering
         self.requests: list[int] = []  # section counts of produce requests
@@ -152,6 +162,7 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
 
     async def Produce(self, request_iterator: AsyncIterator[log_pb2.ProduceRequest], context: Any) -> Any:
         async for request in request_iterator:
+            await self.running.wait()
             self.requests.append(request.section_count)
             self.asked.set()
             answer = log_pb2.ProduceResponse(request_id=request.request_id, store_timestamp=1)
@@ -217,10 +228,22 @@ class FakeNode(FakeAdmin, log_pb2_grpc.LogServiceServicer):
     async def CommitOffsets(
         self, request: log_pb2.CommitOffsetsRequest, context: Any
     ) -> log_pb2.CommitOffsetsResponse:
+        await self.running.wait()
+        coordinator = self.group.coordinators.get(request.group)
         for each in request.offsets:
+            if coordinator is not None and coordinator.refuses(each):
+                self.group.fenced.append((each.topic, each.queue_id))
+                self.group.committed_more.set()
+                refusal = pb.Refusal(
+                    code=pb.FENCED, message=f"queue {each.topic}:{each.queue_id} is another's"
+                )
+                return log_pb2.CommitOffsetsResponse(refusal=refusal)
+        for each in request.offsets:
+            self.group.commits.append((each.topic, each.queue_id, each.offset, each.epoch))
             key = (request.group, each.topic, each.queue_id)
             if request.reset or each.offset > self.group.committed.get(key, -1):
                 self.group.committed[key] = each.offset
+        self.group.committed_more.set()
         return log_pb2.CommitOffsetsResponse()
 
     async def QueryOffsets(

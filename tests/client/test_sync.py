@@ -18,7 +18,9 @@ from ledgermq.client.errors import (
     NameserversDownError,
     TopicNotFoundError,
 )
-from ledgermq.client.sync import Consumer, Producer
+from ledgermq.client.message import MessageView
+from ledgermq.client.push_options import PushOptions, RetryLater
+from ledgermq.client.sync import Consumer, Producer, PushConsumer
 
 from .fake_messaging import MessagingCluster
 from .fakes import FakeGroup
@@ -182,6 +184,58 @@ def test_what_cannot_start_leaves_no_thread(cluster: Served[MessagingCluster]) -
         with pytest.raises(ValueError, match="host:port"):
             build()
     assert threading.active_count() == before
+
+
+def test_a_push_consumer_calls_its_listener_from_threads_until_it_is_closed(
+    cluster: Served[MessagingCluster],
+) -> None:
+    with Producer(cluster.address) as producer:
+        producer.send_batch(Message("orders", b"%d" % number) for number in range(20))
+    seen: list[bytes] = []
+    threads: set[str] = set()
+    ended = threading.Event()
+    given_up: list[bytes] = []
+
+    def listener(messages: list[MessageView]) -> RetryLater | None:
+        threads.add(threading.current_thread().name.rpartition("_")[0])
+        bad = [message for message in messages if message.body == b"7"]
+        seen.extend(message.body for message in messages if message.body != b"7")
+        return RetryLater(bad) if bad else None
+
+    def on_exhausted(message: MessageView, error: Exception | None) -> None:
+        given_up.append(message.body)
+
+    def wait() -> None:
+        consumer.run()
+        ended.set()
+
+    consumer = PushConsumer(
+        cluster.address,
+        group="billing",
+        listener=listener,
+        on_exhausted=on_exhausted,
+        options=PushOptions(max_attempts=2, retry_ms=1, longest_retry_ms=1, commit_interval_ms=5),
+    )
+    consumer.subscribe("orders")
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    group = cluster.cluster.groups[0]
+
+    async def all_committed() -> None:
+        while group.committed.get(("billing", "orders", 0)) != 20:
+            group.committed_more.clear()
+            await group.committed_more.wait()
+
+    cluster.run(all_committed())
+    assert (consumer.statistics().skipped, sum(consumer.lag().values())) == (1, 0)
+    consumer.close()
+    waiting.join(20)
+    assert ended.is_set()
+    assert sorted(seen) == sorted(b"%d" % number for number in range(20) if number != 7)
+    assert (given_up, threads) == ([b"7"], {"ledgermq-listener"})
+    for call in (consumer.run, consumer.statistics, consumer.lag):
+        with pytest.raises(ClosedError):
+            call()
 
 
 def test_a_child_of_fork_is_told_and_ends() -> None:

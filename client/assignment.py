@@ -1,0 +1,49 @@
+"""What an answer of the group's leader changes for one member. Pure.
+
+Owns: the comparison of what the leader says with what this member has. Must not: carry it out.
+The last answer is the whole truth, whatever was missed before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ledgermq.proto import log_pb2 as pb
+
+from .owned_queue import OwnedQueue, Stage
+
+#: Topic id and queue id.
+QueueKey = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Change:
+    """What is to be done, in this order."""
+
+    lost: list[OwnedQueue] = field(default_factory=list)  # keep nothing, commit nothing
+    started: list[pb.QueueOwnership] = field(default_factory=list)
+    revoked: list[OwnedQueue] = field(default_factory=list)  # finish, commit, then say so
+    handed_over: list[pb.QueueOwnership] = field(
+        default_factory=list
+    )  # say so again: nothing of them is here
+
+
+def changes(here: Mapping[QueueKey, OwnedQueue], answer: pb.MembershipResponse) -> Change:
+    """Compare. A queue that is being handed over stays as it is until that is done."""
+    change = Change()
+    revoked = {(each.topic_id, each.queue_id) for each in answer.revoked}
+    named: dict[QueueKey, int] = {}
+    for each in answer.owned:
+        key = (each.topic_id, each.queue_id)
+        named[key] = each.epoch
+        owned = here.get(key)
+        if owned is not None and owned.epoch == each.epoch:
+            if key in revoked and owned.stage is Stage.ACTIVE:
+                change.revoked.append(owned)
+        elif key in revoked:
+            change.handed_over.append(each)
+        else:
+            change.started.append(each)
+    change.lost = [owned for key, owned in here.items() if named.get(key) != owned.epoch]
+    return change

@@ -1,0 +1,247 @@
+"""Calls the listener of a push consumer: which queue is next, how many calls run at once, what follows from an answer.
+
+Owns: the workers, the list of queues with work, the pauses before retries, the counters of what listeners did.
+Must not: fetch, commit.
+Invariants: at most `concurrency` calls run; in order, at most one per queue, and what failed comes before what follows it.
+A worker lives while there is work: nothing waits, and nothing is created per message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from .calls import being_cancelled
+from .errors import UsageError
+from .message import MessageView
+from .owned_queue import Batch, OwnedQueue, Stage
+from .push_options import ExhaustedHook, Listener, PushOptions, RetryLater
+
+logger = logging.getLogger(__name__)
+
+_FOR_EVER: Final = 1 << 62
+
+
+@dataclass(slots=True)
+class Counters:
+    """Messages, since the start."""
+
+    consumed: int = 0  # the listener was done with them
+    failed: int = 0  # attempts that failed
+    skipped: int = 0  # given up after the last attempt
+    filtered: int = 0  # kept back by the filter
+
+
+class ListenerCalls:
+    """Runs a listener over owned queues. Tell it of a queue with work by `ready`."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        options: PushOptions,
+        *,
+        orderly: bool,
+        on_exhausted: ExhaustedHook | None,
+        on_done: Callable[[OwnedQueue, bool], None],
+        settle: Callable[[OwnedQueue], Awaitable[None]] | None = None,
+    ) -> None:
+        """`on_done(queue, moved)` is told after every batch; `moved`: there is more to commit.
+
+        `settle(queue)` is waited for before a worker, or in order its queue, goes on behind a batch.
+        """
+        self.counters = Counters()
+        self.max_attempts = options.max_attempts or _FOR_EVER  # how often a message is tried
+        self._listener = listener
+        self._options = options
+        self._orderly = orderly
+        self._on_exhausted = on_exhausted
+        self._on_done = on_done
+        self._settle = settle
+        self._ready: deque[OwnedQueue] = deque()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._paused: set[str] = set()  # broker groups
+        self._stopped = False
+
+    def ready(self, owned: OwnedQueue) -> None:
+        """A queue has work, or may go on."""
+        if owned.listed or owned.busy or not owned.has_work or not self._may_start(owned):
+            return
+        owned.listed = True
+        self._ready.append(owned)
+        if len(self._workers) < self._options.concurrency and not self._stopped:
+            self._workers.add(asyncio.create_task(self._work(), name="ledgermq-listener"))
+
+    def pause(self, broker_group: str) -> None:
+        """Start nothing more from queues of this broker group, until `resume`."""
+        self._paused.add(broker_group)
+
+    def resume(self, broker_group: str, queues: Iterable[OwnedQueue]) -> None:
+        """Go on with these."""
+        self._paused.discard(broker_group)
+        for owned in queues:
+            self.ready(owned)
+
+    async def close(self, timeout_s: float) -> None:
+        """Start nothing more; wait for what runs, and cancel what takes longer."""
+        self._stopped = True
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        workers = self._workers - {asyncio.current_task()}
+        if workers:
+            await asyncio.wait(workers, timeout=timeout_s)
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+    # --- workers ----------------------------------------------------------------------------------------------
+
+    def _may_start(self, owned: OwnedQueue) -> bool:
+        return owned.stage is Stage.ACTIVE and owned.queue.broker_group not in self._paused
+
+    async def _work(self) -> None:
+        """Give the listener one batch after the other, until there is none."""
+        try:
+            while not self._stopped and (batch := self._next()) is not None:
+                owned = batch.source
+                suspended = await self._process(batch)
+                if self._settle is not None:
+                    await self._settle(owned)
+                if not suspended:
+                    owned.busy = False
+                    self.ready(owned)
+                await asyncio.sleep(0)  # a listener that never waits would keep everything else from running
+        finally:
+            # In the step that found nothing: work that comes later starts another worker.
+            self._workers.discard(asyncio.current_task())
+
+    def _next(self) -> Batch | None:
+        while self._ready:
+            owned = self._ready.popleft()
+            owned.listed = False
+            batch = owned.take(self._options.batch_size) if self._may_start(owned) else None
+            if batch is None:
+                continue
+            owned.busy = self._orderly
+            self.ready(owned)
+            return batch
+        return None
+
+    async def _process(self, batch: Batch) -> bool:
+        """Give a batch to the listener, and do what its answer says; return whether its queue has to wait for a retry."""
+        owned, messages = batch.source, batch.messages
+        failed: list[MessageView] = []
+        error: Exception | None = None
+        delay_ms: int | None = None
+        if batch.attempt > self.max_attempts:  # only the hook is missing
+            failed = messages
+        elif messages:
+            answer, error = await _outcome(self._listener, messages)
+            if error is not None:
+                failed = messages
+            elif answer is not None:
+                failed, delay_ms, error = self._named(messages, answer)
+            self.counters.consumed += len(messages) - len(failed)
+            self.counters.failed += len(failed)
+        if batch.attempt == 1:
+            self.counters.filtered += sum(end - begin for begin, end in batch.spans) - len(messages)
+        if failed and batch.attempt >= self.max_attempts:
+            failed, error = await self._give_up(batch, failed, error)
+        if not failed:
+            self._on_done(owned, owned.finish(batch))
+            return False
+        self._retry(batch, failed, error, delay_ms)
+        return self._orderly
+
+    def _named(
+        self, messages: list[MessageView], answer: object
+    ) -> tuple[list[MessageView], int | None, Exception | None]:
+        """Return which messages an answer names, in order, its delay, and what is wrong with it."""
+        if not isinstance(answer, RetryLater):
+            what = f"the listener returned {answer!r}"
+            return messages, None, UsageError(what, "", "It must return None, or RetryLater")
+        if answer.messages is None:
+            return messages, answer.delay_ms, None
+        named = {id(message) for message in answer.messages}
+        failed = [message for message in messages if id(message) in named]
+        if len(failed) < len(named):
+            what = "the listener wants messages again that it was not given in this call"
+            return messages, None, UsageError(what, "", "Name messages of the list that it got")
+        if self._orderly and failed:
+            failed = messages[messages.index(failed[0]) :]
+        return failed, answer.delay_ms, None
+
+    def _retry(
+        self, batch: Batch, failed: list[MessageView], error: Exception | None, delay_ms: int | None
+    ) -> None:
+        """Have messages tried again, one by one: one that always fails must not keep the others back."""
+        owned = batch.source
+        pause_ms = self._options.pause_ms(batch.attempt) if delay_ms is None else delay_ms
+        logger.warning(
+            "listener failed queue=%s offset=%d messages=%d attempt=%d again_in_ms=%d reason=%s",
+            owned.queue, failed[0].queue_offset, len(failed), batch.attempt, pause_ms, _name(error),
+            exc_info=error if batch.attempt == 1 else None,
+        )  # fmt: skip
+        before = owned.progress.position
+        again = owned.put_back(batch, failed)
+        if self._orderly:
+            owned.try_again(again)
+        self._on_done(owned, owned.progress.position > before)
+
+        def go_on() -> None:
+            self._timers.discard(timer)
+            if self._orderly:
+                owned.busy = False
+            else:
+                owned.try_again(again)
+            self.ready(owned)
+
+        timer = asyncio.get_running_loop().call_later(pause_ms / 1000, go_on)
+        self._timers.add(timer)
+        if self._stopped:
+            timer.cancel()
+
+    async def _give_up(
+        self, batch: Batch, failed: list[MessageView], error: Exception | None
+    ) -> tuple[list[MessageView], Exception | None]:
+        """Hand messages to the user's hook, or log them; return those that the hook did not take, and why."""
+        left: list[MessageView] = []
+        reason: Exception | None = None
+        for number, message in enumerate(failed):
+            if self._on_exhausted is None:
+                logger.error(
+                    "message is skipped after %d attempts queue=%s offset=%d id=%s reason=%s",
+                    batch.attempt, message.queue, message.queue_offset, message.message_id, _name(error),
+                )  # fmt: skip
+                continue
+            _, raised = await _outcome(self._on_exhausted, message, error)
+            if raised is None:
+                continue
+            reason = raised
+            if self._orderly:
+                left = failed[number:]
+                break
+            left.append(message)
+        self.counters.skipped += len(failed) - len(left)
+        return left, reason
+
+
+async def _outcome(function: Callable[..., Awaitable[Any]], *arguments: Any) -> tuple[Any, Exception | None]:
+    """Return what a user's function returned, or what it raised."""
+    try:
+        return await function(*arguments), None
+    except asyncio.CancelledError:
+        if being_cancelled():
+            raise
+        return None, RuntimeError("it was cancelled")
+    except Exception as error:  # noqa: BLE001  # whatever it raises means: not done
+        return None, error
+
+
+def _name(error: Exception | None) -> str:
+    return f"{type(error).__name__}: {error}" if error is not None else "the listener wants it later"

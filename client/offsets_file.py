@@ -1,0 +1,169 @@
+"""The file in which a broadcast consumer keeps how far it is, and its commits to it.
+
+Owns: the file, its lock, its form. Must not: decide what is finished.
+Invariants: the file is replaced as a whole and synced before the next replacement, so after any crash it is the old or the new
+one; one consumer at a time uses it; a file that cannot be read is an error, never a new beginning.
+
+Form: one JSON object {"version", "group", "offsets": [{"topic", "topic_id", "broker_group", "queue", "offset"}], "crc32c"}; the
+checksum is over the text of the offsets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from crc32c import crc32c
+
+from .errors import OffsetsFileError
+from .message import MessageQueue
+from .offset_commits import OffsetCommits
+from .owned_queue import OwnedQueue
+
+_VERSION: Final = 1
+#: A queue with the id of its topic: one that was created again is another one.
+Place = tuple[MessageQueue, int]
+
+
+class OffsetsFile:
+    """The offsets of one broadcast consumer. `open` first; `close` gives the file to the next one."""
+
+    def __init__(self, path: Path, consumer_group: str) -> None:
+        self.path = path
+        self._consumer_group = consumer_group
+        self._offsets: dict[Place, int] = {}
+        self._lock_fd = -1
+        self._writing = threading.Lock()  # several broker groups commit, each from a thread
+
+    def open(self) -> None:
+        """Take the file and read it; it may be missing, its folder is made. Raises: OffsetsFileError."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock_fd = os.open(self._beside(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            step = "Give every consumer a file of its own"
+            raise OffsetsFileError(str(self.path), "Another consumer uses it", step) from None
+        except OSError as error:
+            self.close()
+            raise self._unusable(error) from error
+        try:
+            self._offsets = self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another consumer use the file."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def get(self, queue: MessageQueue, topic_id: int) -> int | None:
+        """Return the stored offset of a queue."""
+        return self._offsets.get((queue, topic_id))
+
+    def put(self, rows: Iterable[tuple[Place, int]]) -> None:
+        """Store offsets, on disk when it returns. Raises: OffsetsFileError."""
+        with self._writing:
+            offsets = {**self._offsets, **dict(rows)}
+            try:
+                self._replace(self._encode(offsets))
+            except OSError as error:
+                raise self._unusable(error) from error
+            self._offsets = offsets
+
+    def _replace(self, content: bytes) -> None:
+        new = self._beside(".new")
+        with new.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _beside(self, ending: str) -> Path:
+        return self.path.with_name(self.path.name + ending)
+
+    def _unusable(self, error: OSError) -> OffsetsFileError:
+        return OffsetsFileError(
+            str(self.path), str(error), "Give a file that can be written, in broadcast_file="
+        )
+
+    def _encode(self, offsets: dict[Place, int]) -> bytes:
+        rows = [
+            {
+                "topic": queue.topic, "topic_id": topic_id, "broker_group": queue.broker_group,
+                "queue": queue.queue_id, "offset": offset,
+            }
+            for (queue, topic_id), offset in sorted(offsets.items())
+        ]  # fmt: skip
+        content = {"version": _VERSION, "group": self._consumer_group, "offsets": rows, "crc32c": _sum(rows)}
+        return (json.dumps(content, indent=1) + "\n").encode()
+
+    def _read(self) -> dict[Place, int]:
+        """Raises: OffsetsFileError."""
+        try:
+            content = json.loads(self.path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise self._unusable(error) from error
+        except ValueError as error:
+            raise self._damaged(str(error)) from None
+        try:
+            version, group, rows = content["version"], content["group"], content["offsets"]
+            if version != _VERSION:
+                step = "Use the version of LedgerMQ that wrote it, or give another file"
+                raise OffsetsFileError(str(self.path), f"It is of version {version!r}", step)
+            if content["crc32c"] != _sum(rows):
+                raise self._damaged("its checksum does not fit")
+            if group != self._consumer_group:
+                step = "Give every group a file of its own"
+                raise OffsetsFileError(str(self.path), f"It is of the group {group!r}", step)
+            return {
+                (MessageQueue(row["topic"], row["broker_group"], row["queue"]), row["topic_id"]): row[
+                    "offset"
+                ]
+                for row in rows
+            }
+        except (KeyError, TypeError) as error:
+            raise self._damaged(f"{type(error).__name__}: {error}") from None
+
+    def _damaged(self, reason: str) -> OffsetsFileError:
+        return OffsetsFileError(
+            str(self.path),
+            f"What is in it is no list of offsets: {reason}",
+            "Put a copy of it back, or remove it: the consumer then begins at its start position",
+        )
+
+
+def _sum(rows: Any) -> int:
+    return crc32c(json.dumps(rows, sort_keys=True).encode())
+
+
+class FileCommits(OffsetCommits):
+    """Commits to a file, in a thread: the event loop does not wait for a disk."""
+
+    def __init__(
+        self, file: OffsetsFile, name: str, interval_ms: int, queues: Callable[[], Iterable[OwnedQueue]]
+    ) -> None:
+        self._file = file
+        super().__init__(name, interval_ms, queues)
+
+    async def _store(self, rows: list[tuple[OwnedQueue, int]]) -> None:
+        places = [((owned.queue, owned.topic_id), offset) for owned, offset in rows]
+        await asyncio.to_thread(self._file.put, places)
+        for owned, offset in rows:
+            owned.committed = max(owned.committed, offset)

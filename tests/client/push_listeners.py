@@ -1,0 +1,66 @@
+"""What tests of the push consumer share: messages, listeners that remember, and waits for what brokers know."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ledgermq.client import Message, MessageView, Producer, PushConsumer, PushOptions
+
+from .fakes import FakeCluster, FakeGroup
+
+QUICK = PushOptions(commit_interval_ms=5, retry_ms=1, longest_retry_ms=4)
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+async def fill(cluster: FakeCluster, bodies: list[bytes], topic: str = "orders", tag: str = "") -> None:
+    async with Producer(cluster.address) as producer:
+        for body in bodies:
+            await producer.send(Message(topic, body, tag=tag))
+
+
+class Seen:
+    """A listener that remembers. `gate` closed: it takes messages in and does not return."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.batches: list[list[bytes]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self._changed = asyncio.Event()
+
+    async def __call__(self, messages: list[MessageView]) -> None:
+        self.batches.append([message.body for message in messages])
+        self.bodies += self.batches[-1]
+        self._changed.set()
+        await self.gate.wait()
+
+    async def until(self, count: int) -> None:
+        while len(self.bodies) < count:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+async def until(event: asyncio.Event, what: Callable[[], bool]) -> None:
+    """Wait for something that sets an event when it changes."""
+    while not what():
+        event.clear()
+        await event.wait()
+
+
+async def until_committed(group: FakeGroup, *offsets: int, topic: str = "orders") -> None:
+    """Wait until these are the committed offsets of a topic's queues."""
+    wanted = {("billing", topic, queue_id): offset for queue_id, offset in enumerate(offsets)}
+    await until(group.committed_more, lambda: wanted.items() <= group.committed.items())
+
+
+def consumer_of(cluster: FakeCluster, listener: Any, **options: Any) -> PushConsumer:
+    return PushConsumer(cluster.address, group="billing", listener=listener, **{"options": QUICK, **options})
+
+
+def numbers(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]

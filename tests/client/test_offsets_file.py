@@ -1,0 +1,106 @@
+"""The file of a broadcast consumer: what is stored is there, what is damaged is said, one consumer at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledgermq.client.errors import OffsetsFileError
+from ledgermq.client.message import MessageQueue
+from ledgermq.client.offsets_file import OffsetsFile
+
+QUEUE = MessageQueue("orders", "g0", 3)
+
+
+def opened(path: Path, group: str = "billing") -> OffsetsFile:
+    file = OffsetsFile(path, group)
+    file.open()
+    return file
+
+
+def test_offsets_are_there_again_and_others_with_them(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "offsets.json"
+    file = opened(path)
+    assert file.get(QUEUE, 7) is None
+    file.put([((QUEUE, 7), 12)])
+    file.put([((MessageQueue("orders", "g1", 0), 2), 5)])
+    file.close()
+    file = opened(path)
+    assert (file.get(QUEUE, 7), file.get(MessageQueue("orders", "g1", 0), 2)) == (12, 5)
+    assert file.get(QUEUE, 8) is None, "the topic was created again"
+    file.close()
+
+
+def test_a_second_consumer_of_the_same_file_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "offsets.json"
+    file = opened(path)
+    with pytest.raises(OffsetsFileError, match="Another consumer uses it"):
+        opened(path)
+    file.close()
+    opened(path).close()
+
+
+def _change(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
+    def damaged(raw: bytes) -> bytes:
+        content = json.loads(raw)
+        change(content)
+        return json.dumps(content).encode()
+
+    return damaged
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda raw: b"", "no list of offsets"),
+        (lambda raw: raw[: len(raw) // 2], "no list of offsets"),
+        (lambda raw: b"\xff" * 20, "no list of offsets"),
+        (lambda raw: b"[]", "no list of offsets"),
+        (_change(lambda content: content.pop("crc32c")), "no list of offsets"),
+        (_change(lambda content: content["offsets"][0].update(offset=13)), "checksum does not fit"),
+        (_change(lambda content: content.update(version=2)), "of version 2"),
+        (_change(lambda content: content.update(group="other")), "of the group 'other'"),
+    ],
+)
+def test_a_damaged_file_is_an_error_and_stays_as_it_is(
+    tmp_path: Path, damage: Callable[[bytes], bytes], says: str
+) -> None:
+    path = tmp_path / "offsets.json"
+    file = opened(path)
+    file.put([((QUEUE, 7), 12)])
+    file.close()
+    path.write_bytes(damaged := damage(path.read_bytes()))
+    for _ in range(2):  # the lock was let go
+        with pytest.raises(OffsetsFileError, match=says):
+            opened(path)
+    assert path.read_bytes() == damaged
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OffsetsFileError, match="broadcast_file="):
+        opened(tmp_path / "file" / "offsets.json")
+
+
+def test_what_was_half_written_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "offsets.json"
+    file = opened(path)
+    file.put([((QUEUE, 7), 12)])
+
+    def torn(fd: int) -> None:
+        raise OSError("disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", torn)
+        with pytest.raises(OffsetsFileError, match="disk is full"):
+            file.put([((QUEUE, 7), 13)])
+    assert file.get(QUEUE, 7) == 12
+    file.close()
+    file = opened(path)
+    assert file.get(QUEUE, 7) == 12
+    file.close()

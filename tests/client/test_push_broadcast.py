@@ -1,0 +1,127 @@
+"""Broadcast: every consumer gets every message and keeps its own offsets in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledgermq.client import PushConsumer
+from ledgermq.client.errors import OffsetsFileError, UsageError
+
+from .fakes import FakeCluster, FakeGroup
+from .push_listeners import QUICK, Seen, fill, numbers, run
+
+
+def reader(cluster: FakeCluster, path: Path, seen: Seen, **options: Any) -> PushConsumer:
+    return PushConsumer(
+        cluster.address, group="caches", listener=seen, broadcast_file=path, options=QUICK, **options
+    )
+
+
+def test_every_consumer_gets_every_message_and_brokers_keep_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 3})
+        async with FakeCluster(group) as cluster:
+            await fill(cluster, numbers(9))
+            one, two = Seen(), Seen()
+            async with (
+                reader(cluster, tmp_path / "1.json", one) as first,
+                reader(cluster, tmp_path / "2.json", two) as second,
+            ):
+                await first.subscribe("orders")
+                await second.subscribe("orders")
+                await one.until(9)
+                await two.until(9)
+                assert sum((await first.lag()).values()) == 0
+            assert sorted(one.bodies) == sorted(two.bodies)
+            assert (group.committed, group.coordinators, group.groups) == ({}, {}, {})
+
+    run(scenario())
+
+
+def test_a_consumer_goes_on_where_its_file_says(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
+            await fill(cluster, [b"a", b"b"])
+            for expected in ([b"a", b"b"], [b"c"]):
+                seen = Seen()
+                async with reader(cluster, tmp_path / "offsets.json", seen) as consumer:
+                    await consumer.subscribe("orders")
+                    await seen.until(len(expected))
+                assert seen.bodies == expected
+                await fill(cluster, [b"c"])
+
+    run(scenario())
+
+
+def test_latest_is_where_the_consumer_began_for_the_first_time(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
+            await fill(cluster, [b"old"])
+            path = tmp_path / "offsets.json"
+            first, second = Seen(), Seen()
+            async with reader(cluster, path, first, start="latest") as consumer:
+                await consumer.subscribe("orders")
+                while not first.bodies:
+                    await fill(cluster, [b"new"])
+            await fill(cluster, [b"meanwhile"])
+            async with reader(cluster, path, second, start="latest") as consumer:
+                await consumer.subscribe("orders")
+                while b"meanwhile" not in second.bodies:
+                    await second.until(len(second.bodies) + 1)
+            assert b"old" not in first.bodies + second.bodies
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("timestamp", "first"), [(0, 0), (100, 0), (101, 1), (140, 4), (149, 5), (200, 6)])
+def test_a_time_is_where_the_first_message_was_stored_then_or_later(
+    tmp_path: Path, timestamp: int, first: int
+) -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster:
+            for number in range(6):
+                group.store_timestamp = 100 + 10 * number
+                await fill(cluster, [b"%d" % number])
+            seen = Seen()
+            async with reader(cluster, tmp_path / "f", seen, start=str(timestamp)) as consumer:
+                await consumer.subscribe("orders")
+                await fill(cluster, [b"end"])
+                await seen.until(7 - first)
+            assert seen.bodies == [*(b"%d" % number for number in range(first, 6)), b"end"]
+
+    run(scenario())
+
+
+def test_a_topic_that_was_created_again_is_read_from_its_start(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 2})
+        async with FakeCluster(group) as cluster:
+            await fill(cluster, [b"a", b"b", b"c"])
+            seen = Seen()
+            async with reader(cluster, tmp_path / "f", seen) as consumer:
+                await consumer.subscribe("orders")
+                await seen.until(3)
+                group.queues.clear()
+                group.create_topic("orders", 1)
+                cluster.register(group)
+                await fill(cluster, [b"new"])
+                await seen.until(4)
+                assert [each.queue.queue_id for each in consumer.statistics().queues] == [0]
+
+    run(scenario())
+
+
+def test_a_file_that_cannot_be_used_ends_the_attempt(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "offsets.json"
+        path.write_bytes(b"{")
+        with pytest.raises(OffsetsFileError, match="Put a copy of it back"):
+            PushConsumer("127.0.0.1:1", group="caches", listener=Seen(), broadcast_file=path)
+        with pytest.raises(UsageError, match="start is"):
+            PushConsumer("127.0.0.1:1", group="caches", listener=Seen(), start="yesterday")
+
+    run(scenario())
