@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from ledgermq.client import Message
 from ledgermq.client.local_ports import NodePorts
+from ledgermq.client.sync import Producer
 
 from .conftest import ROOT
 from .processes import environment
@@ -68,6 +71,31 @@ def test_the_producer_and_consumer_work_as_printed(plan: dict[str, str], tmp_pat
 
 def test_the_example_is_short() -> None:
     assert len(blocks()["python"].strip().splitlines()) <= 13
+
+
+def test_the_push_consumer_works_as_printed(plan: dict[str, str], tmp_path: Path) -> None:
+    address = plan["127.0.0.1:9876"]
+    with Producer(address) as producer:
+        sent = {f"push {number}" for number in range(5)}
+        producer.send_batch(Message("orders", text.encode()) for text in sorted(sent))
+    code = put_addresses(blocks()["push"], plan)
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", code],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        billed: set[str] = set()
+        while not sent <= billed:
+            line = running.stdout.readline()
+            assert line, "it ended"
+            billed.add(line.removeprefix("billed ").rstrip())
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
 
 
 def test_the_official_client_works_as_printed(plan: dict[str, str], tmp_path: Path) -> None:
