@@ -40,11 +40,15 @@ async def main(nameserver: str) -> None:
             for number in range(COUNT):
                 await producer.send(topic, f"parcel {number}")
             await until(COUNT)
-            print(f"first has {len(first.statistics().queues)} queues, second {len(second.statistics().queues)}")
+            print(
+                f"first has {len(first.statistics().queues)} queues, second {len(second.statistics().queues)}"
+            )
         for number in range(COUNT, 2 * COUNT):
             await producer.send(topic, f"parcel {number}")
         await until(2 * COUNT)
-        print(f"{len(seen['first'])} parcels by the first, {len(seen['second'])} by the second, none is missing")
+        print(
+            f"{len(seen['first'])} parcels by the first, {len(seen['second'])} by the second, none is missing"
+        )
         assert len(second.statistics().queues) == 8
 
 
