@@ -78,13 +78,22 @@ class PortFront:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop_listening(self) -> None:
-        """Take no more connections."""
+        """Take no more connections; the port is free with `close`, or a moment later."""
+        loop = asyncio.get_running_loop()
         for server in self._servers:
-            server.close()
+            if not isinstance(loop, asyncio.SelectorEventLoop):
+                server.close()
+                continue
+            # asyncio's own loop loses a connection, unclosed, when its server is closed between the accept and the turn
+            # after it. So first no more accepts, and the server ends when the last of them have been seen.
+            for each in server.sockets:
+                loop.remove_reader(each.fileno())
+            loop.call_soon(loop.call_soon, server.close)
 
     def close(self) -> None:
         """Stop listening and close what is still open; the server behind must have drained before."""
-        self.stop_listening()
+        for server in self._servers:
+            server.close()
         for inbound in list(self._open):
             inbound.close()
         for task in list(self._tasks):

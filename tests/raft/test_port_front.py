@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -95,3 +97,34 @@ def test_a_connection_that_does_not_say_what_it_is_for_is_closed(
         front.close()
 
     run(scenario)
+
+
+def test_what_comes_in_the_turn_in_which_listening_stops_is_not_left_open() -> None:
+    """asyncio's server forgets it when it is closed behind the accept; who finds it is the garbage collection."""
+
+    async def scenario() -> None:
+        port = free_port()
+        front, server = PortFront(lambda connection, first: Verdict.WAIT), grpc.aio.server()
+        server.add_insecure_port(front.inner_address)
+        await front.listen(take_port(f"127.0.0.1:{port}"))
+        stopped = asyncio.get_running_loop().create_future()
+        signal, trigger = socket.socketpair()
+
+        def stop() -> None:
+            asyncio.get_running_loop().remove_reader(signal)
+            front.stop_listening()
+            stopped.set_result(None)
+
+        callers = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
+        asyncio.get_running_loop().add_reader(signal, stop)  # behind the accept, in the same turn
+        trigger.send(b"now")
+        await stopped
+        for _ in range(5):
+            await asyncio.sleep(0)
+        front.close()
+        for each in (*callers, signal, trigger):
+            each.close()
+        await server.stop(0)
+
+    run(scenario)
+    gc.collect()
