@@ -5,6 +5,7 @@ callers may change what they gave.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
@@ -12,6 +13,20 @@ from .encoding import check_body, check_name, check_sizes, encode_text
 from .message import Message, SendReceipt
 
 _RECORD_ROOM: Final = 256  # what a record needs beside body and labels, bytes
+
+
+def message_of(
+    topic: str | Message,
+    body: bytes | str | None,
+    tag: str,
+    keys: Sequence[str],
+    properties: Mapping[str, str] | None,
+    message_group: str,
+) -> Message:
+    """Return the message that the arguments of a send stand for; nothing is checked, `keep` does that."""
+    if isinstance(topic, Message):
+        return topic
+    return Message(topic, cast("bytes", body), tag, keys, properties or {}, message_group)
 
 
 def keep(message: Message) -> tuple[Message, int]:

@@ -13,6 +13,7 @@ import concurrent.futures
 import os
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from types import TracebackType
@@ -116,7 +117,7 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-class Closing:
+class Closing(ABC):
     """What synchronous clients share: the thread, `with`, and being closed at exit."""
 
     def __init__(self, name: str) -> None:
@@ -154,5 +155,6 @@ class Closing:
         finally:
             self._thread.stop()
 
+    @abstractmethod
     async def _finish(self) -> None:
-        raise NotImplementedError
+        """Finish what is open and close what the twin holds; runs on the loop."""

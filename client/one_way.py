@@ -9,8 +9,10 @@ import asyncio
 import concurrent.futures
 import logging
 import threading
+from collections.abc import Callable
 from typing import Final
 
+from .errors import BufferFullError
 from .message import SendReceipt
 
 logger = logging.getLogger(__name__)
@@ -21,7 +23,7 @@ REPORT_MS: Final = 10_000
 
 
 class OneWay:
-    """`watch` and `drop` may be called in any thread; `report` belongs to the producer's loop."""
+    """`send` may be called in any thread; `report` belongs to the producer's loop."""
 
     def __init__(self, group: str) -> None:
         self.stored = 0
@@ -33,9 +35,18 @@ class OneWay:
         self._next_report = 0
         self._reason = ""
 
-    def watch(self, future: Receipt) -> None:
-        """Count what becomes of a message."""
+    def send(self, queue: Callable[[], Receipt]) -> bool:
+        """Queue a message and count what becomes of it; return whether it was taken. Raises: what `queue` raises, but for
+        BufferFullError.
+        """
+        try:
+            future = queue()
+        except BufferFullError:
+            with self._lock:
+                self.dropped += 1
+            return False
         future.add_done_callback(self._done)
+        return True
 
     def _done(self, future: Receipt) -> None:
         error = None if future.cancelled() else future.exception()
@@ -45,11 +56,6 @@ class OneWay:
             else:
                 self.failed += 1
                 self._reason = str(error or "the producer was closed")
-
-    def drop(self) -> None:
-        """A message was not taken."""
-        with self._lock:
-            self.dropped += 1
 
     def report(self, now: int, *, last: bool = False) -> None:
         """Log what was lost since the last line, if a line is due. `now`: ms of any monotonic clock."""

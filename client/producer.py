@@ -23,15 +23,15 @@ from ledgermq.proto.record import MAX_BODY_SIZE
 from .batching import Delivered, Failed, Outcome, SendWindow
 from .channels import Channels
 from .connection import GroupConnection, now_ms
-from .encoding import COMPRESS_ABOVE, RecordEncoder, check_name, encode_text
+from .encoding import COMPRESS_ABOVE, RecordEncoder, check_name
 from .errors import (
-    BufferFullError,
     ClosedError,
     LedgerMQError,
     SendTimeoutError,
     TopicNotFoundError,
     error_of,
 )
+from .kept_message import message_of
 from .latency_fault import SEED_TABLE, CallTimes, LatencyFaultTable, LatencyTable
 from .message import Message, MessageQueue, SendReceipt
 from .one_way import OneWay
@@ -210,11 +210,7 @@ class Producer:
         try:
             return self._outbox.put(topic, body, tag, keys, properties, message_group)
         except TopicNotFoundError:
-            message = topic
-            if not isinstance(message, Message):
-                data = encode_text("body", body) if isinstance(body, str) else body or b""
-                message = Message(message, data, tag, keys, properties or {}, message_group)
-            return self._put_early(message)
+            return self._put_early(message_of(topic, body, tag, keys, properties, message_group))
 
     def _put_early(self, message: Message) -> asyncio.Future[SendReceipt]:
         future = self._outbox.put_early(message)
@@ -248,15 +244,11 @@ class Producer:
 
         It is sent, and sent again, like any other. What is lost is counted (`statistics`) and logged. Raises: UsageError.
         """
-        try:
-            future = self.send_nowait(
+        return self.one_way.send(
+            lambda: self.send_nowait(
                 topic, body, tag=tag, keys=keys, properties=properties, message_group=message_group
             )
-        except BufferFullError:
-            self.one_way.drop()
-            return False
-        self.one_way.watch(future)
-        return True
+        )
 
     def statistics(self) -> ProducerStatistics:
         """Return what this producer has done so far."""

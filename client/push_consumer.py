@@ -98,8 +98,16 @@ class PushConsumer:
             on_done=self._on_done,
             settle=None if options.commit_interval_ms else self._settle,
         )
-        self._shared = Shared(
-            group,
+        self._shared = self._what_groups_share(options, orderly)
+        self._failure: LedgerMQError | None = None
+        self._ended = asyncio.Event()
+        self._closed = False
+        if self._file is not None:
+            self._file.open()
+
+    def _what_groups_share(self, options: PushOptions, orderly: bool) -> Shared:
+        return Shared(
+            self.group,
             self.member_id,
             options,
             orderly,
@@ -110,11 +118,6 @@ class PushConsumer:
             self._refresh,
             self._fail,
         )
-        self._failure: LedgerMQError | None = None
-        self._ended = asyncio.Event()
-        self._closed = False
-        if self._file is not None:
-            self._file.open()
 
     async def __aenter__(self) -> Self:
         return self

@@ -26,9 +26,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from .admin import Admin
-from .encoding import check_name, encode_text
-from .errors import BufferFullError, ClosedError, GroupNotFoundError, LedgerMQError
+from .encoding import check_name
+from .errors import ClosedError, GroupNotFoundError, LedgerMQError
 from .handover import Handover
+from .kept_message import message_of
 from .loop_thread import Closing
 from .message import LeasedMessage, Message, SendReceipt
 from .producer import Producer as AsyncProducer
@@ -90,10 +91,7 @@ class Producer(Closing):
         and must not wait. Raises: BufferFullError (call `ready()`), UsageError.
         """
         self._check_open()
-        if not isinstance(topic, Message):
-            data = encode_text("body", body) if isinstance(body, str) else body or b""
-            topic = Message(topic, data, tag, keys, properties or {}, message_group)
-        return self._handover.put(topic)
+        return self._handover.put(message_of(topic, body, tag, keys, properties, message_group))
 
     def send_oneway(
         self,
@@ -109,15 +107,11 @@ class Producer(Closing):
 
         It is sent, and sent again, like any other. What is lost is counted (`statistics`) and logged. Raises: UsageError.
         """
-        try:
-            future = self.send_async(
+        return self._producer.one_way.send(
+            lambda: self.send_async(
                 topic, body, tag=tag, keys=keys, properties=properties, message_group=message_group
             )
-        except BufferFullError:
-            self._producer.one_way.drop()
-            return False
-        self._producer.one_way.watch(future)
-        return True
+        )
 
     def ready(self) -> None:
         """Wait until there is room for another `send_async`. Raises: ClosedError (closed meanwhile)."""

@@ -8,6 +8,7 @@ which members came; nothing happens by time: a test says when a session is over 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -156,7 +157,7 @@ class Coordinator:
         return sorted(key for key, (owner, _) in self.owners.items() if owner == member_id)
 
 
-class FakeMembership:
+class FakeMembership(ABC):
     """Serves the streams of members; `FakeNode` is one."""
 
     group: FakeGroup
@@ -164,11 +165,11 @@ class FakeMembership:
     membership_refusals: list[pb.Refusal]  # answers to the next streams
 
     @property
-    def leads(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def leads(self) -> bool: ...
 
-    def _not_leader(self) -> pb.Refusal:
-        raise NotImplementedError
+    @abstractmethod
+    def _not_leader(self) -> pb.Refusal: ...
 
     def _still_leads(self) -> bool:
         return self.leads

@@ -135,24 +135,28 @@ def outcome(error: Exception | None) -> Future[SendReceipt]:
     return future
 
 
+def no_room() -> Future[SendReceipt]:
+    raise BufferFullError(1, 1)
+
+
 def test_many_losses_are_one_line_and_the_next_comes_later(caplog: pytest.LogCaptureFixture) -> None:
     one_way = OneWay("shop")
     one_way.report(0)
-    one_way.watch(outcome(None))
+    assert one_way.send(lambda: outcome(None))
     one_way.report(0)
     assert not caplog.records, "nothing is lost"
     for _ in range(1000):
-        one_way.watch(outcome(ValueError("no luck")))
-    one_way.drop()
+        assert one_way.send(lambda: outcome(ValueError("no luck")))
+    assert not one_way.send(no_room)
     one_way.report(5)
-    one_way.drop()
+    assert not one_way.send(no_room)
     one_way.report(5 + REPORT_MS - 1)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "failed=1000 reason=no luck dropped=1 " in caplog.text
     caplog.clear()
     one_way.report(5 + REPORT_MS)
     assert "failed=0 reason= dropped=1 " in caplog.text
-    one_way.watch(outcome(ValueError("again")))
+    assert one_way.send(lambda: outcome(ValueError("again")))
     one_way.report(5 + REPORT_MS + 1, last=True)
     assert "failed=1 reason=again dropped=0 " in caplog.text
     assert (one_way.stored, one_way.failed, one_way.dropped) == (1, 1001, 2)

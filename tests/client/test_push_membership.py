@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 
 import pytest
@@ -43,30 +44,39 @@ def test_a_second_consumer_takes_half_and_what_stays_is_not_interrupted() -> Non
     run(scenario())
 
 
+@asynccontextmanager
+async def held_by_one(
+    group: FakeGroup, first: Seen, second: Seen, options: PushOptions
+) -> AsyncIterator[tuple[FakeCluster, PushConsumer]]:
+    """Let `first` hold eight messages in its listener, in two queues; give a second consumer, which has not subscribed."""
+    async with FakeCluster(group) as cluster:
+        await fill(cluster, numbers(8))
+        async with (
+            consumer_of(cluster, first, options=options) as one,
+            consumer_of(cluster, second) as two,
+        ):
+            first.gate.clear()
+            await one.subscribe("orders")
+            await first.until(8)
+            yield cluster, two
+
+
 def test_a_revoked_queue_is_handed_over_when_its_listener_is_done_with_the_last_offset() -> None:
     async def scenario() -> None:
         group = FakeGroup(topics={"orders": 2})
-        async with FakeCluster(group) as cluster:
-            await fill(cluster, numbers(8))
-            first, second = Seen(), Seen()
-            options = PushOptions(commit_interval_ms=60_000, release_ms=30_000)
-            async with (
-                consumer_of(cluster, first, options=options) as one,
-                consumer_of(cluster, second) as two,
-            ):
-                first.gate.clear()
-                await one.subscribe("orders")
-                await first.until(8)
-                coordinator = group.coordinators["billing"]
-                await two.subscribe("orders")
-                await until(coordinator.changed, lambda: coordinator.revoked == {("orders", 1)})
-                assert group.commits == []
-                first.gate.set()
-                await until(coordinator.changed, lambda: coordinator.released == [("orders", 1)])
-                assert [commit[:3] for commit in group.commits] == [("orders", 1, 4)]
-                await fill(cluster, [b"x"] * 2)
-                await second.until(1)
-            assert second.bodies == [b"x"]
+        first, second = Seen(), Seen()
+        options = PushOptions(commit_interval_ms=60_000, release_ms=30_000)
+        async with held_by_one(group, first, second, options) as (cluster, two):
+            coordinator = group.coordinators["billing"]
+            await two.subscribe("orders")
+            await until(coordinator.changed, lambda: coordinator.revoked == {("orders", 1)})
+            assert group.commits == []
+            first.gate.set()
+            await until(coordinator.changed, lambda: coordinator.released == [("orders", 1)])
+            assert [commit[:3] for commit in group.commits] == [("orders", 1, 4)]
+            await fill(cluster, [b"x"] * 2)
+            await second.until(1)
+        assert second.bodies == [b"x"]
 
     run(scenario())
 
@@ -74,28 +84,16 @@ def test_a_revoked_queue_is_handed_over_when_its_listener_is_done_with_the_last_
 def test_a_queue_is_handed_over_at_the_deadline_even_when_its_listener_is_not_done() -> None:
     async def scenario() -> None:
         group = FakeGroup(topics={"orders": 2})
-        async with FakeCluster(group) as cluster:
-            await fill(cluster, numbers(8))
-            first, second = Seen(), Seen()
-            options = PushOptions(commit_interval_ms=5, release_ms=20)
-            async with (
-                consumer_of(cluster, first, options=options) as one,
-                consumer_of(cluster, second) as two,
-            ):
-                first.gate.clear()
-                await one.subscribe("orders")
-                await first.until(8)
-                await two.subscribe("orders")
-                await second.until(4)  # the messages that were not finished come again
-                first.gate.set()
-                await until_committed(group, 4, 4)
-                coordinator = group.coordinators["billing"]
-                wrong = [
-                    each
-                    for each in group.commits
-                    if each[1] == 1 and each[3] < coordinator.owners["orders", 1][1]
-                ]
-                assert wrong == [], "what finished after the hand-over counts for nothing"
+        first, second = Seen(), Seen()
+        options = PushOptions(commit_interval_ms=5, release_ms=20)
+        async with held_by_one(group, first, second, options) as (_, two):
+            await two.subscribe("orders")
+            await second.until(4)  # the messages that were not finished come again
+            first.gate.set()
+            await until_committed(group, 4, 4)
+            _, epoch = group.coordinators["billing"].owners["orders", 1]
+            wrong = [each for each in group.commits if each[1] == 1 and each[3] < epoch]
+            assert wrong == [], "what finished after the hand-over counts for nothing"
 
     run(scenario())
 
