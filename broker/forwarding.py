@@ -1,6 +1,7 @@
 """Calls that a follower passes on to the leader: request bytes as they came, one hop at most, over the Raft port (D17).
 
-Owns: one channel per peer, apart from Raft's own. Must not: look into requests, or decide what may be repeated.
+Small unary calls share a stream (ForwardLane), larger ones and streams are calls of their own.
+Owns: one channel and one lane per peer, apart from Raft's own. Must not: look into requests, or decide what may be repeated.
 """
 
 from __future__ import annotations
@@ -8,10 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import grpc
 import grpc.aio
+
+from ledgermq.proto import peer_pb2
+
+from . import forward_lane
+from .forward_lane import ForwardLane
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +47,7 @@ _FAILED_THERE: Final = (
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -63,6 +71,7 @@ class Forwarder:
         self._own_id = own_id
         self._addresses = dict(addresses)
         self._channels: dict[str, Any] = {}
+        self._lanes: dict[str, ForwardLane] = {}
         self._unary_calls: dict[tuple[str, str], Any] = {}
         self._under_way: dict[Any, str] = {}  # open calls and their nodes; "": it was given up
 
@@ -83,6 +92,27 @@ class Forwarder:
         self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
     ) -> bytes:
         """Return the answer's bytes. Raises: ForwardError."""
+        lane = self._lane(node_id)
+        if not lane.takes(len(request)):
+            return await self._alone(node_id, method, request, metadata, timeout)
+        try:
+            return await lane.call(method, request, metadata, timeout)
+        except TimeoutError:
+            raise ForwardError(False, f"{node_id} has not answered before the deadline") from None
+
+    def _lane(self, node_id: str) -> ForwardLane:
+        lane = self._lanes.get(node_id)
+        if lane is None:
+            channel = self.channel(node_id)
+            lane = self._lanes[node_id] = ForwardLane(
+                lambda: channel.stream_stream(forward_lane.METHOD, None, None)(), _broken, _refused
+            )
+        return lane
+
+    async def _alone(
+        self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
+    ) -> bytes:
+        """Make a call that shares nothing."""
         method_call = self._unary_calls.get((node_id, method))
         if method_call is None:
             method_call = self.channel(node_id).unary_unary(method, None, None)
@@ -124,6 +154,9 @@ class Forwarder:
         """Give up the calls to other nodes than the leader: one that is stopped or cut off answers none of them."""
         if leader_id is None:
             return  # an election is on: who leads may turn out to be the same
+        for node_id, lane in self._lanes.items():
+            if node_id != leader_id:
+                lane.end(partial(_given_up, node_id))
         for call, node_id in list(self._under_way.items()):
             if node_id != leader_id:
                 self._under_way[call] = ""
@@ -133,10 +166,12 @@ class Forwarder:
         """Tell apart, of a CancelledError, `leader_changed` from the end of the caller. Raises: ForwardError (the former)."""
         task = asyncio.current_task()
         if not self._under_way[call] and not (task is not None and task.cancelling()):
-            raise ForwardError(False, f"{node_id} leads no longer and has not answered") from None
+            raise _given_up(node_id) from None
 
     async def close(self) -> None:
         """Close every channel."""
+        for lane in self._lanes.values():
+            await lane.close()
         for channel in self._channels.values():
             await channel.close(None)
 
@@ -147,6 +182,23 @@ def _translated(error: grpc.aio.AioRpcError) -> ForwardError:
     return ForwardError(
         definite, f"{error.code().name}: {error.details()}", error.code() not in _FAILED_THERE
     )
+
+
+def _given_up(node_id: str) -> ForwardError:
+    return ForwardError(False, f"{node_id} leads no longer and has not answered")
+
+
+def _broken(error: grpc.aio.AioRpcError | None, written: bool) -> ForwardError:
+    """Return how a call ends whose stream broke: nothing happened when it was not written, or there was no connection."""
+    if error is None:
+        return ForwardError(not written, "the other node ended the stream")
+    unserved = not written or error.code() is grpc.StatusCode.UNIMPLEMENTED
+    return ForwardError(unserved or _translated(error).definite, f"{error.code().name}: {error.details()}")
+
+
+def _refused(answer: peer_pb2.ForwardedAnswer) -> ForwardError:
+    code = _CODES.get(answer.status, grpc.StatusCode.UNKNOWN)
+    return ForwardError(answer.not_leader, f"{code.name}: {answer.details}", code not in _FAILED_THERE)
 
 
 async def refuse_not_leader(context: Any, node_id: str, leader_id: str | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -32,6 +33,7 @@ from .deliveries import RecentDeliveries
 from .effects import Effects
 from .errors import ConsumeQueueError
 from .fetch import offset_at_time
+from .forwarded_calls import forwarded_calls_handler
 from .forwarding import Forwarder
 from .http import HttpServer
 from .leader_calls import LeaderCalls
@@ -242,6 +244,7 @@ class BrokerNode:
                 self._messaging.handlers(""),
                 self._admin.handlers(""),
                 self._log.handlers(""),
+                forwarded_calls_handler(self._handlers.named),
             ]
         )
 
@@ -384,14 +387,26 @@ class BrokerNode:
             self._registration.changed()
 
 
+@dataclass(frozen=True, slots=True)
+class _Method(grpc.HandlerCallDetails):
+    method: str
+
+
 class _LateHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     """Handlers of the Raft port: it opens before the services exist, and they are set when they do."""
 
     def __init__(self) -> None:
         self._handlers: list[Any] = []
+        self._named: dict[str, Any] = {}
 
     def set(self, handlers: list[Any]) -> None:
         self._handlers = handlers
+
+    def named(self, method: str) -> Any:
+        """Return the handler of "/service/method", None when there is none."""
+        if method not in self._named and (found := self.service(_Method(method))) is not None:
+            self._named[method] = found
+        return self._named.get(method)
 
     def service(self, details: Any) -> Any:
         """Return the handler of a call, None when there is none (yet)."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from ledgermq.proto import route_pb2 as ledgermq_dot_proto_dot_route__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19ledgermq/proto/peer.proto\x12\x0bledgermq.v1\x1a\x1aledgermq/proto/route.proto\"E\n\nNodeReport\x12#\n\x04node\x18\x01 \x01(\x0b\x32\x15.ledgermq.v1.NodeInfo\x12\x12\n\nclient_ids\x18\x02 \x03(\t\"X\n\tGroupView\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.ledgermq.v1.Refusal\x12$\n\x05nodes\x18\x02 \x03(\x0b\x32\x15.ledgermq.v1.NodeInfo2H\n\x0bPeerService\x12\x39\n\x06Report\x12\x17.ledgermq.v1.NodeReport\x1a\x16.ledgermq.v1.GroupViewb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19ledgermq/proto/peer.proto\x12\x0bledgermq.v1\x1a\x1aledgermq/proto/route.proto\"E\n\nNodeReport\x12#\n\x04node\x18\x01 \x01(\x0b\x32\x15.ledgermq.v1.NodeInfo\x12\x12\n\nclient_ids\x18\x02 \x03(\t\"X\n\tGroupView\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.ledgermq.v1.Refusal\x12$\n\x05nodes\x18\x02 \x03(\x0b\x32\x15.ledgermq.v1.NodeInfo\";\n\x0e\x46orwardedCalls\x12)\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x1a.ledgermq.v1.ForwardedCall\"g\n\rForwardedCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x10\n\x08metadata\x18\x04 \x03(\t\x12\x12\n\ntimeout_ms\x18\x05 \x01(\r\"A\n\x10\x46orwardedAnswers\x12-\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1c.ledgermq.v1.ForwardedAnswer\"g\n\x0f\x46orwardedAnswer\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\x0c\x12\x0e\n\x06status\x18\x03 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x04 \x01(\t\x12\x12\n\nnot_leader\x18\x05 \x01(\x08\x32\x93\x01\n\x0bPeerService\x12\x39\n\x06Report\x12\x17.ledgermq.v1.NodeReport\x1a\x16.ledgermq.v1.GroupView\x12I\n\x07\x46orward\x12\x1b.ledgermq.v1.ForwardedCalls\x1a\x1d.ledgermq.v1.ForwardedAnswers(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODEREPORT']._serialized_end=139
   _globals['_GROUPVIEW']._serialized_start=141
   _globals['_GROUPVIEW']._serialized_end=229
-  _globals['_PEERSERVICE']._serialized_start=231
-  _globals['_PEERSERVICE']._serialized_end=303
+  _globals['_FORWARDEDCALLS']._serialized_start=231
+  _globals['_FORWARDEDCALLS']._serialized_end=290
+  _globals['_FORWARDEDCALL']._serialized_start=292
+  _globals['_FORWARDEDCALL']._serialized_end=395
+  _globals['_FORWARDEDANSWERS']._serialized_start=397
+  _globals['_FORWARDEDANSWERS']._serialized_end=462
+  _globals['_FORWARDEDANSWER']._serialized_start=464
+  _globals['_FORWARDEDANSWER']._serialized_end=567
+  _globals['_PEERSERVICE']._serialized_start=570
+  _globals['_PEERSERVICE']._serialized_end=717
 # @@protoc_insertion_point(module_scope)

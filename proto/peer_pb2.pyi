@@ -22,3 +22,43 @@ class GroupView(_message.Message):
     refusal: _route_pb2.Refusal
     nodes: _containers.RepeatedCompositeFieldContainer[_route_pb2.NodeInfo]
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[_route_pb2.NodeInfo, _Mapping]]] = ...) -> None: ...
+
+class ForwardedCalls(_message.Message):
+    __slots__ = ("calls",)
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    calls: _containers.RepeatedCompositeFieldContainer[ForwardedCall]
+    def __init__(self, calls: _Optional[_Iterable[_Union[ForwardedCall, _Mapping]]] = ...) -> None: ...
+
+class ForwardedCall(_message.Message):
+    __slots__ = ("call_id", "method", "request", "metadata", "timeout_ms")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    call_id: int
+    method: str
+    request: bytes
+    metadata: _containers.RepeatedScalarFieldContainer[str]
+    timeout_ms: int
+    def __init__(self, call_id: _Optional[int] = ..., method: _Optional[str] = ..., request: _Optional[bytes] = ..., metadata: _Optional[_Iterable[str]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class ForwardedAnswers(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[ForwardedAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[ForwardedAnswer, _Mapping]]] = ...) -> None: ...
+
+class ForwardedAnswer(_message.Message):
+    __slots__ = ("call_id", "answer", "status", "details", "not_leader")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    NOT_LEADER_FIELD_NUMBER: _ClassVar[int]
+    call_id: int
+    answer: bytes
+    status: int
+    details: str
+    not_leader: bool
+    def __init__(self, call_id: _Optional[int] = ..., answer: _Optional[bytes] = ..., status: _Optional[int] = ..., details: _Optional[str] = ..., not_leader: _Optional[bool] = ...) -> None: ...

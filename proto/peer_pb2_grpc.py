@@ -39,6 +39,11 @@ class PeerServiceStub:
                 request_serializer=ledgermq_dot_proto_dot_peer__pb2.NodeReport.SerializeToString,
                 response_deserializer=ledgermq_dot_proto_dot_peer__pb2.GroupView.FromString,
                 _registered_method=True)
+        self.Forward = channel.stream_stream(
+                '/ledgermq.v1.PeerService/Forward',
+                request_serializer=ledgermq_dot_proto_dot_peer__pb2.ForwardedCalls.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_peer__pb2.ForwardedAnswers.FromString,
+                _registered_method=True)
 
 
 class PeerServiceServicer:
@@ -51,6 +56,14 @@ class PeerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Forward(self, request_iterator, context):
+        """Small unary calls that a follower passes on, as many in a message as came in meanwhile. Answers come in any order.
+        The end of the stream ends the calls that are still being served, as the end of a call of its own would.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +71,11 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=ledgermq_dot_proto_dot_peer__pb2.NodeReport.FromString,
                     response_serializer=ledgermq_dot_proto_dot_peer__pb2.GroupView.SerializeToString,
+            ),
+            'Forward': grpc.stream_stream_rpc_method_handler(
+                    servicer.Forward,
+                    request_deserializer=ledgermq_dot_proto_dot_peer__pb2.ForwardedCalls.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_peer__pb2.ForwardedAnswers.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +105,33 @@ class PeerService:
             '/ledgermq.v1.PeerService/Report',
             ledgermq_dot_proto_dot_peer__pb2.NodeReport.SerializeToString,
             ledgermq_dot_proto_dot_peer__pb2.GroupView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forward(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ledgermq.v1.PeerService/Forward',
+            ledgermq_dot_proto_dot_peer__pb2.ForwardedCalls.SerializeToString,
+            ledgermq_dot_proto_dot_peer__pb2.ForwardedAnswers.FromString,
             options,
             channel_credentials,
             insecure,

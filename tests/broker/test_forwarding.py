@@ -10,22 +10,23 @@ import grpc
 import grpc.aio
 import pytest
 
+from ledgermq.broker.forward_lane import MAX_REQUEST
 from ledgermq.broker.forwarding import Forwarder, ForwardError
 
 METHOD = "/test.Silent/Call"
 
 
 class Silent(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    """A node that takes calls and never answers; `asked` has the kinds of what came in."""
+    """A node that takes calls, and streams of calls, and never answers; `asked` has what came in."""
 
     def __init__(self) -> None:
-        self.asked: asyncio.Queue[str] = asyncio.Queue()
+        self.asked: asyncio.Queue[bytes] = asyncio.Queue()
 
     def service(self, details: Any) -> Any:
         return grpc.unary_stream_rpc_method_handler(self._serve)
 
     async def _serve(self, request: bytes, _context: Any) -> AsyncIterator[bytes]:
-        self.asked.put_nowait(request.decode())
+        self.asked.put_nowait(request)
         await asyncio.Event().wait()
         yield b""
 
@@ -50,11 +51,15 @@ async def unary(forwarder: Forwarder) -> bytes:
     return await forwarder.unary("n2", METHOD, b"unary", (), 3600)
 
 
+async def large(forwarder: Forwarder) -> bytes:
+    return await forwarder.unary("n2", METHOD, bytes(MAX_REQUEST + 1), (), 3600)
+
+
 async def stream(forwarder: Forwarder) -> list[bytes]:
     return [frame async for frame in forwarder.stream("n2", METHOD, b"stream", (), 3600)]
 
 
-@pytest.mark.parametrize("make", [unary, stream])
+@pytest.mark.parametrize("make", [unary, large, stream])
 def test_a_call_to_a_node_that_leads_no_longer_is_given_up_with_an_unknown_outcome(
     make: Callable[[Forwarder], Any],
 ) -> None:
@@ -83,7 +88,7 @@ def test_no_call_is_given_up_while_an_election_is_on_or_when_the_same_node_leads
     run(test)
 
 
-@pytest.mark.parametrize("make", [unary, stream])
+@pytest.mark.parametrize("make", [unary, large, stream])
 def test_the_end_of_the_caller_is_no_failure_of_the_call(make: Callable[[Forwarder], Any]) -> None:
     async def test(forwarder: Forwarder, silent: Silent) -> None:
         under_way = asyncio.create_task(make(forwarder))

@@ -1,0 +1,162 @@
+"""One stream to another node for the small calls that are forwarded to it: what comes in while a message is written shares the next.
+
+A call of its own costs both nodes more than most requests do; here that is paid per message of many calls. A lone call
+goes at once. Owns: the stream, opened by the first call and again by the first one after it broke.
+Bounded: `takes` says no, and the caller makes a call of its own, when a request is large or much is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from ledgermq.proto import peer_pb2
+
+logger = logging.getLogger(__name__)
+
+METHOD: Final = "/ledgermq.v1.PeerService/Forward"
+#: A larger request would hold up those behind it, and gains nothing.
+MAX_REQUEST: Final = 64 << 10  # bytes
+MAX_CALLS: Final = 4096  # under way
+MAX_BYTES: Final = 32 << 20  # of requests under way
+_MAX_MESSAGE: Final = 1 << 20  # bytes of requests in a message; one more may start below it
+_EOF: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
+
+#: Fails the calls under way: (the stream's error, None when the other side ended it; was the call written?)
+Failure = Callable[[grpc.aio.AioRpcError | None, bool], Exception]
+#: Turns an answer that is no success into an error.
+Refusal = Callable[[peer_pb2.ForwardedAnswer], Exception]
+
+
+class ForwardLane:
+    """Use: `if lane.takes(size): await lane.call(…)`; `end(reason)`; `await close()`."""
+
+    def __init__(self, open_stream: Callable[[], Any], failure: Failure, refusal: Refusal) -> None:
+        self._open_stream = open_stream
+        self._failure = failure
+        self._refusal = refusal
+        self._ids = itertools.count(1)
+        self._under_way: dict[int, asyncio.Future[bytes]] = {}
+        self._unsent: dict[int, peer_pb2.ForwardedCall] = {}
+        self._bytes = 0  # of requests under way
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._unknown_there = False  # the other node is of a version without this stream
+
+    def takes(self, size: int) -> bool:
+        """Tell whether a request of so many bytes may come here."""
+        return (
+            size <= MAX_REQUEST
+            and len(self._under_way) < MAX_CALLS
+            and self._bytes + size <= MAX_BYTES
+            and not self._unknown_there
+        )
+
+    async def call(
+        self, method: str, request: bytes, metadata: Sequence[tuple[str, str]], timeout: float
+    ) -> bytes:
+        """Return the answer's bytes. Raises: TimeoutError after `timeout` seconds; what `failure` and `refusal` give."""
+        call_id = next(self._ids)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._under_way[call_id] = answer
+        self._bytes += len(request)
+        self._unsent[call_id] = peer_pb2.ForwardedCall(
+            call_id=call_id,
+            method=method,
+            request=request,
+            metadata=itertools.chain.from_iterable(metadata),
+            timeout_ms=max(int(timeout * 1000), 1),
+        )
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="forward-lane")
+        self._wake.set()
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        finally:
+            self._bytes -= len(request)
+            self._under_way.pop(call_id, None)
+            self._unsent.pop(call_id, None)
+
+    def end(self, error: Callable[[], Exception]) -> None:
+        """Fail the calls under way with `error()` each, and close the stream: the next call opens another one."""
+        self._unknown_there = False
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        self._fail(lambda _: error())
+
+    async def close(self) -> None:
+        """Close the stream; calls under way fail as if it broke."""
+        task = self._task
+        self.end(lambda: self._failure(None, True))
+        if task is not None:
+            await asyncio.gather(task, return_exceptions=True)
+
+    # --- the stream -----------------------------------------------------------------------------------------
+    async def _run(self) -> None:
+        """Write and read until the stream ends, then fail what is under way."""
+        this = asyncio.current_task()
+        assert this is not None
+        stream = self._open_stream()
+        writer = asyncio.create_task(self._write(stream))
+        broken: grpc.aio.AioRpcError | None = None
+        try:
+            while (raw := await stream.read()) is not _EOF:
+                self._take(raw)
+        except grpc.aio.AioRpcError as error:
+            broken = error
+        except asyncio.CancelledError:
+            if this.cancelling():
+                raise  # by `end`, which told those who wait; else the other node cancelled the stream
+        except Exception:
+            logger.exception("a forwarding stream failed")
+        finally:
+            stream.cancel()
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+        if self._task is not this:
+            return  # ended meanwhile: what is under way by now belongs to the next stream
+        self._task = None
+        self._unknown_there = broken is not None and broken.code() is grpc.StatusCode.UNIMPLEMENTED
+        self._fail(lambda call_id: self._failure(broken, call_id not in self._unsent))
+
+    async def _write(self, stream: Any) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._unsent:
+                    await stream.write(self._next_message().SerializeToString())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # the reader meets the reason
+
+    def _next_message(self) -> peer_pb2.ForwardedCalls:
+        calls, size = [], 0
+        while self._unsent and size < _MAX_MESSAGE:
+            call = self._unsent.pop(next(iter(self._unsent)))
+            calls.append(call)
+            size += len(call.request)
+        return peer_pb2.ForwardedCalls(calls=calls)
+
+    def _take(self, raw: bytes) -> None:
+        for answer in peer_pb2.ForwardedAnswers.FromString(raw).answers:
+            waiting = self._under_way.get(answer.call_id)
+            if waiting is None or waiting.done():
+                continue  # its caller is gone
+            if answer.status:
+                waiting.set_exception(self._refusal(answer))
+            else:
+                waiting.set_result(answer.answer)
+
+    def _fail(self, error: Callable[[int], Exception]) -> None:
+        for call_id, waiting in self._under_way.items():
+            if not waiting.done():
+                waiting.set_exception(error(call_id))
+        self._unsent.clear()

@@ -1,0 +1,145 @@
+"""The leader's end of a ForwardLane: calls that came together on a follower's stream, each served as a call of its own would be.
+
+Owns: a task per call, and the stream's answers, which go together when they are ready together.
+Must not: know services; `find` gives the handler of a method, the same that the port serves.
+Bounded: no further message is read while too many calls of the stream are unanswered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final, NoReturn
+
+import grpc
+
+from ledgermq.proto import peer_pb2
+
+from .forward_lane import MAX_CALLS
+from .forwarding import NOT_LEADER
+
+logger = logging.getLogger(__name__)
+
+Find = Callable[[str], Any]
+
+_UNKNOWN: Final = grpc.StatusCode.UNKNOWN
+
+
+class _AbortedError(Exception):
+    def __init__(self, code: grpc.StatusCode, details: str, not_leader: bool) -> None:
+        super().__init__(details)
+        self.code, self.details, self.not_leader = code, details, not_leader
+
+
+class ForwardedContext:
+    """What a handler asks of gRPC's context, for a call that came in a message of many."""
+
+    def __init__(self, call: peer_pb2.ForwardedCall) -> None:
+        words = iter(call.metadata)
+        self._metadata = tuple(zip(words, words, strict=True))
+        self._deadline = time.monotonic() + call.timeout_ms / 1000
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+        """Return the client's metadata and the marks of a forwarded call."""
+        return self._metadata
+
+    def time_remaining(self) -> float:
+        """Return the seconds until the caller's deadline."""
+        return max(self._deadline - time.monotonic(), 0)
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Sequence[tuple[str, str]] = ()
+    ) -> NoReturn:
+        """End the call with a status."""
+        raise _AbortedError(code, details, any(key == NOT_LEADER for key, _ in trailing_metadata))
+
+
+class _Stream:
+    """The calls of one follower's stream."""
+
+    def __init__(self, find: Find, grpc_context: Any) -> None:
+        self._find = find
+        self._context = grpc_context
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._answers: list[peer_pb2.ForwardedAnswer] = []
+        self._ready = asyncio.Event()  # there are answers
+        self._room = asyncio.Event()  # some went out
+
+    async def serve(self, requests: AsyncIterator[bytes]) -> None:
+        serving, writer = asyncio.current_task(), asyncio.create_task(self._write())
+        assert serving is not None
+
+        def unanswerable(_: asyncio.Task[None]) -> None:
+            serving.cancel()
+
+        writer.add_done_callback(unanswerable)
+        try:
+            async for raw in requests:
+                for call in peer_pb2.ForwardedCalls.FromString(raw).calls:
+                    task = asyncio.create_task(self._serve(call))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                while len(self._tasks) + len(self._answers) > 2 * MAX_CALLS:
+                    self._room.clear()
+                    await self._room.wait()
+        finally:
+            writer.remove_done_callback(unanswerable)
+            ended = [writer, *self._tasks]
+            for task in ended:
+                task.cancel()
+            await asyncio.gather(*ended, return_exceptions=True)
+
+    async def _serve(self, call: peer_pb2.ForwardedCall) -> None:
+        try:
+            async with asyncio.timeout(call.timeout_ms / 1000):
+                answer = peer_pb2.ForwardedAnswer(call_id=call.call_id, answer=await self._handle(call))
+        except _AbortedError as error:
+            answer = _refused(call, error.code, error.details, not_leader=error.not_leader)
+        except TimeoutError:
+            answer = _refused(call, grpc.StatusCode.DEADLINE_EXCEEDED, "not served before the deadline")
+        except Exception as error:
+            logger.exception("forwarded call failed method=%s", call.method)
+            answer = _refused(call, _UNKNOWN, f"{type(error).__name__}: {error}")
+        self._answers.append(answer)
+        self._ready.set()
+
+    async def _handle(self, call: peer_pb2.ForwardedCall) -> bytes:
+        context, handler = ForwardedContext(call), self._find(call.method)
+        if handler is None or handler.unary_unary is None:
+            await context.abort(
+                grpc.StatusCode.UNIMPLEMENTED, f"{call.method} is no unary method of this node"
+            )
+        request = call.request
+        if handler.request_deserializer is not None:
+            request = handler.request_deserializer(request)
+        answer = await handler.unary_unary(request, context)
+        return bytes(answer if handler.response_serializer is None else handler.response_serializer(answer))
+
+    async def _write(self) -> None:
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            answers, self._answers = self._answers, []
+            await self._context.write(peer_pb2.ForwardedAnswers(answers=answers).SerializeToString())
+            self._room.set()
+
+
+def _refused(
+    call: peer_pb2.ForwardedCall, code: grpc.StatusCode, details: str, *, not_leader: bool = False
+) -> peer_pb2.ForwardedAnswer:
+    return peer_pb2.ForwardedAnswer(
+        call_id=call.call_id, status=code.value[0], details=details, not_leader=not_leader
+    )
+
+
+def forwarded_calls_handler(find: Find) -> Any:
+    """Return what the Raft port serves for followers' streams; `find` returns a method's handler, or None."""
+
+    async def forward(requests: AsyncIterator[bytes], grpc_context: Any) -> None:
+        await grpc_context.send_initial_metadata(())
+        await _Stream(find, grpc_context).serve(requests)
+
+    method = grpc.stream_stream_rpc_method_handler(forward)
+    return grpc.method_handlers_generic_handler("ledgermq.v1.PeerService", {"Forward": method})
