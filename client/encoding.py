@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -31,6 +32,11 @@ from .errors import InvalidMessageError, InvalidNameError, MessageTooLargeError,
 #: Bodies above this are compressed when that makes them smaller, bytes.
 COMPRESS_ABOVE: Final = 4096
 _GZIP_LEVEL: Final = 5
+#: Of a body larger than this, samples tell whether compression would pay: 20 ms for each MiB that only looks like noise
+#: (pictures, what is compressed or encrypted already) would be the largest cost of sending it.
+_SAMPLED_ABOVE: Final = 32 << 10  # bytes
+_SAMPLE: Final = 4 << 10  # bytes, at the begin, in the middle and at the end
+_WORTH_IT: Final = 0.95  # compressed to original size of the samples, at most
 _MAX_PROPERTIES: Final = 128
 _MAX_TOPIC: Final = 127
 _MAX_GROUP: Final = 120
@@ -206,6 +212,8 @@ class RecordEncoder:
     def _squeeze(self, body: bytes) -> tuple[bytes, int]:
         """Check the size of a body and compress it when that pays."""
         check_body(body)
+        if len(body) > _SAMPLED_ABOVE and not _looks_compressible(body):
+            return body, 0
         packed = gzip.compress(body, _GZIP_LEVEL, mtime=0)
         return (packed, _GZIP) if len(packed) < len(body) else (body, 0)
 
@@ -220,6 +228,12 @@ class RecordEncoder:
             self._body_tags.clear()
         tag = self._body_tags[size] = b"\x22" + varint(size)
         return tag
+
+
+def _looks_compressible(body: bytes) -> bool:
+    last = len(body) - _SAMPLE
+    samples = b"".join([body[at : at + _SAMPLE] for at in (0, last // 2, last)])
+    return len(zlib.compress(samples, _GZIP_LEVEL)) <= _WORTH_IT * len(samples)
 
 
 def check_body(body: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 from typing import Any
 
 import pytest
@@ -87,6 +88,35 @@ def test_a_large_body_is_compressed_and_comes_back_as_it_was() -> None:
 def test_a_body_of_exactly_the_threshold_is_not_compressed() -> None:
     assert not decode_record(encode(b"a" * 4096)).flags & RecordFlags.GZIP
     assert decode_record(encode(b"a" * 4097)).flags & RecordFlags.GZIP
+
+
+def test_a_large_body_that_looks_like_noise_is_not_offered_to_the_compressor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offered: list[int] = []
+    compress = gzip.compress
+
+    def noted(body: bytes, *rest: int, **named: int) -> bytes:
+        offered.append(len(body))
+        return compress(body, *rest, **named)
+
+    monkeypatch.setattr(gzip, "compress", noted)
+    noise = random.Random(1).randbytes(1 << 20)
+    assert not decode_record(encode(noise)).flags & RecordFlags.GZIP
+    assert offered == []
+    assert not decode_record(encode(noise[: 32 << 10])).flags & RecordFlags.GZIP  # small enough just to try
+    assert offered == [32 << 10]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_large_body_is_compressed_when_any_of_its_samples_would_be(place: int) -> None:
+    thirds = [random.Random(1).randbytes(40_000) for _ in range(3)]
+    thirds[place] = b"word " * 8000
+    body = b"".join(thirds)
+    record = encode(body)
+    assert len(record) < 85_000
+    assert view(record).system_properties.body_encoding == v2.GZIP
+    assert gzip.decompress(bytes(decode_record(record).body)) == body
 
 
 def test_compression_can_be_switched_off() -> None:
