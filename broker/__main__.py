@@ -64,7 +64,7 @@ _HELP: Final = {
     "delete_unexpired": "true (default): above 85 %% disk use the oldest segments go before they expire; false: never",
     "delete_segments_per_second": "how fast segments are unlinked (10)",
     "protect_unconsumed": "true: expired segments stay while a consumer group has to read them, up to 85 %% disk use",
-    "follower_reads": "false: a reader that is far behind is never told to read from a follower",
+    "follower_reads": "false: the leader reads for everybody: no reader is told to go to a follower, which hands out nothing of its own log",
     "access_message_in_memory_max_ratio": "a reader that is behind by more than these per cent of the memory reads from a follower",
     "access_message_in_memory_max_bytes": "the same limit in bytes, e.g. 4GiB; 0: by the ratio",
     "scrub_bytes_per_second": "rate at which the whole log is read to find damage, e.g. 8MiB; 0: it is not read",

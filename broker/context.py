@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from .read_advice import ReadAdvice
 from .refusals import RefusedError
 from .replica import Replica
 from .retention_policy import RetentionView
-from .sessions import ClientsHere
+from .sessions import ClientsHere, session_of
 
 
 @dataclass(slots=True)
@@ -79,6 +80,12 @@ class NodeContext:
                 retryable=True,
                 retry_after_ms=500,
             )
+
+    def sign_of_life(self, client_id: str) -> None:
+        """A client called, here or at a node that passed its call on."""
+        self.clients.heard(client_id, time.monotonic())
+        if self.replica.view is not None:
+            self.replica.view.session_seen(session_of(client_id), self.raft.next_timestamp())
 
     def leader_addresses(self, listener: str) -> ListenerAddresses | None:
         """Return the leader's addresses as callers of that listener reach it."""

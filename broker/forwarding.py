@@ -55,13 +55,17 @@ Metadata = Sequence[tuple[str, str]]
 class ForwardError(Exception):
     """A forwarded call did not get through. `definite`: the other node refused it, nothing happened there.
 
-    `repeatable` is False when the other node is there and failed over this very call: it would fail again.
+    `repeatable` is False when the other node is there and failed over this very call: it would fail again. Then
+    `unknown_there` tells whether it does not know such calls (it is of an older version).
     """
 
-    def __init__(self, definite: bool, reason: str, repeatable: bool = True) -> None:
+    def __init__(
+        self, definite: bool, reason: str, repeatable: bool = True, unknown_there: bool = False
+    ) -> None:
         super().__init__(reason)
         self.definite = definite
         self.repeatable = repeatable
+        self.unknown_there = unknown_there
 
 
 class Forwarder:
@@ -89,11 +93,21 @@ class Forwarder:
         return (*passed, (FORWARDED_BY, self._own_id), (LISTENER, listener))
 
     async def unary(
-        self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
+        self,
+        node_id: str,
+        method: str,
+        request: bytes,
+        metadata: Metadata,
+        timeout: float,
+        *,
+        shared: bool = True,
     ) -> bytes:
-        """Return the answer's bytes. Raises: ForwardError."""
+        """Return the answer's bytes. Raises: ForwardError.
+
+        `shared` False: it is a call of its own, so that the other node hears when its caller is gone.
+        """
         lane = self._lane(node_id)
-        if not lane.takes(len(request)):
+        if not shared or not lane.takes(len(request)):
             return await self._alone(node_id, method, request, metadata, timeout)
         try:
             return await lane.call(method, request, metadata, timeout)
@@ -179,8 +193,12 @@ class Forwarder:
 def _translated(error: grpc.aio.AioRpcError) -> ForwardError:
     trailing: Any = error.trailing_metadata() or ()
     definite = any(key == NOT_LEADER for key, _ in trailing) or _NOT_CONNECTED in (error.details() or "")
+    unknown = error.code() is grpc.StatusCode.UNIMPLEMENTED
     return ForwardError(
-        definite, f"{error.code().name}: {error.details()}", error.code() not in _FAILED_THERE
+        definite or unknown,
+        f"{error.code().name}: {error.details()}",
+        error.code() not in _FAILED_THERE,
+        unknown,
     )
 
 
@@ -198,7 +216,10 @@ def _broken(error: grpc.aio.AioRpcError | None, written: bool) -> ForwardError:
 
 def _refused(answer: peer_pb2.ForwardedAnswer) -> ForwardError:
     code = _CODES.get(answer.status, grpc.StatusCode.UNKNOWN)
-    return ForwardError(answer.not_leader, f"{code.name}: {answer.details}", code not in _FAILED_THERE)
+    unknown = code is grpc.StatusCode.UNIMPLEMENTED
+    return ForwardError(
+        answer.not_leader or unknown, f"{code.name}: {answer.details}", code not in _FAILED_THERE, unknown
+    )
 
 
 async def refuse_not_leader(context: Any, node_id: str, leader_id: str | None) -> None:

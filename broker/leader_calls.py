@@ -130,9 +130,14 @@ class LeaderCalls:
         raise LeaderUnavailableError(unknown)
 
     async def stream(
-        self, method: str, request: bytes, call: Call, local: Callable[[], AsyncIterator[bytes]]
+        self,
+        call: Call,
+        local: Callable[[], AsyncIterator[bytes]],
+        forward: Callable[[str, Metadata, float], AsyncIterator[bytes]],
     ) -> AsyncIterator[bytes]:
         """Yield the frames of the answer; the same, as long as no frame was given on.
+
+        `forward` gets them from another node, which leads: its name, the metadata to send on, seconds.
 
         Raises: as `unary`; also ForwardError when the leader is lost amid the frames.
         """
@@ -149,7 +154,7 @@ class LeaderCalls:
                     continue
                 elif leader := self._leadership.known_other:
                     metadata = self._forwarder.metadata(call.metadata, call.listener)
-                    frames = self._forwarder.stream(leader, method, request, metadata, remaining)
+                    frames = forward(leader, metadata, remaining)
                 else:
                     await self._pause(changes, call)
                     continue

@@ -8,7 +8,6 @@ Must not: rely on settings or on the client's choice of queue or node.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final
@@ -17,26 +16,18 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
-from ledgermq.raft.errors import (
-    BusyError,
-    DiskFullError,
-    NodeStoppedError,
-    NotLeaderError,
-    ProposalLostError,
-    StorageError,
-    TransferringError,
-)
+from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostError, TransferringError
 
 from .acknowledge import acknowledge, change_invisible
 from .context import NodeContext
 from .forwarding import ForwardError, refuse_not_leader
-from .leader_calls import Call, LeaderUnavailableError
+from .granted_receive import GrantedReceives
+from .leader_calls import Call
+from .messaging_refusals import IN_BAND, in_band_status
 from .messaging_route import GroupQueues, assignments, route
 from .messaging_send import send
 from .messaging_status import StatusError, ok, topic_not_found
 from .messaging_validation import check_group, check_topic
-from .polls import TooManyPollsError
-from .produce import TooManyRequestsError
 from .receive import last_frame, receive
 from .sessions import session_of
 from .topic_admin import ensure_topic
@@ -61,8 +52,6 @@ _UNARY: Final = (
     "RecallMessage",
     "SyncLiteSubscription",
 )
-#: Bounds that were reached: the caller may repeat.
-_LIMITS: Final = (TooManyRequestsError, TooManyPollsError, BusyError, DiskFullError)
 
 
 class MessagingService:
@@ -70,6 +59,7 @@ class MessagingService:
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
+        self._granted = GrantedReceives(context)
         at_leader: dict[str, Callable[[NodeContext, Any], Awaitable[Any]]] = {
             "SendMessage": send,
             "AckMessage": acknowledge,
@@ -95,6 +85,10 @@ class MessagingService:
             )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
+    async def stop(self) -> None:
+        """Give back no more leases: the node stops."""
+        await self._granted.stop()
+
     # --- unary ----------------------------------------------------------------------------------------------
     def _unary_handler(self, name: str, listener: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
         response = getattr(v2, f"{name}Response")
@@ -105,13 +99,10 @@ class MessagingService:
             try:
                 if not call.client_id:
                     raise StatusError(v2.CLIENT_ID_REQUIRED, "client id cannot be empty")
-                self._sign_of_life(call.client_id)
+                self._context.sign_of_life(call.client_id)
                 return await answer(request, call)
-            except LeaderUnavailableError as error:
-                return bytes(response(status=self._refused(_unavailable(error))).SerializeToString())
-            except (StatusError, *_LIMITS, StorageError) as error:
-                status = self._refused(error)
-                return bytes(response(status=status).SerializeToString())
+            except IN_BAND as error:
+                return bytes(response(status=in_band_status(self._context, error)).SerializeToString())
             except (NotLeaderError, TransferringError):
                 leadership = self._context.leadership
                 await refuse_not_leader(context, leadership.node_id, leadership.leader_id)
@@ -120,14 +111,6 @@ class MessagingService:
             raise AssertionError("abort raises")
 
         return serve
-
-    def _refused(self, error: Exception) -> v2.Status:
-        """Return the in-band status of an error; count it."""
-        if not isinstance(error, StatusError):
-            code = v2.TOO_MANY_REQUESTS if isinstance(error, _LIMITS) else v2.INTERNAL_SERVER_ERROR
-            error = StatusError(code, str(error))
-        self._context.metrics.refusals.labels(v2.Code.Name(error.code)).inc()
-        return error.status()
 
     def _answerer(self, name: str) -> Callable[[bytes, Call], Awaitable[bytes]]:
         """Return what serves or forwards a call of that name.
@@ -145,12 +128,6 @@ class MessagingService:
     async def _heartbeat(self, request: bytes, call: Call) -> bytes:
         """A sign of life, which was noted already."""
         return bytes(v2.HeartbeatResponse(status=ok()).SerializeToString())
-
-    def _sign_of_life(self, client_id: str) -> None:
-        self._context.clients.heard(client_id, time.monotonic())
-        view = self._context.replica.view
-        if view is not None:
-            view.session_seen(session_of(client_id), self._context.raft.next_timestamp())
 
     def _leader_answerer(self, name: str) -> Callable[[bytes, Call], Awaitable[bytes]]:
         serve, kind, method = self._at_leader[name], getattr(v2, f"{name}Request"), f"/{SERVICE}/{name}"
@@ -237,8 +214,9 @@ class MessagingService:
             try:
                 async for frame in self._receive(request, call):
                     yield frame
-            except (StatusError, *_LIMITS, StorageError) as error:
-                yield v2.ReceiveMessageResponse(status=self._refused(error)).SerializeToString()
+            except IN_BAND as error:
+                status = in_band_status(self._context, error)
+                yield v2.ReceiveMessageResponse(status=status).SerializeToString()
                 yield last_frame()
             except (NotLeaderError, TransferringError):
                 leadership = self._context.leadership
@@ -249,18 +227,19 @@ class MessagingService:
         return serve
 
     async def _receive(self, request: bytes, call: Call) -> AsyncIterator[bytes]:
-        """A follower passes the whole stream on, and asks the next leader again when the first is lost."""
+        """A follower gets a grant of the leader, and asks the next leader again when the first is lost."""
         if not call.client_id:
             raise StatusError(v2.CLIENT_ID_REQUIRED, "client id cannot be empty")
-        self._sign_of_life(call.client_id)
+        self._context.sign_of_life(call.client_id)
         message = _parsed(v2.ReceiveMessageRequest, request)
-        try:
-            async for frame in self._context.calls.stream(
-                f"/{SERVICE}/ReceiveMessage", request, call, lambda: receive(self._context, message, call)
-            ):
-                yield frame
-        except LeaderUnavailableError as error:
-            raise _unavailable(error) from None
+        async for frame in self._context.calls.stream(
+            call,
+            lambda: receive(self._context, message, call),
+            lambda leader, metadata, timeout: self._granted.receive(
+                leader, message.message_queue.topic.name, request, metadata, timeout
+            ),
+        ):
+            yield frame
 
     def _pull_handler(self) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
         async def serve(request: bytes, context: Any) -> AsyncIterator[bytes]:
@@ -275,10 +254,6 @@ def _not_built(name: str) -> Callable[[bytes, Call], Awaitable[bytes]]:
         raise StatusError(v2.NOT_IMPLEMENTED, f"{name} is not built yet")
 
     return refuse
-
-
-def _unavailable(error: LeaderUnavailableError) -> StatusError:
-    return StatusError(v2.MASTER_PERSISTENCE_TIMEOUT if error.unknown else v2.HA_NOT_AVAILABLE, str(error))
 
 
 def _parsed(kind: Any, request: bytes) -> Any:

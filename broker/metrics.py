@@ -56,6 +56,14 @@ class Metrics:
         self.duplicates = counter("ledgermq_duplicates", "Retried sends that were recognised", "service")
         self.refusals = counter("ledgermq_refusals", "Requests refused, by reason", "code")
         self.forwards = counter("ledgermq_forwards", "Calls forwarded to the leader", "result")
+        self.granted_messages = counter(
+            "ledgermq_granted_messages", "Messages handed out here under a grant of the leader", "read_from"
+        )
+        self.bytes_from_leader = counter(
+            "ledgermq_receive_bytes_from_leader",
+            "Bytes that the leader sent for receives of consumers of this node",
+            "kind",
+        )
         self.reads_moved = counter(
             "ledgermq_reads_moved", "Fetch answers that told the reader to go on at another node", "to"
         )

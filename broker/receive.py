@@ -1,6 +1,7 @@
 """ReceiveMessage at the leader: select, lease, wait for apply, read, hand out; a long poll when nothing is there.
 
 Messages leave after their grant is applied (D14). What was granted but did not leave (the client went away) is released.
+A follower gets the grant only, and hands the messages out itself (`granted_receive`).
 Owns: one receive from its request to its frames. Must not: choose messages (the leader's view does).
 """
 
@@ -12,26 +13,25 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ledgermq.proto import peer_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import hash_text
 from ledgermq.raft.errors import LogCompactedError, NodeStoppedError, NotLeaderError
 
-from . import messaging_wire as wire
 from .commands import SetPositions, position_rows
 from .context import NodeContext
 from .deliveries import release_of
 from .effects import Effects, GrantResult
 from .errors import ConsumeQueueError, QueueNotFoundError
 from .fetch import offset_at_time
+from .granted import HandOut, RecordReader, first_frame, to_peer
 from .groups import ConsumerGroup
 from .leader_calls import Call
 from .leader_view import Delivery, GrantPlan, ReceiveRequest
-from .log_reader import StoredSection
 from .messaging_status import StatusError, topic_not_found
 from .messaging_validation import check_group, check_topic, invisible_ms
 from .polls import TooManyPollsError
 from .produce import Flight, TooManyRequestsError, settle, settle_error
-from .receipt_handle import ReceiptHandle
 from .sessions import session_of
 from .state import BrokerState
 from .topic_admin import ensure_group, ensure_topic
@@ -98,7 +98,7 @@ class ReceiveWork:
 
 
 @dataclass(frozen=True, slots=True)
-class _Receiver:
+class Receiver:
     """A checked request."""
 
     topic: Topic
@@ -106,6 +106,11 @@ class _Receiver:
     request: ReceiveRequest
     until: float  # monotonic seconds: end of the long poll
     notes: list[str] = field(default_factory=list)  # what the consumer should know besides
+
+    @property
+    def status(self) -> v2.Status:
+        """What the consumer is told before its messages."""
+        return v2.Status(code=v2.OK, message="; ".join(self.notes) or "OK")
 
     def note(self, result: GrantResult) -> None:
         """Say what retention took from the group before these messages."""
@@ -146,31 +151,46 @@ async def receive(
     context: NodeContext, request: v2.ReceiveMessageRequest, call: Call
 ) -> AsyncIterator[bytes]:
     """Yield the frames of one receive. Raises: StatusError, and what the pipeline raises; all before the first frame."""
-    receiver = await _checked(context, request, call)
-    released = map(context.replica.releases.propose, context.deliveries.repeated(request.attempt_id))
-    await asyncio.gather(*released)
-    left = await _granted(context, receiver)  # what may not have left yet
+    receiver, left = await lease(context, request, call)  # what may not have left yet
     try:
         left, frames = await _frames(context, receiver, left, call)
         context.deliveries.add(time.monotonic(), call.via, receiver.request, left)
-        yield _first_frame(receiver, frames)
+        yield first_frame(receiver.status, frames)
         for frame in frames:
             yield frame
             left = left[1:]
     except BaseException:  # whatever it was: a lease of a session that nobody knows of would never end
         release(context, receiver.request, left)
         raise
-    context.metrics.messages_out.labels("messaging").inc(len(frames))
-    context.metrics.bytes_out.labels("messaging").inc(sum(map(len, frames)))
+    count_out(context, frames)
     yield last_frame()
 
 
-def _first_frame(receiver: _Receiver, frames: list[bytes]) -> bytes:
-    """Return the status, which comes before the messages."""
-    status = v2.Status(code=v2.MESSAGE_NOT_FOUND, message="no new message")
-    if frames:
-        status = v2.Status(code=v2.OK, message="; ".join(receiver.notes) or "OK")
-    return v2.ReceiveMessageResponse(status=status).SerializeToString()
+async def grant(context: NodeContext, request: v2.ReceiveMessageRequest, call: Call) -> peer_pb2.GrantAnswer:
+    """Serve one receive but for the messages themselves, which the node that asks reads. Raises: as `receive`."""
+    receiver, leased = await lease(context, request, call)
+    context.deliveries.add(time.monotonic(), call.via, receiver.request, leased)
+    return peer_pb2.GrantAnswer(
+        status=receiver.status,
+        store_host=context.own_messaging_address(call.listener),
+        granted=to_peer(receiver.group.group_id, receiver.topic.topic_id, leased),
+    )
+
+
+async def lease(
+    context: NodeContext, request: v2.ReceiveMessageRequest, call: Call
+) -> tuple[Receiver, list[Delivery]]:
+    """Lease messages for a consumer, waiting for some until its poll ends. They must leave, or be released."""
+    receiver = await _checked(context, request, call)
+    released = map(context.replica.releases.propose, context.deliveries.repeated(request.attempt_id))
+    await asyncio.gather(*released)
+    return receiver, await _granted(context, receiver)
+
+
+def count_out(context: NodeContext, frames: list[bytes]) -> None:
+    """Count what was handed to a consumer here."""
+    context.metrics.messages_out.labels("messaging").inc(len(frames))
+    context.metrics.bytes_out.labels("messaging").inc(sum(map(len, frames)))
 
 
 def last_frame() -> bytes:
@@ -190,7 +210,7 @@ def check_not_exclusive(state: BrokerState, group: ConsumerGroup, topic: str) ->
         )
 
 
-async def _checked(context: NodeContext, request: v2.ReceiveMessageRequest, call: Call) -> _Receiver:
+async def _checked(context: NodeContext, request: v2.ReceiveMessageRequest, call: Call) -> Receiver:
     name, group_name = request.message_queue.topic.name, request.group.name
     check_topic(name)
     check_group(group_name)
@@ -213,10 +233,10 @@ async def _checked(context: NodeContext, request: v2.ReceiveMessageRequest, call
         request.attempt_id,
     )
     polling = polling_seconds(request, call.deadline - time.monotonic())
-    return _Receiver(topic, group, wanted, time.monotonic() + polling)
+    return Receiver(topic, group, wanted, time.monotonic() + polling)
 
 
-async def _granted(context: NodeContext, receiver: _Receiver) -> list[Delivery]:
+async def _granted(context: NodeContext, receiver: Receiver) -> list[Delivery]:
     """Return leased messages, waiting for some until the poll ends. A node that lost its queue files serves no more."""
     try:
         return await _poll(context, receiver)
@@ -226,7 +246,7 @@ async def _granted(context: NodeContext, receiver: _Receiver) -> list[Delivery]:
         raise topic_not_found(receiver.topic.name) from None
 
 
-async def _poll(context: NodeContext, receiver: _Receiver) -> list[Delivery]:
+async def _poll(context: NodeContext, receiver: Receiver) -> list[Delivery]:
     key = ("topic", receiver.topic.topic_id)
     while True:
         try:
@@ -245,7 +265,7 @@ async def _poll(context: NodeContext, receiver: _Receiver) -> list[Delivery]:
             raise NotLeaderError(context.leadership.leader_id)
 
 
-def _until_expiry(context: NodeContext, receiver: _Receiver) -> float:
+def _until_expiry(context: NodeContext, receiver: Receiver) -> float:
     """Return the seconds until a lease of the group may end by itself."""
     view = context.replica.view
     if view is None:
@@ -256,7 +276,7 @@ def _until_expiry(context: NodeContext, receiver: _Receiver) -> float:
     return max((expiry - context.raft.next_timestamp()) / 1000, 0.001)
 
 
-async def _select(context: NodeContext, receiver: _Receiver) -> list[Delivery]:
+async def _select(context: NodeContext, receiver: Receiver) -> list[Delivery]:
     """Select once, fetching what the selection needs from disk or log first."""
     request = receiver.request
     while True:
@@ -301,43 +321,25 @@ async def _resolve_start(context: NodeContext, request: ReceiveRequest, queue_id
 
 
 async def _frames(
-    context: NodeContext, receiver: _Receiver, deliveries: list[Delivery], call: Call
+    context: NodeContext, receiver: Receiver, deliveries: list[Delivery], call: Call
 ) -> tuple[list[Delivery], list[bytes]]:
     """Read the messages; return those that are still stored, and their frames."""
-    host, group_name = context.own_messaging_address(call.listener), context.config.group
-    section: StoredSection | None = None
-    queue_id, stored, frames = -1, list[Delivery](), list[bytes]()
+    hand_out = HandOut(
+        context.config.group,
+        context.own_messaging_address(call.listener),
+        receiver.group.group_id,
+        receiver.topic.topic_id,
+        receiver.topic.name,
+    )
+    records = RecordReader(context.reader)
+    stored, frames = list[Delivery](), list[bytes]()
     for delivery in deliveries:
-        offset = delivery.queue_offset
         try:
-            if section is None or queue_id != delivery.queue_id or not section.holds(offset):
-                section, queue_id = (
-                    await context.reader.section_of(delivery.physical_offset),
-                    delivery.queue_id,
-                )
-            record = await context.reader.record(delivery.physical_offset, delivery.size)
+            record, store_timestamp = await records.read(delivery)
         except LogCompactedError:
             continue  # retention was quicker; the lease ends by itself and the position passes it
-        handle = ReceiptHandle(
-            group_name,
-            receiver.group.group_id,
-            receiver.topic.topic_id,
-            delivery.queue_id,
-            offset,
-            delivery.lease_id,
-            delivery.attempt,
-        )
-        added = wire.Delivery(
-            delivery.queue_id,
-            offset,
-            section.store_timestamp,
-            host,
-            handle.encode(),
-            delivery.attempt,
-            receiver.topic.name,
-        )
         stored.append(delivery)
-        frames.append(wire.message_frame(wire.delivered_message(record, added)))
+        frames.append(hand_out.frame(delivery, record, store_timestamp))
     return stored, frames
 
 

@@ -35,6 +35,7 @@ from .errors import ConsumeQueueError
 from .fetch import offset_at_time
 from .forwarded_calls import forwarded_calls_handler
 from .forwarding import Forwarder
+from .grant_service import GrantService
 from .http import HttpServer
 from .leader_calls import LeaderCalls
 from .leadership import Leadership
@@ -245,6 +246,7 @@ class BrokerNode:
                 self._admin.handlers(""),
                 self._log.handlers(""),
                 forwarded_calls_handler(self._handlers.named),
+                GrantService(self._context).handler(),
             ]
         )
 
@@ -292,6 +294,7 @@ class BrokerNode:
         self._polls.wake_all()
         await self._listeners.stop(DRAIN_SECONDS)
         await self._peers.stop()
+        await self._messaging.stop()
         await self._retention.stop()
         await self._topic_retention.stop()
         await self._http.stop()

@@ -1,3 +1,4 @@
+from ledgermq.proto import rocketmq_v2_pb2 as _rocketmq_v2_pb2
 from ledgermq.proto import route_pb2 as _route_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -62,3 +63,53 @@ class ForwardedAnswer(_message.Message):
     details: str
     not_leader: bool
     def __init__(self, call_id: _Optional[int] = ..., answer: _Optional[bytes] = ..., status: _Optional[int] = ..., details: _Optional[str] = ..., not_leader: _Optional[bool] = ...) -> None: ...
+
+class GrantAnswer(_message.Message):
+    __slots__ = ("status", "store_host", "granted")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    STORE_HOST_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    status: _rocketmq_v2_pb2.Status
+    store_host: str
+    granted: GrantedMessages
+    def __init__(self, status: _Optional[_Union[_rocketmq_v2_pb2.Status, _Mapping]] = ..., store_host: _Optional[str] = ..., granted: _Optional[_Union[GrantedMessages, _Mapping]] = ...) -> None: ...
+
+class GrantedMessages(_message.Message):
+    __slots__ = ("group_id", "topic_id", "messages")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    group_id: int
+    topic_id: int
+    messages: _containers.RepeatedCompositeFieldContainer[GrantedMessage]
+    def __init__(self, group_id: _Optional[int] = ..., topic_id: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[GrantedMessage, _Mapping]]] = ...) -> None: ...
+
+class GrantedMessage(_message.Message):
+    __slots__ = ("queue_id", "queue_offset", "physical_offset", "size", "attempt", "lease_id")
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    PHYSICAL_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    size: int
+    attempt: int
+    lease_id: int
+    def __init__(self, queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., physical_offset: _Optional[int] = ..., size: _Optional[int] = ..., attempt: _Optional[int] = ..., lease_id: _Optional[int] = ...) -> None: ...
+
+class GrantedRecord(_message.Message):
+    __slots__ = ("record", "store_timestamp")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    STORE_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    record: bytes
+    store_timestamp: int
+    def __init__(self, record: _Optional[bytes] = ..., store_timestamp: _Optional[int] = ...) -> None: ...
+
+class GiveBackAnswer(_message.Message):
+    __slots__ = ("refusal",)
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ...) -> None: ...

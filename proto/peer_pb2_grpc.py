@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from ledgermq.proto import peer_pb2 as ledgermq_dot_proto_dot_peer__pb2
+from ledgermq.proto import rocketmq_v2_pb2 as ledgermq_dot_proto_dot_rocketmq__v2__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -44,6 +45,21 @@ class PeerServiceStub:
                 request_serializer=ledgermq_dot_proto_dot_peer__pb2.ForwardedCalls.SerializeToString,
                 response_deserializer=ledgermq_dot_proto_dot_peer__pb2.ForwardedAnswers.FromString,
                 _registered_method=True)
+        self.Grant = channel.unary_unary(
+                '/ledgermq.v1.PeerService/Grant',
+                request_serializer=ledgermq_dot_proto_dot_rocketmq__v2__pb2.ReceiveMessageRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_peer__pb2.GrantAnswer.FromString,
+                _registered_method=True)
+        self.ReadGranted = channel.unary_stream(
+                '/ledgermq.v1.PeerService/ReadGranted',
+                request_serializer=ledgermq_dot_proto_dot_peer__pb2.GrantedMessages.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_peer__pb2.GrantedRecord.FromString,
+                _registered_method=True)
+        self.GiveBack = channel.unary_unary(
+                '/ledgermq.v1.PeerService/GiveBack',
+                request_serializer=ledgermq_dot_proto_dot_peer__pb2.GrantedMessages.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_peer__pb2.GiveBackAnswer.FromString,
+                _registered_method=True)
 
 
 class PeerServiceServicer:
@@ -64,6 +80,29 @@ class PeerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Grant(self, request, context):
+        """Follower to leader: a consumer's ReceiveMessage, request bytes and metadata as they came. The leader leases and says
+        where the messages stand; the follower hands them out of its own log, which has the same bytes at the same place. A
+        leader that does not know this call (an older version) answers UNIMPLEMENTED and gets the ReceiveMessage itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadGranted(self, request, context):
+        """Follower to leader: the messages of a grant that the follower cannot read itself, in the order of the request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GiveBack(self, request, context):
+        """Follower to leader: messages of a grant that did not reach the consumer. Their leases end, no attempt is counted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +115,21 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.Forward,
                     request_deserializer=ledgermq_dot_proto_dot_peer__pb2.ForwardedCalls.FromString,
                     response_serializer=ledgermq_dot_proto_dot_peer__pb2.ForwardedAnswers.SerializeToString,
+            ),
+            'Grant': grpc.unary_unary_rpc_method_handler(
+                    servicer.Grant,
+                    request_deserializer=ledgermq_dot_proto_dot_rocketmq__v2__pb2.ReceiveMessageRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_peer__pb2.GrantAnswer.SerializeToString,
+            ),
+            'ReadGranted': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadGranted,
+                    request_deserializer=ledgermq_dot_proto_dot_peer__pb2.GrantedMessages.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_peer__pb2.GrantedRecord.SerializeToString,
+            ),
+            'GiveBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.GiveBack,
+                    request_deserializer=ledgermq_dot_proto_dot_peer__pb2.GrantedMessages.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_peer__pb2.GiveBackAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +186,87 @@ class PeerService:
             '/ledgermq.v1.PeerService/Forward',
             ledgermq_dot_proto_dot_peer__pb2.ForwardedCalls.SerializeToString,
             ledgermq_dot_proto_dot_peer__pb2.ForwardedAnswers.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Grant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ledgermq.v1.PeerService/Grant',
+            ledgermq_dot_proto_dot_rocketmq__v2__pb2.ReceiveMessageRequest.SerializeToString,
+            ledgermq_dot_proto_dot_peer__pb2.GrantAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadGranted(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ledgermq.v1.PeerService/ReadGranted',
+            ledgermq_dot_proto_dot_peer__pb2.GrantedMessages.SerializeToString,
+            ledgermq_dot_proto_dot_peer__pb2.GrantedRecord.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GiveBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ledgermq.v1.PeerService/GiveBack',
+            ledgermq_dot_proto_dot_peer__pb2.GrantedMessages.SerializeToString,
+            ledgermq_dot_proto_dot_peer__pb2.GiveBackAnswer.FromString,
             options,
             channel_credentials,
             insecure,

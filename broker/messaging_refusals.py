@@ -1,0 +1,31 @@
+"""Errors of a call as official clients are told them: a status inside the answer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.raft.errors import BusyError, DiskFullError, StorageError
+
+from .context import NodeContext
+from .leader_calls import LeaderUnavailableError
+from .messaging_status import StatusError
+from .polls import TooManyPollsError
+from .produce import TooManyRequestsError
+
+#: Bounds that were reached: the caller may repeat.
+_LIMITS: Final = (TooManyRequestsError, TooManyPollsError, BusyError, DiskFullError)
+#: What is answered in-band.
+IN_BAND: Final = (StatusError, LeaderUnavailableError, *_LIMITS, StorageError)
+
+
+def in_band_status(context: NodeContext, error: Exception) -> v2.Status:
+    """Return the status of an error; count it."""
+    if isinstance(error, LeaderUnavailableError):
+        code = v2.MASTER_PERSISTENCE_TIMEOUT if error.unknown else v2.HA_NOT_AVAILABLE
+        error = StatusError(code, str(error))
+    elif not isinstance(error, StatusError):
+        code = v2.TOO_MANY_REQUESTS if isinstance(error, _LIMITS) else v2.INTERNAL_SERVER_ERROR
+        error = StatusError(code, str(error))
+    context.metrics.refusals.labels(v2.Code.Name(error.code)).inc()
+    return error.status()
