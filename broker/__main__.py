@@ -65,6 +65,7 @@ _HELP: Final = {
     "delete_segments_per_second": "how fast segments are unlinked (10)",
     "protect_unconsumed": "true: expired segments stay while a consumer group has to read them, up to 85 %% disk use",
     "follower_reads": "false: the leader reads for everybody: no reader is told to go to a follower, which hands out nothing of its own log",
+    "trace_topic": "true: keep the message traces that clients write (trace=True), in the topic RMQ_SYS_TRACE_TOPIC",
     "access_message_in_memory_max_ratio": "a reader that is behind by more than these per cent of the memory reads from a follower",
     "access_message_in_memory_max_bytes": "the same limit in bytes, e.g. 4GiB; 0: by the ratio",
     "scrub_bytes_per_second": "rate at which the whole log is read to find damage, e.g. 8MiB; 0: it is not read",

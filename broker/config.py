@@ -176,6 +176,7 @@ class BrokerConfig(BaseSettings):
     protect_unconsumed: bool = False
     clean_at: Annotated[str, AfterValidator(_check_clock)] = "04:00"
     follower_reads: bool = True
+    trace_topic: bool = False
     access_message_in_memory_max_ratio: int = Field(default=40, ge=0, le=100)  # per cent of the usable memory
     access_message_in_memory_max_bytes: Size = 0  # 0: by the ratio
     scrub_bytes_per_second: Size = 8 << 20  # 0: the log is not read to find damage

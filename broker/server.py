@@ -60,6 +60,7 @@ from .retention import Retention
 from .sessions import ClientsHere, session_of
 from .state_transfer import BrokerStateTransfer
 from .topic_retention import TopicRetention
+from .trace_topic import TraceTopic
 
 logger = logging.getLogger(__name__)
 
@@ -237,6 +238,9 @@ class BrokerNode:
         self._probes = Probes(self._context)
         self._http = HttpServer(self._probes.routes())
         self._leadership.add_listener(self._on_leadership)
+        trace_topic = TraceTopic(self._context)
+        self._leadership.add_listener(trace_topic.on_leadership)
+        trace_topic.on_leadership()  # it may lead already
         self._replica.observe(self._on_effects)
         self._context.coordination.attach()
         self._handlers.set(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .calls import being_cancelled
+from .consume_trace import ConsumeTrace, now_ms
 from .errors import UsageError
 from .message import MessageView
 from .owned_queue import Batch, OwnedQueue, Stage
@@ -48,6 +49,7 @@ class ListenerCalls:
         on_exhausted: ExhaustedHook | None,
         on_done: Callable[[OwnedQueue, bool], None],
         settle: Callable[[OwnedQueue], Awaitable[None]] | None = None,
+        trace: ConsumeTrace | None = None,
     ) -> None:
         """`on_done(queue, moved)` is told after every batch; `moved`: there is more to commit.
 
@@ -61,6 +63,7 @@ class ListenerCalls:
         self._on_exhausted = on_exhausted
         self._on_done = on_done
         self._settle = settle
+        self._trace = trace
         self._ready: deque[OwnedQueue] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
@@ -141,11 +144,14 @@ class ListenerCalls:
         if batch.attempt > self.max_attempts:  # only the hook is missing
             failed = messages
         elif messages:
+            begin_ms = now_ms() if self._trace is not None else 0
             answer, error = await _outcome(self._listener, messages)
             if error is not None:
                 failed = messages
             elif answer is not None:
                 failed, delay_ms, error = self._named(messages, answer)
+            if self._trace is not None:
+                self._trace.listened(messages, failed, error, batch.attempt, begin_ms)
             self.counters.consumed += len(messages) - len(failed)
             self.counters.failed += len(failed)
         if batch.attempt == 1:
@@ -228,6 +234,10 @@ class ListenerCalls:
                 break
             left.append(message)
         self.counters.skipped += len(failed) - len(left)
+        if self._trace is not None:
+            kept = {id(message) for message in left}
+            gone = (message for message in failed if id(message) not in kept)
+            self._trace.skipped(gone, error, batch.attempt)
         return left, reason
 
 

@@ -173,13 +173,14 @@ class MessageView:
 class LeasedMessage:
     """A received message: this consumer's until it is acknowledged or its invisible time is over."""
 
-    __slots__ = ("_raw", "queue", "receipt_handle")
+    __slots__ = ("_raw", "queue", "receipt_handle", "received_ms")
 
     def __init__(self, raw: v2.Message, broker_group: str) -> None:
         system = raw.system_properties
         self._raw = raw
         self.queue = MessageQueue(raw.topic.name, broker_group, system.queue_id)
         self.receipt_handle = system.receipt_handle
+        self.received_ms = 0  # set by a consumer that traces
 
     def __repr__(self) -> str:
         return f"<LeasedMessage {self.message_id} {self.topic}[{self.queue_id}]@{self.queue_offset}>"

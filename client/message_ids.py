@@ -70,6 +70,17 @@ class MessageIds:
         return (np.fromiter(self._count, np.uint64, count) & 0xFFFFFFFF).astype(">u4")
 
 
+def time_of(message_id: str) -> int:
+    """Return when an id of version 1 was made, to the second: ms since the epoch; 0: it is of another form."""
+    try:
+        raw = bytes.fromhex(message_id)
+    except ValueError:
+        return 0
+    if len(raw) != 17 or raw[0] != 1:
+        return 0
+    return (int.from_bytes(raw[9:13], "big") + _EPOCH_S) * 1000
+
+
 _sources: list[MessageIds] = []
 
 

@@ -38,9 +38,11 @@ from .one_way import OneWay
 from .outbox import Outbox
 from .queue_selection import CustomChoice, QueueSelector, StickyRoundRobin, selector_of
 from .routes import Routes
+from .send_trace import trace_section
 from .stretches import stretches
 from .topic_lanes import TopicLanes
 from .topic_route import BrokerGroup, TopicRoute, with_lost_parts
+from .tracer import TRACE_TIMEOUT_MS, Tracer, trace_source
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +82,7 @@ class Producer:
         latency_fault_table: LatencyFaultTable = SEED_TABLE,
         compress_above: int | None = COMPRESS_ABOVE,
         max_pending_bytes: int = MAX_PENDING_BYTES,
+        trace: bool = False,
     ) -> None:
         """`timeout_ms` is the deadline of a message with all its retries, `selector` chooses queues: one
         of `queue_selection`, your own, or a function of the queues and the first key that returns an index.
@@ -90,6 +93,7 @@ class Producer:
         from which, how long; ms) of `latency_fault_table` say, and of the others the quickest are taken. The queues of
         message groups, and those that a selector chose for a reason, stay.
         `compress_above`: larger bodies are compressed when that makes them smaller, bytes; None: never.
+        `trace`: tell the trace topic what becomes of each message (`ledgermq message trace`); brokers need `trace_topic`.
         Raises: ValueError (a nameserver's address), InvalidNameError, UsageError.
         """
         if group:
@@ -113,6 +117,12 @@ class Producer:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._preparing: set[str] = set()  # topics that messages wait for
         self._closed = False  # or closing: takes no new calls
+        self._tracer: Tracer | None = None
+        if trace:
+            self._tracer = Tracer(
+                trace_source("producer", group),
+                lambda: Producer(nameservers, cluster=cluster, timeout_ms=TRACE_TIMEOUT_MS),
+            )
 
     @property
     def timeout_ms(self) -> int:
@@ -147,6 +157,8 @@ class Producer:
         while not self._outbox.is_empty:  # a call that waited for room comes in meanwhile
             await self.flush()
         self._outbox.closed = True
+        if self._tracer is not None:
+            await self._tracer.close()
         self.one_way.report(0, last=True)
         for connection in self._connections.values():
             await connection.close()
@@ -429,6 +441,9 @@ class Producer:
         self._stored += section.count
         for ticket in section.tickets:
             offset += ticket.deliver(section.lane.queue, offset, delivered.duplicate)
+        if self._tracer is not None:
+            result = "duplicate" if delivered.duplicate else "stored"
+            trace_section(self._tracer, section, result, base_offset=delivered.base_offset)
         self._outbox.release(section)
 
     def _fail(self, failed: Failed, connection: GroupConnection) -> None:
@@ -444,6 +459,9 @@ class Producer:
 
         for ticket in section.tickets:
             ticket.fail(error)
+        if self._tracer is not None:
+            result = "unknown" if failed.sent else "refused"
+            trace_section(self._tracer, section, result, error=str(error()))
         self._outbox.release(section)
 
     def _move_sections(self, source: GroupConnection) -> None:

@@ -22,6 +22,7 @@ from typing import Final, Self
 from ledgermq.proto import log_pb2 as pb
 
 from .channels import Channels
+from .consume_trace import consume_trace
 from .encoding import check_name
 from .errors import ClosedError, RefusedError, UsageError
 from .fetch_buffer import MAX_BUFFER_BYTES, check_offset
@@ -51,12 +52,14 @@ class PullConsumer:
         cluster: str = "",
         max_buffer_bytes: int = MAX_BUFFER_BYTES,
         when_deleted: str = "earliest",
+        trace: bool = False,
     ) -> None:
         """`group` "" commits nothing. `start`: "earliest" or "latest", for queues without a committed offset.
 
         `when_deleted`: what happens when retention deleted messages before they were read. "earliest" and "latest" go on
         at that end of the queue, with a warning in the log; with "raise" the next poll raises MessagesDeletedError, and the
         one after it goes on at the earliest message. `deleted_count` counts them in each case.
+        `trace`: tell the trace topic which messages were handed out (`ledgermq message trace`).
         Raises: InvalidNameError, UsageError.
         """
         if group:
@@ -76,6 +79,7 @@ class PullConsumer:
         ] = {}  # as they were known last, also when no route names them any more
         self._routes.on_change(self._remember)
         self._closed = False
+        self._trace = consume_trace("pull", group, "", nameservers, cluster) if trace else None
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,6 +94,8 @@ class PullConsumer:
         self._closed = True
         await self._wanted.close()
         await self._reader.close()
+        if self._trace is not None:
+            await self._trace.close()
         await self._routes.close()
         await self._channels.close()
 
@@ -280,12 +286,16 @@ class PullConsumer:
         """
         if self._wanted.is_empty and not self._closed:
             raise UsageError("this consumer reads no queue", "", "Call subscribe() or assign() first")
-        return self._reader.take(max_messages) or await self._reader.wait(max_messages, timeout_ms)
+        messages = self._reader.take(max_messages) or await self._reader.wait(max_messages, timeout_ms)
+        if self._trace is not None:
+            self._trace.received(messages)
+        return messages
 
     async def __aiter__(self) -> AsyncIterator[MessageView]:
         handed_out = 0
         while not self._closed:
-            for message in self._reader.take(1) or await self.poll(1):
+            ready = None if self._trace is not None else self._reader.take(1)
+            for message in ready or await self.poll(1):
                 yield message
             handed_out += 1
             if handed_out % POLL_BATCH == 0:

@@ -28,6 +28,7 @@ from typing import Self
 
 from .broadcast_group import BroadcastGroup
 from .channels import Channels
+from .consume_trace import consume_trace
 from .consumer_statistics import ConsumerStatistics, statistics_of
 from .encoding import check_name, check_tag_filter
 from .errors import ClosedError, LedgerMQError, TopicNotFoundError, UsageError
@@ -63,6 +64,7 @@ class PushConsumer:
         on_exhausted: ExhaustedHook | None = None,
         cluster: str = "",
         options: PushOptions | None = None,
+        trace: bool = False,
     ) -> None:
         """`listener(messages)` gets batches of one queue each; an exception: all of them again later, see also RetryLater.
 
@@ -73,6 +75,7 @@ class PushConsumer:
         ms since the epoch.
         `on_exhausted(message, error)` gets what failed for the last time, and may store it elsewhere; when it raises, it is
         called again later. Without it such a message is skipped, with an error in the log. Brokers keep no dead letters.
+        `trace`: tell the trace topic what becomes of each message (`ledgermq message trace`); brokers need `trace_topic`.
         Raises: InvalidNameError, UsageError, OffsetsFileError (broadcast).
         """
         check_name("group", group)
@@ -90,6 +93,7 @@ class PushConsumer:
         self._channels = Channels()
         self._routes = Routes(nameservers, self._channels, cluster)
         self._routes.on_change(self._on_route)
+        self._trace = consume_trace("push", group, self.member_id, nameservers, cluster) if trace else None
         self._calls = ListenerCalls(
             listener,
             options,
@@ -97,6 +101,7 @@ class PushConsumer:
             on_exhausted=on_exhausted,
             on_done=self._on_done,
             settle=None if options.commit_interval_ms else self._settle,
+            trace=self._trace,
         )
         self._shared = self._what_groups_share(options, orderly)
         self._failure: LedgerMQError | None = None
@@ -140,6 +145,8 @@ class PushConsumer:
         await asyncio.gather(*(group.stop_fetching() for group in groups))
         await self._calls.close(timeout_ms / 1000)
         await asyncio.gather(*(group.close() for group in groups))
+        if self._trace is not None:
+            await self._trace.close()
         if self._file is not None:
             self._file.close()
         await self._routes.close()

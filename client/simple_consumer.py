@@ -31,6 +31,7 @@ from ledgermq.proto import rocketmq_v2_pb2_grpc
 
 from .calls import raise_if_closed
 from .channels import Channels, unreachable
+from .consume_trace import consume_trace
 from .encoding import check_name, check_tag_filter
 from .errors import (
     ClosedError,
@@ -72,8 +73,9 @@ class SimpleConsumer:
         group: str,
         invisible_ms: int = INVISIBLE_MS,
         cluster: str = "",
+        trace: bool = False,
     ) -> None:
-        """Raises: InvalidNameError."""
+        """`trace`: tell the trace topic what becomes of each message (`ledgermq message trace`). Raises: InvalidNameError."""
         check_name("group", group)
         self.group = group
         self.invisible_ms = invisible_ms
@@ -88,6 +90,7 @@ class SimpleConsumer:
         self._ack_tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._client_id = f"{socket.gethostname()}@{secrets.token_hex(8)}"
         self._closed = False
+        self._trace = consume_trace("simple", group, self._client_id, nameservers, cluster) if trace else None
 
     async def __aenter__(self) -> Self:
         return self
@@ -104,6 +107,8 @@ class SimpleConsumer:
         """
         self._closed = True
         await asyncio.gather(*self._ack_tasks.values(), return_exceptions=True)
+        if self._trace is not None:
+            await self._trace.close()
         await self._routes.close()
         await self._channels.close()
 
@@ -146,6 +151,8 @@ class SimpleConsumer:
             messages = await self._receive_from(
                 topic, broker_group, max_messages, invisible_ms or self.invisible_ms, poll_ms
             )
+            if self._trace is not None:
+                self._trace.received(messages)
             if messages or (end is not None and time.monotonic() >= end):
                 return messages
 
@@ -256,7 +263,11 @@ class SimpleConsumer:
         try:
             while waiting := self._acks[key][:_MAX_ACKS]:
                 del self._acks[key][: len(waiting)]
-                _end(waiting, await self._outcomes(key, waiting))
+                outcomes = await self._outcomes(key, waiting)
+                if self._trace is not None:
+                    for (message, _), error in zip(waiting, outcomes, strict=True):
+                        self._trace.ended(message, "consumed", error)
+                _end(waiting, outcomes)
         finally:
             del self._ack_tasks[key]
             for _, future in (*waiting, *self._acks.pop(key, ())):
@@ -306,7 +317,11 @@ class SimpleConsumer:
             message.queue.broker_group,
             lambda stub, timeout_s: self._unary(stub.ChangeInvisibleDuration, request, timeout_s),
         )
-        self._raise(answer.status, message.topic)
+        error = self._error(answer.status, message.topic)
+        if self._trace is not None:
+            self._trace.ended(message, "lease moved" if invisible_ms else "given back", error)
+        if error is not None:
+            raise error
         message.receipt_handle = answer.receipt_handle or message.receipt_handle
 
     # --- calls ------------------------------------------------------------------------------------------------

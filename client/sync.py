@@ -193,8 +193,9 @@ class Consumer(Closing):
         start: str = "earliest",
         invisible_ms: int = INVISIBLE_MS,
         timeout_ms: int | None = None,
+        trace: bool = False,
     ) -> None:
-        """`timeout_ms`: the loop ends when no message comes for that long; None waits without end.
+        """`timeout_ms`: the loop ends when no message comes for that long; None waits without end. `trace`: as SimpleConsumer.
 
         Raises: TopicNotFoundError, NameserversDownError, InvalidNameError.
         """
@@ -207,7 +208,7 @@ class Consumer(Closing):
         self._failure: BaseException | None = None
         self._acks: set[Future[None]] = set()
         self._consumer = self.build(
-            lambda: SimpleConsumer(nameservers, group=group, invisible_ms=invisible_ms)
+            lambda: SimpleConsumer(nameservers, group=group, invisible_ms=invisible_ms, trace=trace)
         )
         try:
             self._thread.call(self._consumer.subscribe(topic, expression))

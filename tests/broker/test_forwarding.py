@@ -98,3 +98,23 @@ def test_the_end_of_the_caller_is_no_failure_of_the_call(make: Callable[[Forward
             await under_way
 
     run(test)
+
+
+def test_a_node_that_does_not_know_a_call_is_told_from_one_that_failed_over_it() -> None:
+    """It is of an older version: nothing happened there, and there may be another way."""
+
+    async def scenario() -> None:
+        server = grpc.aio.server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        forwarder = Forwarder("n1", {"n2": f"127.0.0.1:{port}"})
+        try:
+            with pytest.raises(ForwardError) as refused:
+                await unary(forwarder)
+        finally:
+            await forwarder.close()
+            await server.stop(0)
+        error = refused.value
+        assert (error.definite, error.repeatable, error.unknown_there) == (True, False, True)
+
+    asyncio.run(scenario())

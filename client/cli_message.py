@@ -1,0 +1,14 @@
+"""Commands `ledgermq message …`: single messages."""
+
+from __future__ import annotations
+
+import typer
+
+from .cli_trace import trace
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    message = typer.Typer(no_args_is_help=True, help="Look for single messages.", rich_markup_mode=None)
+    message.command("trace")(trace)
+    app.add_typer(message, name="message")

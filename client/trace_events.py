@@ -1,0 +1,129 @@
+"""What a message trace is made of, and how it stands in the trace topic. Pure.
+
+A trace message holds the events of one client; its keys are the ids of the messages that they are about, and those
+messages' own keys as far as there is room. Its body is JSON (UTF-8), compressed like any other body:
+
+    {"version": 1,
+     "source": {"client": "producer" | "push" | "simple" | "pull", "group": …, "client_id": …, "host": …, "process": …},
+     "events": [{"kind": "send" | "receive" | "consume", "message_id": …, "topic": …, "begin_ms": …, "result": …, …}]}
+
+Of an event, what is at its default is left out. Who reads it ignores fields that he does not know, and passes over bodies
+of a newer version. `cost_ms` is how long it took; all times are ms since the epoch, by the clock of the client.
+Owns: the format. Must not: do I/O, read clocks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+VERSION: Final = 1
+#: Events of one trace message, and the bytes of its keys.
+BATCH: Final = 100
+_KEYS_BYTES: Final = 8 * 1024
+_MAX_ERROR: Final = 300  # characters
+
+
+class TraceSource(NamedTuple):
+    """Who tells."""
+
+    client: str  # producer, push, simple, pull
+    group: str
+    client_id: str
+    host: str
+    process: int
+
+
+class TraceEvent(NamedTuple):
+    """One step of a message. `result` is
+
+    send     "stored", "duplicate" (a retry met the first copy), "refused" (not stored), "unknown" (perhaps stored)
+    receive  "delivered": the program has it
+    consume  "consumed", "failed" (it comes again), "skipped" (after the last attempt), "given back", "lease moved",
+             "late" (the lease was over: somebody gets or got it again)
+    """
+
+    kind: str
+    message_id: str
+    topic: str
+    begin_ms: int
+    result: str
+    cost_ms: int = 0
+    broker_group: str = ""
+    queue_id: int = -1
+    queue_offset: int = -1
+    tag: str = ""
+    keys: tuple[str, ...] = ()
+    stored_ms: int = 0  # when the broker stored it, by the broker's clock; 0: a producer does not know
+    attempt: int = 0
+    error: str = ""
+
+
+class TraceBatch(NamedTuple):
+    """The content of one trace message."""
+
+    source: TraceSource
+    events: list[TraceEvent]
+
+
+_DEFAULTS: Final = TraceEvent._field_defaults
+
+
+def take_batch(waiting: deque[TraceEvent]) -> tuple[list[TraceEvent], list[str]]:
+    """Remove the events of the next trace message; return them and its keys."""
+    events: list[TraceEvent] = []
+    keys: dict[str, None] = {}
+    room = _KEYS_BYTES
+    while waiting and len(events) < BATCH:
+        event = waiting[0]
+        sizes = {key: len(key.encode()) for key in (event.message_id, *event.keys) if key not in keys}
+        if events and sum(sizes.values()) > room:
+            break
+        events.append(waiting.popleft())
+        for key, size in sizes.items():
+            if key and size <= room:  # of a message with very many keys: as many as there is room for
+                keys[key] = None
+                room -= size
+    return events, list(keys)
+
+
+def encode_batch(source: TraceSource, events: Sequence[TraceEvent]) -> bytes:
+    """Return the body of a trace message."""
+    content = {
+        "version": VERSION,
+        "source": source._asdict(),
+        "events": [_as_dict(event) for event in events],
+    }
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _as_dict(event: TraceEvent) -> dict[str, Any]:
+    found = {name: value for name, value in event._asdict().items() if value != _DEFAULTS.get(name)}
+    if event.error:
+        found["error"] = event.error[:_MAX_ERROR]
+    return found
+
+
+def decode_batch(body: bytes) -> TraceBatch | None:
+    """Return what a trace message says; None: of a newer version, or no trace at all (anybody may write to a topic)."""
+    try:
+        content = json.loads(body)
+        if content["version"] > VERSION:
+            return None
+        source = TraceSource(**{name: content["source"][name] for name in TraceSource._fields})
+        return TraceBatch(source, [_event(each) for each in content["events"]])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _event(found: dict[str, Any]) -> TraceEvent:
+    known = {name: found[name] for name in TraceEvent._fields if name in found}
+    event = TraceEvent(**known)
+    for name, value in event._asdict().items():
+        wanted = int if name.endswith("_ms") or name in ("queue_id", "queue_offset", "attempt") else str
+        if name != "keys" and not isinstance(value, wanted):
+            raise TypeError(f"{name} is {value!r}")
+    return event._replace(keys=tuple(map(str, event.keys)))
