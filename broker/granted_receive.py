@@ -1,6 +1,6 @@
 """ReceiveMessage at a follower: the leader leases and says where the messages stand, this node hands them out (D17).
 
-A consumer's cold reads so cost the disk and the memory of the node that it talks to, and the leader sends some 40 bytes for each
+A consumer's cold reads so cost the disk and the memory of the node that it talks to, and the leader sends some 20 bytes for each
 message instead of its body. What this node cannot read soon (it lags, is being rebuilt, its copy is damaged, its disk
 hangs) comes from the leader. Nothing is handed out that this node has not applied, or that the leader has not granted.
 Owns: the grants between their arrival and the consumer; what does not get there is given back.
