@@ -193,12 +193,11 @@ class Forwarder:
 def _translated(error: grpc.aio.AioRpcError) -> ForwardError:
     trailing: Any = error.trailing_metadata() or ()
     definite = any(key == NOT_LEADER for key, _ in trailing) or _NOT_CONNECTED in (error.details() or "")
-    unknown = error.code() is grpc.StatusCode.UNIMPLEMENTED
     return ForwardError(
-        definite or unknown,
+        definite,
         f"{error.code().name}: {error.details()}",
         error.code() not in _FAILED_THERE,
-        unknown,
+        error.code() is grpc.StatusCode.UNIMPLEMENTED,
     )
 
 
@@ -216,10 +215,7 @@ def _broken(error: grpc.aio.AioRpcError | None, written: bool) -> ForwardError:
 
 def _refused(answer: peer_pb2.ForwardedAnswer) -> ForwardError:
     code = _CODES.get(answer.status, grpc.StatusCode.UNKNOWN)
-    unknown = code is grpc.StatusCode.UNIMPLEMENTED
-    return ForwardError(
-        answer.not_leader or unknown, f"{code.name}: {answer.details}", code not in _FAILED_THERE, unknown
-    )
+    return ForwardError(answer.not_leader, f"{code.name}: {answer.details}", code not in _FAILED_THERE)
 
 
 async def refuse_not_leader(context: Any, node_id: str, leader_id: str | None) -> None:
