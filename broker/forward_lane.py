@@ -44,6 +44,7 @@ class ForwardLane:
         self._ids = itertools.count(1)
         self._under_way: dict[int, asyncio.Future[bytes]] = {}
         self._unsent: dict[int, peer_pb2.ForwardedCall] = {}
+        self._ended: list[int] = []  # written calls whose callers are gone, which the other node is to know
         self._bytes = 0  # of requests under way
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -82,7 +83,10 @@ class ForwardLane:
         finally:
             self._bytes -= len(request)
             self._under_way.pop(call_id, None)
-            self._unsent.pop(call_id, None)
+            unsent = self._unsent.pop(call_id, None) is not None
+            if not (unsent or (answer.done() and not answer.cancelled())):
+                self._ended.append(call_id)
+                self._wake.set()
 
     def end(self, error: Callable[[], Exception]) -> None:
         """Fail the calls under way with `error()` each, and close the stream: the next call opens another one."""
@@ -132,7 +136,7 @@ class ForwardLane:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                while self._unsent:
+                while self._unsent or self._ended:
                     await stream.write(self._next_message().SerializeToString())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # the reader meets the reason
@@ -143,7 +147,8 @@ class ForwardLane:
             call = self._unsent.pop(next(iter(self._unsent)))
             calls.append(call)
             size += len(call.request)
-        return peer_pb2.ForwardedCalls(calls=calls)
+        ended, self._ended = self._ended, []
+        return peer_pb2.ForwardedCalls(calls=calls, ended=ended)
 
     def _take(self, raw: bytes) -> None:
         for answer in peer_pb2.ForwardedAnswers.FromString(raw).answers:
@@ -160,3 +165,4 @@ class ForwardLane:
             if not waiting.done():
                 waiting.set_exception(error(call_id))
         self._unsent.clear()
+        self._ended.clear()

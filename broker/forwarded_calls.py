@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -62,7 +63,7 @@ class _Stream:
     def __init__(self, find: Find, grpc_context: Any) -> None:
         self._find = find
         self._context = grpc_context
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by the id of the call
         self._answers: list[peer_pb2.ForwardedAnswer] = []
         self._ready = asyncio.Event()  # there are answers
         self._room = asyncio.Event()  # some went out
@@ -77,19 +78,26 @@ class _Stream:
         writer.add_done_callback(unanswerable)
         try:
             async for raw in requests:
-                for call in peer_pb2.ForwardedCalls.FromString(raw).calls:
-                    task = asyncio.create_task(self._serve(call))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                message = peer_pb2.ForwardedCalls.FromString(raw)
+                for call in message.calls:
+                    task = self._tasks[call.call_id] = asyncio.create_task(self._serve(call))
+                    task.add_done_callback(partial(self._served, call.call_id))
+                for call_id in message.ended:
+                    if call_id in self._tasks:
+                        self._tasks[call_id].cancel()
                 while len(self._tasks) + len(self._answers) > 2 * MAX_CALLS:
                     self._room.clear()
                     await self._room.wait()
         finally:
             writer.remove_done_callback(unanswerable)
-            ended = [writer, *self._tasks]
+            ended = [writer, *self._tasks.values()]
             for task in ended:
                 task.cancel()
             await asyncio.gather(*ended, return_exceptions=True)
+
+    def _served(self, call_id: int, _: asyncio.Task[None]) -> None:
+        del self._tasks[call_id]
+        self._room.set()
 
     async def _serve(self, call: peer_pb2.ForwardedCall) -> None:
         try:

@@ -93,21 +93,11 @@ class Forwarder:
         return (*passed, (FORWARDED_BY, self._own_id), (LISTENER, listener))
 
     async def unary(
-        self,
-        node_id: str,
-        method: str,
-        request: bytes,
-        metadata: Metadata,
-        timeout: float,
-        *,
-        shared: bool = True,
+        self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
     ) -> bytes:
-        """Return the answer's bytes. Raises: ForwardError.
-
-        `shared` False: it is a call of its own, so that the other node hears when its caller is gone.
-        """
+        """Return the answer's bytes. Raises: ForwardError."""
         lane = self._lane(node_id)
-        if not shared or not lane.takes(len(request)):
+        if not lane.takes(len(request)):
             return await self._alone(node_id, method, request, metadata, timeout)
         try:
             return await lane.call(method, request, metadata, timeout)
@@ -215,7 +205,12 @@ def _broken(error: grpc.aio.AioRpcError | None, written: bool) -> ForwardError:
 
 def _refused(answer: peer_pb2.ForwardedAnswer) -> ForwardError:
     code = _CODES.get(answer.status, grpc.StatusCode.UNKNOWN)
-    return ForwardError(answer.not_leader, f"{code.name}: {answer.details}", code not in _FAILED_THERE)
+    return ForwardError(
+        answer.not_leader,
+        f"{code.name}: {answer.details}",
+        code not in _FAILED_THERE,
+        unknown_there=code is grpc.StatusCode.UNIMPLEMENTED,
+    )
 
 
 async def refuse_not_leader(context: Any, node_id: str, leader_id: str | None) -> None:

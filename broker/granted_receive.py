@@ -93,7 +93,7 @@ class GrantedReceives:
         if not self._context.config.follower_reads:
             return None
         try:
-            raw = await self._context.forwarder.unary(leader, GRANT, request, metadata, timeout, shared=False)
+            raw = await self._context.forwarder.unary(leader, GRANT, request, metadata, timeout)
         except ForwardError as error:
             if error.unknown_there:
                 return None

@@ -25,10 +25,12 @@ class GroupView(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[_route_pb2.NodeInfo, _Mapping]]] = ...) -> None: ...
 
 class ForwardedCalls(_message.Message):
-    __slots__ = ("calls",)
+    __slots__ = ("calls", "ended")
     CALLS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     calls: _containers.RepeatedCompositeFieldContainer[ForwardedCall]
-    def __init__(self, calls: _Optional[_Iterable[_Union[ForwardedCall, _Mapping]]] = ...) -> None: ...
+    ended: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, calls: _Optional[_Iterable[_Union[ForwardedCall, _Mapping]]] = ..., ended: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ForwardedCall(_message.Message):
     __slots__ = ("call_id", "method", "request", "metadata", "timeout_ms")

@@ -99,11 +99,8 @@ class ToLeader:
         request: bytes,
         metadata: Any,
         timeout: float,
-        *,
-        shared: bool = True,
     ) -> bytes:
         assert node_id == "n1"
-        assert shared is (method != granted_receive.GRANT), "the leader must hear when a consumer is gone"
         self._ask(method)
         answer: bytes = await self._method(method).unary_unary(request, Grpc(metadata))
         return answer

@@ -200,6 +200,7 @@ def test_a_call_that_fails_there_is_not_repeated_and_harms_no_other(name: str, t
         await two.service.waiting.get()
         error = await two.fails(name)
         assert (error.definite, error.repeatable) == (False, False)
+        assert error.unknown_there is (name == "nothing")
         assert text in str(error)
         two.service.gate.set()
         assert await held == b"held other"
@@ -213,6 +214,22 @@ def test_a_call_ends_at_its_deadline_at_both_ends_with_an_unknown_outcome() -> N
         assert (error.definite, error.repeatable) == (False, True)
         assert await two.service.ended.get() == "late"
         assert 0 < float(await two.call("remaining", timeout=500)) <= 500
+
+    run(test)
+
+
+def test_a_call_ends_at_the_other_node_when_its_caller_is_gone_and_no_other_does() -> None:
+    """A receive that went on waiting there would lease messages to nobody."""
+
+    async def test(two: Two) -> None:
+        gone, kept = [asyncio.create_task(two.call("held", name)) for name in (b"gone", b"kept")]
+        for _ in range(2):
+            await two.service.waiting.get()
+        gone.cancel()
+        assert await two.service.ended.get() == "gone"
+        assert not kept.done()
+        two.service.gate.set()
+        assert await kept == b"held kept"
 
     run(test)
 

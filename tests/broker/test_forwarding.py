@@ -114,7 +114,7 @@ def test_a_node_that_does_not_know_a_call_is_told_from_one_that_failed_over_it()
         forwarder = Forwarder("n1", {"n2": f"127.0.0.1:{port}"})
         try:
             with pytest.raises(ForwardError) as refused:
-                await forwarder.unary("n2", METHOD, b"", (), 3600, shared=False)
+                await large(forwarder)
         finally:
             await forwarder.close()
             await server.stop(0)
@@ -125,11 +125,11 @@ def test_a_node_that_does_not_know_a_call_is_told_from_one_that_failed_over_it()
 
 
 def test_a_call_of_its_own_ends_at_the_other_node_when_its_caller_is_gone() -> None:
-    """A receive that waits there would lease messages that nobody takes."""
+    """As one that shares a stream does (test_forward_lane.py): a receive would lease messages that nobody takes."""
 
     async def test(forwarder: Forwarder, silent: Silent) -> None:
-        under_way = asyncio.create_task(forwarder.unary("n2", METHOD, b"alone", (), 3600, shared=False))
-        assert await silent.asked.get() == b"alone"
+        under_way = asyncio.create_task(large(forwarder))
+        assert len(await silent.asked.get()) > MAX_REQUEST
         under_way.cancel()
         await silent.ended.wait()
         await asyncio.gather(under_way, return_exceptions=True)
