@@ -1,7 +1,7 @@
 """`ledgermq.v1.AdminService`: topics, consumer groups, offsets, status, leadership, dump, retention (D18).
 
-Every node answers every call: changes go to the leader, listings are read locally after read-index, and what concerns one
-node (status, dump) is never forwarded.
+Every node answers every call: changes go to the leader, listings are read locally after read-index, messages are looked up
+in the node's own log, and what concerns one node (status, dump) is never forwarded.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .dump_service import dump_chunks
 from .group_view import status
 from .leader_handlers import Serve, leader_handler, parsed, refusal
 from .log_service import up_to_date
+from .message_query import MessageQueries
 from .refusals import REFUSABLE, RefusedError
 
 SERVICE: Final = "ledgermq.v1.AdminService"
@@ -47,6 +48,7 @@ class AdminService:
     def __init__(self, context: NodeContext, clean: Serve) -> None:
         self._context = context
         self._started = time.monotonic()
+        self._queries = MessageQueries(context)
         self._changes: dict[str, tuple[Any, Any, Serve]] = {
             "CreateTopic": (
                 admin_pb2.CreateTopicRequest,
@@ -100,6 +102,7 @@ class AdminService:
                 "DescribeGroup": self._read("DescribeGroup", admin_reads.describe_group, listener),
                 "GetStatus": self._status(listener),
                 "Dump": self._dump(listener),
+                "QueryMessages": self._query(listener),
             }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
@@ -115,6 +118,18 @@ class AdminService:
                 return response(refusal=refusal(self._context, error, listener))
 
         return grpc.unary_unary_rpc_method_handler(handle, response_serializer=response.SerializeToString)
+
+    def _query(self, listener: str) -> Any:
+        async def handle(raw: bytes, context: Any) -> admin_pb2.QueryMessagesResponse:
+            try:
+                request = parsed(admin_pb2.QueryMessagesRequest, raw)
+                return await self._queries.answer(request, context.time_remaining())
+            except REFUSABLE as error:
+                return admin_pb2.QueryMessagesResponse(refusal=refusal(self._context, error, listener))
+
+        return grpc.unary_unary_rpc_method_handler(
+            handle, response_serializer=admin_pb2.QueryMessagesResponse.SerializeToString
+        )
 
     def _status(self, listener: str) -> Any:
         async def handle(raw: bytes, context: Any) -> admin_pb2.GetStatusResponse:

@@ -15,6 +15,7 @@ from .config import BrokerConfig
 from .coordination import Coordination
 from .deliveries import RecentDeliveries
 from .forwarding import Forwarder
+from .key_index import KeyIndex
 from .leader_calls import LeaderCalls
 from .leadership import Leadership
 from .log_reader import LogReader
@@ -46,6 +47,7 @@ class NodeContext:
     calls: LeaderCalls
     polls: Polls
     reader: LogReader
+    keys: KeyIndex
     telemetry: TelemetryStreams
     clients: ClientsHere
     metrics: Metrics

@@ -20,7 +20,7 @@ class Probes:
     def __init__(self, context: NodeContext) -> None:
         self._context = context
         self._goal: int | None = None  # commit index when a leader was first known
-        metrics, raft = context.metrics, context.raft
+        metrics, raft, keys = context.metrics, context.raft, context.keys
         readings: tuple[tuple[str, str, Callable[[], float]], ...] = (
             ("ledgermq_applied_index", "Last applied log index", lambda: raft.applied_index),
             ("ledgermq_bytes_waiting", "Bytes that wait for commit", lambda: context.pipeline.bytes_waiting),
@@ -46,6 +46,21 @@ class Probes:
             ),
             ("ledgermq_log_first_index", "First entry of the log here", lambda: raft.first_index),
             ("ledgermq_retention_segments_going", "Segments that are being deleted", lambda: retention.going),
+            (
+                "ledgermq_key_index_entries_behind",
+                "Applied entries whose messages cannot be looked up yet",
+                lambda: keys.entries_behind,
+            ),
+            (
+                "ledgermq_key_index_segments_missing",
+                "Old log segments whose messages cannot be looked up yet",
+                lambda: keys.segments_missing,
+            ),
+            (
+                "ledgermq_key_index_damaged",
+                "Index files that were damaged and are made again, since the start",
+                lambda: keys.damaged,
+            ),
             (
                 "ledgermq_retention_protected_bytes",
                 "Expired, and kept for consumer groups (protect_unconsumed)",

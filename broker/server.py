@@ -37,6 +37,8 @@ from .forwarded_calls import forwarded_calls_handler
 from .forwarding import Forwarder
 from .grant_service import GrantService
 from .http import HttpServer
+from .key_index import KeyIndex
+from .key_runs import Builds
 from .leader_calls import LeaderCalls
 from .leadership import Leadership
 from .listeners import Handlers, Listeners, PortError, check_port
@@ -165,6 +167,7 @@ class BrokerNode:
         self._checkpointing.start()
         assert self._queue_check is not None
         self._queue_check.start()
+        self._context.keys.start()
         self._retention.start()
         self._topic_retention.start()
         await self._listeners.start(self._client_handlers)
@@ -272,6 +275,7 @@ class BrokerNode:
             ),
             polls=self._polls,
             reader=LogReader(self._raft.log, self._raft.care.damage_at_read),
+            keys=self._key_index(),
             telemetry=self._telemetry,
             clients=self._clients,
             metrics=self._metrics,
@@ -285,6 +289,13 @@ class BrokerNode:
             ),
             advice=read_advice(self.config),
         )
+
+    def _key_index(self) -> KeyIndex:
+        folder, repair = self.config.data_dir / "keyindex", self._raft.care.damage_at_read
+        builds = Builds(self._raft.log, self._files, folder, repair)
+        index = KeyIndex(builds, lambda: self._raft.applied_index)
+        self._replica.observe(index.on_effects)
+        return index
 
     async def stop(self) -> None:
         """Refuse new calls, drain, hand over the lead, close everything."""
@@ -303,6 +314,7 @@ class BrokerNode:
         await self._topic_retention.stop()
         await self._http.stop()
         await self._forwarder.close()
+        await self._context.keys.stop()
         if self._queue_check is not None:
             await self._queue_check.stop()
         await self._checkpointing.stop()

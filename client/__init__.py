@@ -21,6 +21,7 @@ os.environ.update({name: _SETTINGS[name] for name in _OURS})
 from .admin import Admin
 from .errors import LedgerMQError
 from .message import LeasedMessage, Message, MessageQueue, MessageView, SendReceipt
+from .message_query import FoundMessages
 from .owned_queue import QueueLimits
 from .producer import Producer, ProducerStatistics
 from .pull_consumer import PullConsumer
@@ -33,6 +34,7 @@ for name in _OURS:
 
 __all__ = [
     "Admin",
+    "FoundMessages",
     "LeasedMessage",
     "LedgerMQError",
     "Message",

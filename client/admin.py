@@ -27,6 +27,7 @@ from .errors import (
     similar_names,
 )
 from .message import MessageQueue
+from .message_query import DEFAULT_LIMIT, FoundMessages, query_groups
 from .routes import Routes
 from .topic_route import BrokerGroup, Node
 
@@ -38,6 +39,8 @@ MESSAGE_TYPES: Final = {
     "transaction": route_pb2.TRANSACTION,
     "mixed": route_pb2.MIXED,
 }
+
+_MAX_COPIES: Final = 16  # messages with one id that are returned
 
 T = TypeVar("T")
 Stub = admin_pb2_grpc.AdminServiceStub
@@ -192,12 +195,54 @@ class Admin:
                 if error.code != "TOPIC_NOT_FOUND":
                     raise
         if not answers:
-            known = [info.name for info in await self.topics()]
-            cluster = (await self.groups())[0].cluster
-            raise TopicNotFoundError(
-                topic, cluster=cluster, asked=self._routes.asked, similar=similar_names(topic, known)
-            )
+            raise await self._topic_not_found(topic)
         return answers
+
+    async def _topic_not_found(self, topic: str) -> TopicNotFoundError:
+        known = [info.name for info in await self.topics()]
+        cluster = (await self.groups())[0].cluster
+        return TopicNotFoundError(
+            topic, cluster=cluster, asked=self._routes.asked, similar=similar_names(topic, known)
+        )
+
+    # --- messages ---------------------------------------------------------------------------------------------
+
+    async def find_message(self, message_id: str, *, topic: str = "") -> FoundMessages:
+        """Return the message with that id from every broker group: none, one, or more when a producer used it twice.
+
+        Raises: UsageError, TopicNotFoundError.
+        """
+        if not message_id:
+            raise UsageError("the message id is empty")
+        return await self._query(pb.QueryMessagesRequest(message_id=message_id, topic=topic), _MAX_COPIES)
+
+    async def query_messages(
+        self, topic: str, *, key: str = "", begin_ms: int = 0, end_ms: int = 0, limit: int = DEFAULT_LIMIT
+    ) -> FoundMessages:
+        """Return the newest messages of a topic, of all broker groups: those with a key when one is given.
+
+        Times are ms since the epoch: stored at or after `begin_ms`, before `end_ms` (0: no bound).
+        Raises: UsageError, TopicNotFoundError.
+        """
+        if limit < 1:
+            raise UsageError(f"a limit of {limit} messages", "", "Ask for one at least")
+        if begin_ms < 0 or end_ms < 0 or (end_ms and begin_ms >= end_ms):
+            raise UsageError(f"no time is between {begin_ms} and {end_ms}")
+        check_name("topic", topic)
+        request = pb.QueryMessagesRequest(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms)
+        return await self._query(request, limit)
+
+    async def _query(self, request: pb.QueryMessagesRequest, limit: int) -> FoundMessages:
+        async def ask(group: BrokerGroup, asked: pb.QueryMessagesRequest) -> pb.QueryMessagesResponse:
+            answer: pb.QueryMessagesResponse = await self._call(
+                group, lambda stub, timeout: stub.QueryMessages(asked, timeout=timeout)
+            )
+            return answer
+
+        found = await query_groups(await self.groups(), ask, request, limit)
+        if found is None:
+            raise await self._topic_not_found(request.topic)
+        return found
 
     # --- consumer groups --------------------------------------------------------------------------------------
 

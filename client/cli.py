@@ -23,7 +23,7 @@ COMMAND_MODULES: Final = (
     "cli_topic",
     "cli_group",
     "cli_messages",  # send, consume
-    "cli_message",  # message trace
+    "cli_message",  # message get, query, trace
     "cli_cluster",
     "cli_dump",  # dump, check
     "cli_demo",

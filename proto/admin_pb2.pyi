@@ -387,3 +387,53 @@ class CleanResponse(_message.Message):
     log_start_index: int
     note: str
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., segments: _Optional[_Iterable[str]] = ..., bytes: _Optional[int] = ..., log_start_index: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
+
+class QueryMessagesRequest(_message.Message):
+    __slots__ = ("message_id", "topic", "key", "begin_ms", "end_ms", "limit", "before_offset")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_MS_FIELD_NUMBER: _ClassVar[int]
+    END_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    topic: str
+    key: str
+    begin_ms: int
+    end_ms: int
+    limit: int
+    before_offset: int
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ..., begin_ms: _Optional[int] = ..., end_ms: _Optional[int] = ..., limit: _Optional[int] = ..., before_offset: _Optional[int] = ...) -> None: ...
+
+class StoredMessage(_message.Message):
+    __slots__ = ("topic", "queue_id", "queue_offset", "store_timestamp", "physical_offset", "record")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STORE_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    PHYSICAL_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue_id: int
+    queue_offset: int
+    store_timestamp: int
+    physical_offset: int
+    record: bytes
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., store_timestamp: _Optional[int] = ..., physical_offset: _Optional[int] = ..., record: _Optional[bytes] = ...) -> None: ...
+
+class QueryMessagesResponse(_message.Message):
+    __slots__ = ("refusal", "messages", "next_before", "unsearched_bytes", "stale", "node_id")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    UNSEARCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    messages: _containers.RepeatedCompositeFieldContainer[StoredMessage]
+    next_before: int
+    unsearched_bytes: int
+    stale: bool
+    node_id: str
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., next_before: _Optional[int] = ..., unsearched_bytes: _Optional[int] = ..., stale: _Optional[bool] = ..., node_id: _Optional[str] = ...) -> None: ...

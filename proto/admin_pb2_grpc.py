@@ -105,6 +105,11 @@ class AdminServiceStub:
                 request_serializer=ledgermq_dot_proto_dot_admin__pb2.CleanRequest.SerializeToString,
                 response_deserializer=ledgermq_dot_proto_dot_admin__pb2.CleanResponse.FromString,
                 _registered_method=True)
+        self.QueryMessages = channel.unary_unary(
+                '/ledgermq.v1.AdminService/QueryMessages',
+                request_serializer=ledgermq_dot_proto_dot_admin__pb2.QueryMessagesRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_admin__pb2.QueryMessagesResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -197,6 +202,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def QueryMessages(self, request, context):
+        """Stored messages by id, key or time, from what the answering node has applied. Never forwarded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -269,6 +281,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Clean,
                     request_deserializer=ledgermq_dot_proto_dot_admin__pb2.CleanRequest.FromString,
                     response_serializer=ledgermq_dot_proto_dot_admin__pb2.CleanResponse.SerializeToString,
+            ),
+            'QueryMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.QueryMessages,
+                    request_deserializer=ledgermq_dot_proto_dot_admin__pb2.QueryMessagesRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_admin__pb2.QueryMessagesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -649,6 +666,33 @@ class AdminService:
             '/ledgermq.v1.AdminService/Clean',
             ledgermq_dot_proto_dot_admin__pb2.CleanRequest.SerializeToString,
             ledgermq_dot_proto_dot_admin__pb2.CleanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def QueryMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ledgermq.v1.AdminService/QueryMessages',
+            ledgermq_dot_proto_dot_admin__pb2.QueryMessagesRequest.SerializeToString,
+            ledgermq_dot_proto_dot_admin__pb2.QueryMessagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,105 @@
+"""Looking stored messages up in every broker group, and joining what they answer. Must not: know channels.
+
+Owns: the pages of a group, the order of the result, what is said when a group does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ledgermq.proto import admin_pb2 as pb
+
+from .errors import LedgerMQError, RefusedError
+from .message import MessageQueue, MessageView
+from .topic_route import BrokerGroup
+
+#: Messages of a query when nothing else is asked for.
+DEFAULT_LIMIT: Final = 100
+_PAGE: Final = 1000
+
+Ask = Callable[[BrokerGroup, pb.QueryMessagesRequest], Awaitable[pb.QueryMessagesResponse]]
+
+
+@dataclass(slots=True)
+class FoundMessages:
+    """What a query brought: the newest first."""
+
+    messages: list[MessageView] = field(default_factory=list)
+    truncated: bool = False  # there may be more than `limit`
+    #: Log bytes in which nothing was looked for: the index of keys and ids is being made there. Ask again later.
+    unsearched_bytes: int = 0
+    #: Broker groups that did not answer, and why: their messages are missing.
+    silent: dict[str, LedgerMQError] = field(default_factory=dict)
+    #: Broker groups without a leader: what was stored last there may be missing.
+    stale: list[str] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether what is not here was not stored (or is not stored any more), as far as `truncated` goes."""
+        return not (self.unsearched_bytes or self.silent or self.stale)
+
+
+async def query_groups(
+    groups: Sequence[BrokerGroup], ask: Ask, request: pb.QueryMessagesRequest, limit: int
+) -> FoundMessages | None:
+    """Ask all groups at once; None: no group has the topic. Raises: LedgerMQError (no group answered)."""
+    answers = await asyncio.gather(
+        *(_query_group(group, ask, request, limit) for group in groups), return_exceptions=True
+    )
+    found, answered = FoundMessages(), 0
+    for group, answer in zip(groups, answers, strict=True):
+        if isinstance(answer, FoundMessages):
+            answered += 1
+            found.messages += answer.messages
+            found.truncated |= answer.truncated
+            found.unsearched_bytes += answer.unsearched_bytes
+            found.stale += answer.stale
+        elif isinstance(answer, RefusedError) and answer.code == "TOPIC_NOT_FOUND":
+            continue
+        elif isinstance(answer, LedgerMQError) and not _is_final(answer):
+            found.silent[group.name] = answer
+        else:
+            raise answer
+    if not answered:
+        if found.silent:
+            raise next(iter(found.silent.values()))
+        return None
+    found.messages.sort(key=lambda message: message.store_timestamp, reverse=True)
+    found.truncated |= len(found.messages) > limit
+    del found.messages[limit:]
+    return found
+
+
+async def _query_group(
+    group: BrokerGroup, ask: Ask, request: pb.QueryMessagesRequest, limit: int
+) -> FoundMessages:
+    """Ask one group, page by page."""
+    asked = pb.QueryMessagesRequest()
+    asked.CopyFrom(request)
+    found = FoundMessages()
+    while True:
+        asked.limit = min(limit - len(found.messages), _PAGE)
+        answer = await ask(group, asked)
+        found.messages += [_view(group, each) for each in answer.messages]
+        found.unsearched_bytes = max(found.unsearched_bytes, answer.unsearched_bytes)
+        if answer.stale and not found.stale:
+            found.stale.append(group.name)
+        asked.before_offset = answer.next_before
+        if not answer.next_before:
+            return found
+        if len(found.messages) >= limit:
+            found.truncated = True
+            return found
+
+
+def _is_final(error: LedgerMQError) -> bool:
+    """Tell whether a group has understood the question and will not answer it."""
+    return isinstance(error, RefusedError) and error.code == "INVALID_ARGUMENT"
+
+
+def _view(group: BrokerGroup, stored: pb.StoredMessage) -> MessageView:
+    queue = MessageQueue(stored.topic, group.name, stored.queue_id)
+    return MessageView(stored.record, 0, queue, stored.queue_offset, stored.store_timestamp)
