@@ -29,7 +29,6 @@ _SECTION_WORDS: Final = SECTION_HEADER_SIZE // 8
 _COUNT_WORD, _ID_WORD, _KEYS_WORD = 1, 6, 8
 
 NO_ITEMS: Final = np.empty(0, np.uint64)
-NO_ITEMS.flags.writeable = False
 
 
 class ItemForm(NamedTuple):
