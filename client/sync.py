@@ -25,7 +25,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future
 from typing import Any
 
-from .admin import Admin
+from .admin import Admin as AsyncAdmin
 from .encoding import check_name
 from .errors import ClosedError, GroupNotFoundError, LedgerMQError
 from .handover import Handover
@@ -35,10 +35,11 @@ from .message import LeasedMessage, Message, SendReceipt
 from .producer import Producer as AsyncProducer
 from .producer import ProducerStatistics
 from .simple_consumer import INVISIBLE_MS, RECEIVE_BATCH, SimpleConsumer
+from .sync_admin import Admin
 from .sync_pull_consumer import PullConsumer
 from .sync_push_consumer import PushConsumer
 
-__all__ = ["Consumer", "Producer", "PullConsumer", "PushConsumer", "ReceivedMessage"]
+__all__ = ["Admin", "Consumer", "Producer", "PullConsumer", "PushConsumer", "ReceivedMessage"]
 
 logger = logging.getLogger(__name__)
 
@@ -263,7 +264,7 @@ class Consumer(Closing):
         try:
             return await self._consumer.receive(max_messages, timeout_ms=timeout_ms)
         except GroupNotFoundError:
-            async with Admin(self._nameservers) as admin:
+            async with AsyncAdmin(self._nameservers) as admin:
                 await admin.create_group(self._group, start=self._start, if_not_exists=True)
             return await self._consumer.receive(max_messages, timeout_ms=timeout_ms)
 

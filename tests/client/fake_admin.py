@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import admin_pb2_grpc, log_pb2, route_pb2
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.proto.record import SECTION_HEADER_SIZE, decode_record, pack_message_id, record_positions
 
 if TYPE_CHECKING:
     from .fakes import FakeGroup, FakeNode
@@ -31,6 +33,10 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
     dump: tuple[tuple[str, bytes], ...] = DUMP  # (path, bytes) of each chunk
     dump_refusal: route_pb2.Refusal | None = None  # comes behind the first chunk
     cleaned: pb.CleanRequest | None = None
+    queries: list[pb.QueryMessagesRequest]  # that this node was asked
+    page = 1000  # messages of an answer at most
+    unsearched = 0  # bytes, in every answer
+    stale = False
 
     def _no_group(self, name: str) -> route_pb2.Refusal | None:
         if name in self.group.groups:
@@ -102,6 +108,56 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
             bytes=1 << 20,
             log_start_index=9,
             note="the newest segment always stays",
+        )
+
+    def _stored(self) -> list[pb.StoredMessage]:
+        """All messages, the newest first; their places in the log are made up."""
+        names = {topic_id: name for name, (topic_id, _) in self.group.topics.items()}
+        found = []
+        for (topic_id, queue_id), queue in self.group.queues.items():
+            for base, count, section, stored in queue.sections:
+                body = section[SECTION_HEADER_SIZE:]
+                for i, position in enumerate(record_positions(body, count).tolist()):
+                    record = body[position : position + decode_record(body, position).size]
+                    found.append(
+                        pb.StoredMessage(
+                            topic=names[topic_id], queue_id=queue_id, queue_offset=base + i,
+                            store_timestamp=stored, record=record,
+                        )
+                    )  # fmt: skip
+        found.sort(key=lambda each: (each.store_timestamp, each.topic, each.queue_id, each.queue_offset))
+        for number, each in enumerate(found):
+            each.physical_offset = 8 * (number + 1)
+        return found[::-1]
+
+    async def QueryMessages(self, request: pb.QueryMessagesRequest, context: Any) -> pb.QueryMessagesResponse:
+        await self.running.wait()
+        self.queries.append(request)
+        if request.topic and request.topic not in self.group.topics:
+            refusal = route_pb2.Refusal(
+                code=route_pb2.TOPIC_NOT_FOUND, message=f'topic "{request.topic}" does not exist'
+            )
+            return pb.QueryMessagesResponse(refusal=refusal)
+        found = []
+        for each in self._stored():
+            record = decode_record(each.record)
+            keys = v2.SystemProperties.FromString(bytes(record.system_run)).keys if request.key else ()
+            if (
+                request.topic in ("", each.topic)
+                and (not request.message_id or record.message_id == pack_message_id(request.message_id)[0])
+                and (not request.key or request.key in keys)
+                and request.begin_ms <= each.store_timestamp
+                and (not request.end_ms or each.store_timestamp < request.end_ms)
+                and (not request.before_offset or each.physical_offset < request.before_offset)
+            ):
+                found.append(each)
+        page = found[: min(request.limit, self.page)]
+        return pb.QueryMessagesResponse(
+            messages=page,
+            next_before=page[-1].physical_offset if len(found) > len(page) else 0,
+            unsearched_bytes=self.unsearched,
+            stale=self.stale,
+            node_id=self.node_id,
         )
 
     async def Dump(self, request: pb.DumpRequest, context: Any) -> AsyncIterator[pb.DumpChunk]:

@@ -116,6 +116,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
         self.refusals: deque[pb.Refusal] = deque()  # answers to the next requests instead of storing them
         self.membership_refusals: list[pb.Refusal] = []
         self.register: Callable[[FakeGroup], None] = lambda group: None  # tells the nameserver of a new topic
+        self.queries = []
         self.drop_answers = 0  # do it, then break the stream instead of answering
         self.requests: list[int] = []  # section counts of produce requests
         self.asked = asyncio.Event()  # a produce request came
