@@ -206,7 +206,7 @@ def percentiles(times: list[float]) -> dict[str, float]:
 
 
 def look_up(
-    stub: admin_pb2_grpc.AdminServiceStub, count: int, fields: Callable[[], dict[str, str]], expected: int
+    stub: admin_pb2_grpc.AdminServiceStub, count: int, fields: Callable[[], dict[str, Any]], expected: int
 ) -> dict[str, float]:
     """Ask `count` times, one after the other."""
     times = []
@@ -232,7 +232,7 @@ def push_out(folder: Path) -> None:
 
 def measure(options: argparse.Namespace, address: str, folder: Path) -> None:
     keys, rng = options.messages // COPIES, random.Random(1)
-    kinds: list[tuple[str, Callable[[], dict[str, str]], int]] = [
+    kinds: list[tuple[str, Callable[[], dict[str, Any]], int]] = [
         ("present keys", lambda: {"topic": TOPIC, "key": key_of(rng.randrange(keys))}, COPIES),
         ("absent keys", lambda: {"topic": TOPIC, "key": f"absent {rng.random()}"}, 0),
         ("ids", lambda: {"message_id": id_text(rng.randrange(options.messages))}, 1),

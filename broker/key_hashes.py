@@ -25,6 +25,7 @@ _MASK: Final = (1 << 64) - 1
 _ODD: Final = 0x9E3779B97F4A7C15  # spreads what is alike (the golden ratio, in 64 bits)
 _FACTORS: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # of splitmix64's last steps
 _SECTION_WORDS: Final = SECTION_HEADER_SIZE // 8
+_FEW: Final = 24  # records
 # 8-byte words of a record: flags and key count, the two halves of the id, the first key.
 _COUNT_WORD, _ID_WORD, _KEYS_WORD = 1, 6, 8
 
@@ -85,61 +86,69 @@ def items_of(
     entries: Iterable[tuple[EntryHeader, memoryview]], segment_start: int, form: ItemForm
 ) -> np.ndarray:
     """Return the items of committed entries of one segment (u64, in no order). May run in any thread."""
-    found = [
-        _items_of_payload(
-            payload,
-            header.section_count,
-            (header.physical_offset + HEADER_SIZE - segment_start) // PLACE_UNIT,
-            form,
-        )
-        for header, payload in entries
-        if header.kind is EntryKind.RECORDS
-    ]
-    return np.concatenate(found) if found else NO_ITEMS
+    items = _Items(form)
+    for header, payload in entries:
+        if header.kind is EntryKind.RECORDS:
+            base = (header.physical_offset + HEADER_SIZE - segment_start) // PLACE_UNIT
+            items.add(payload, header.section_count, base)
+    return items.all()
 
 
-def _items_of_payload(payload: memoryview, section_count: int, base: int, form: ItemForm) -> np.ndarray:
-    """`base`: place of the payload in its segment."""
-    records, topics = _records(payload, section_count)
-    if not len(records):
-        return NO_ITEMS
-    words = np.frombuffer(payload, "<u8")
-    mask = np.uint64(form.place_mask)
-    places = (records + base).astype(np.uint64)
-    ids = _of_ids(words[records + _ID_WORD], words[records + _ID_WORD + 1])
-    items = (ids & ~mask) | places
-    key_counts = ((words[records + _COUNT_WORD] >> np.uint64(16)) & np.uint64(0xFFFF)).astype(np.int64)
-    with_keys = np.flatnonzero(key_counts)
-    if not len(with_keys):
-        return items
-    counts = key_counts[with_keys]
-    owners = np.repeat(with_keys, counts)
-    nth = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-    keys = words[records[owners] + _KEYS_WORD + nth] + topics[owners] * np.uint64(_ODD)
-    return np.concatenate((items, (keys & ~mask) | places[owners]))
+class _Items:
+    """Collects items: those of small sections one by one, as arrays would cost more than the records."""
 
+    def __init__(self, form: ItemForm) -> None:
+        self._mask = np.uint64(form.place_mask)
+        self._ids: tuple[list[int], list[int], list[int]] = ([], [], [])  # halves, places
+        self._keys: tuple[list[int], list[int]] = ([], [])  # hashes, places
+        self._found: list[np.ndarray] = []
 
-def _records(payload: memoryview, section_count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the records of a payload begin (int64, in 8-byte words), and the topic ids of each (u64)."""
-    words = payload.cast("I")
-    single: list[int] = []
-    single_topics: list[int] = []
-    records: list[np.ndarray] = []
-    topics: list[np.ndarray] = []
-    at = 0  # 8-byte words
-    for _ in range(section_count):
-        kind, topic_id, count, size = (
-            words[2 * at] & 0xFF, words[2 * at + 1], words[2 * at + 4], words[2 * at + 5],
-        )  # fmt: skip
-        body = at + _SECTION_WORDS
-        if kind == SectionKind.RECORDS:
-            if count == 1:
-                single.append(body)
-                single_topics.append(topic_id)
-            else:
-                records.append((record_starts(payload[8 * body : 8 * body + size], count) >> 3) + body)
-                topics.append(np.full(count, topic_id, np.uint64))
-        at = body + size // 8
-    records.append(np.array(single, np.int64))
-    topics.append(np.array(single_topics, np.uint64))
-    return np.concatenate(records), np.concatenate(topics)
+    def add(self, payload: memoryview, section_count: int, base: int) -> None:
+        """Take the records of a payload, which stands at the place `base`."""
+        words = payload.cast("Q")
+        at = 0
+        for _ in range(section_count):
+            head, sizes = words[at], words[at + 2]
+            topic_id, count, size = head >> 32, sizes & 0xFFFFFFFF, sizes >> 32
+            body = at + _SECTION_WORDS
+            if head & 0xFF == SectionKind.RECORDS:
+                if count <= _FEW:
+                    self._add_few(words, body, count, topic_id, base)
+                else:
+                    self._add_many(payload[8 * body : 8 * body + size], count, topic_id, base + body)
+            at = body + size // 8
+
+    def _add_few(self, words: memoryview, at: int, count: int, topic_id: int, base: int) -> None:
+        (low, high, places), (keys, key_places) = self._ids, self._keys
+        for _ in range(count):
+            low.append(words[at + _ID_WORD])
+            high.append(words[at + _ID_WORD + 1])
+            places.append(base + at)
+            if key_count := words[at + _COUNT_WORD] >> 16 & 0xFFFF:
+                for key in words[at + _KEYS_WORD : at + _KEYS_WORD + key_count]:
+                    keys.append((key + topic_id * _ODD) & _MASK)
+                    key_places.append(base + at)
+            at += (words[at] & 0xFFFFFFFF) >> 3
+
+    def _add_many(self, body: memoryview, count: int, topic_id: int, base: int) -> None:
+        records = record_starts(body, count) >> 3
+        words = np.frombuffer(body, "<u8")
+        places = (records + base).astype(np.uint64)
+        self._put(_of_ids(words[records + _ID_WORD], words[records + _ID_WORD + 1]), places)
+        key_counts = (words[records + _COUNT_WORD] >> np.uint64(16)).astype(np.uint16).astype(np.int64)
+        if not key_counts.any():
+            return
+        owners = np.repeat(np.arange(count), key_counts)
+        nth = np.arange(len(owners)) - np.repeat(np.cumsum(key_counts) - key_counts, key_counts)
+        keys = words[records[owners] + _KEYS_WORD + nth]
+        self._put(keys + np.uint64(topic_id * _ODD & _MASK), places[owners])
+
+    def _put(self, hashes: np.ndarray, places: np.ndarray) -> None:
+        self._found.append((hashes & ~self._mask) | places)
+
+    def all(self) -> np.ndarray:
+        """Return everything that was taken."""
+        low, high, places = (np.array(each, np.uint64) for each in self._ids)
+        self._put(_of_ids(low, high), places)
+        self._put(*(np.array(each, np.uint64) for each in self._keys))
+        return np.concatenate(self._found)

@@ -81,6 +81,7 @@ CORE: dict[str, tuple[str, ...]] = {
         "effects",
         "errors",
         "groups",
+        "key_hashes",
         "leader_view",
         "leases",
         "log_wire",
