@@ -31,6 +31,7 @@ from ledgermq.raft.config import MAX_ENTRY_DIVISOR
 from .produce import largest_message
 
 ENV_PREFIX: Final = "LEDGERMQ_"
+MAX_SEGMENT_SIZE: Final = 4 << 30
 #: Of the command line, which starts brokers, too.
 _NOT_OURS: Final = ("LEDGERMQ_NAMESERVER", "LEDGERMQ_DEBUG")
 _SIZE: Final = re.compile(r"(\d+)\s*(B|KiB|MiB|GiB|TiB)?", re.IGNORECASE)
@@ -218,6 +219,8 @@ class BrokerConfig(BaseSettings):
         """An entry is at most a quarter of a segment, and the largest message must fit into one."""
         if self.segment_size < 1 << 20:
             raise ValueError("segment_size: must be at least 1MiB")
+        if self.segment_size > MAX_SEGMENT_SIZE:
+            raise ValueError("segment_size: must be at most 4GiB: places in a segment have 32 bits")
         if not 1 << 10 <= self.max_message_bytes <= MAX_BODY_SIZE:
             raise ValueError(f"max_message_bytes: must be between 1KiB and {MAX_BODY_SIZE} bytes (4MiB)")
         largest = largest_message(self.segment_size // MAX_ENTRY_DIVISOR)

@@ -58,6 +58,7 @@ def test_a_node_without_peers_is_a_group_of_its_own() -> None:
             ["--access-message-in-memory-max-ratio", "100", "'101'"],
         ),
         ({"segment_size": "12 pounds"}, {}, ["--segment-size", "not a size"]),
+        ({"segment_size": "5GiB"}, {}, ["--segment-size", "at most 4GiB"]),
         ({"peers": "n2=127.0.0.1:1"}, {}, ["--peers", "n1 itself is missing"]),
         ({"listener": "messaging_bind=0.0.0.0:1"}, {}, ["messaging_advertise", "0.0.0.0:1"]),
         ({"listener": "name=a,mesaging_bind=a:1"}, {}, ["mesaging_bind", "messaging_bind"]),

@@ -13,6 +13,7 @@ import pytest
 from ledgermq.broker.consume_queue import (
     TAIL_UNITS,
     UNIT_DTYPE,
+    UNIT_SIZE,
     UNITS_PER_FILE,
     ColdRead,
     ConsumeQueue,
@@ -119,6 +120,35 @@ def test_memory_keeps_only_the_newest_units_after_they_are_written(tmp_path: Pat
     write_out(queues, files)
     assert queue.tail_start == 50_000 - TAIL_UNITS
     assert queues.unwritten() == []
+    files.close()
+
+
+def test_units_that_left_memory_come_from_the_page_cache_a_block_at_a_time(tmp_path: Path) -> None:
+    """A3.14: what the system has cached is read without a thread, once; so many blocks stay as the limit says."""
+
+    class Cached(ConsumeQueueFiles):
+        reads = 0
+
+        def read_nowait(self, folder: str, queue_id: int, start: int, count: int) -> bytes | None:
+            self.reads += 1
+            path = self.path(folder, queue_id, start)
+            at = start % UNITS_PER_FILE * UNIT_SIZE
+            return path.read_bytes()[at : at + count * UNIT_SIZE]
+
+    files = Cached(RealFileSystem(), tmp_path)
+    queues = ConsumeQueues(files)
+    queues.add(ConsumeQueue(KEY, "orders@1", 0, 0))
+    count = 300 * BLOCK_UNITS
+    queues.append(queues.named(*KEY), some_units(0, count))
+    write_out(queues, files)
+    for _ in range(3):
+        found = queues.lookup(*KEY, 10, 50)
+        assert isinstance(found, np.ndarray) and found.tolist() == some_units(10, 50).tolist()
+    assert files.reads == 1
+    for block in range(299):
+        found = queues.lookup(*KEY, block * BLOCK_UNITS, 1)
+        assert isinstance(found, np.ndarray) and found["physical_offset"][0] == block * BLOCK_UNITS * 100
+    assert len(queues._blocks) == 256
     files.close()
 
 
