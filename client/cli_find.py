@@ -1,4 +1,4 @@
-"""Commands `ledgermq message …`: look up what is stored, by id, by key, by time."""
+"""Commands `ledgermq message get` and `query`: look up what is stored, by id, by key, by time."""
 
 from __future__ import annotations
 
@@ -27,16 +27,6 @@ from .message_query import DEFAULT_LIMIT, FoundMessages
 
 _PREVIEW: Final = 40  # characters of a body in a table
 _MAX_LIMIT: Final = 100_000
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the app."""
-    message = typer.Typer(
-        no_args_is_help=True, help="Look up stored messages by id, key or time.", rich_markup_mode=None
-    )
-    message.command("get")(get)
-    message.command("query")(query)
-    app.add_typer(message, name="message")
 
 
 def get(

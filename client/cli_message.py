@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import typer
 
+from .cli_find import get, query
 from .cli_trace import trace
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    message = typer.Typer(no_args_is_help=True, help="Look for single messages.", rich_markup_mode=None)
+    message = typer.Typer(
+        no_args_is_help=True, help="Look up stored messages, and what became of one.", rich_markup_mode=None
+    )
+    message.command("get")(get)
+    message.command("query")(query)
     message.command("trace")(trace)
     app.add_typer(message, name="message")
