@@ -208,6 +208,7 @@ async def _by_hash(
     else:
         topic = known_topic(context, request.topic)
         hashed, wanted = key_hash(topic.topic_id, request.key), _has_key(request.key)
+        begin = max(begin, await _first_visible(context, topic))
     await context.keys.catch_up(_CATCH_UP_S)
     unsearched: int | None = None
     while True:
@@ -228,6 +229,20 @@ async def _by_hash(
                 page.add(place, record)
         if len(found.offsets) < _CANDIDATES:
             return unsearched
+
+
+async def _first_visible(context: NodeContext, topic: Topic) -> int:
+    """Return where the messages begin that the topic's own retention does not hide (physical offset). It may hide many."""
+    if not topic.retention_ms:
+        return 0
+    firsts = []
+    for queue in _queues(context, topic):
+        try:
+            unit = await context.replica.units(*queue.key, queue.begin, 1)
+        except QueueNotFoundError:
+            continue
+        firsts += unit["physical_offset"].tolist()
+    return min(firsts, default=0)
 
 
 def _has_id(message_id: str) -> Wanted:

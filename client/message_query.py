@@ -19,6 +19,8 @@ from .topic_route import BrokerGroup
 #: Messages of a query when nothing else is asked for.
 DEFAULT_LIMIT: Final = 100
 _PAGE: Final = 1000
+#: Records of one broker group that a result holds at most, bytes (or one page): the rest counts as truncated.
+MAX_GROUP_BYTES: Final = 64 << 20
 
 Ask = Callable[[BrokerGroup, pb.QueryMessagesRequest], Awaitable[pb.QueryMessagesResponse]]
 
@@ -28,7 +30,7 @@ class FoundMessages:
     """What a query brought: the newest first."""
 
     messages: list[MessageView] = field(default_factory=list)
-    truncated: bool = False  # there may be more than `limit`
+    truncated: bool = False  # there may be more than `limit`, or than fits into a result
     #: Log bytes in which nothing was looked for: the index of keys and ids is being made there. Ask again later.
     unsearched_bytes: int = 0
     #: Broker groups that did not answer, and why: their messages are missing.
@@ -79,18 +81,19 @@ async def _query_group(
     """Ask one group, page by page."""
     asked = pb.QueryMessagesRequest()
     asked.CopyFrom(request)
-    found = FoundMessages()
+    found, size = FoundMessages(), 0
     while True:
         asked.limit = min(limit - len(found.messages), _PAGE)
         answer = await ask(group, asked)
         found.messages += [_view(group, each) for each in answer.messages]
+        size += sum(len(each.record) for each in answer.messages)
         found.unsearched_bytes = max(found.unsearched_bytes, answer.unsearched_bytes)
         if answer.stale and not found.stale:
             found.stale.append(group.name)
         asked.before_offset = answer.next_before
         if not answer.next_before:
             return found
-        if len(found.messages) >= limit:
+        if len(found.messages) >= limit or size >= MAX_GROUP_BYTES:
             found.truncated = True
             return found
 

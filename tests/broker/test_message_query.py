@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ledgermq.broker import log_service, message_query
-from ledgermq.broker.commands import DeleteTopic, TrimQueues, position_rows
+from ledgermq.broker.commands import DeleteTopic, SetTopicRetention, TrimQueues, position_rows
 from ledgermq.broker.key_hashes import ItemForm
 from ledgermq.broker.key_index import KeyIndex
 from ledgermq.broker.message_query import MAX_RUNNING, MessageQueries
@@ -145,6 +145,26 @@ def test_a_message_that_retention_hides_is_not_found(tmp_path: Path) -> None:
             newer = node.send(again, 0, ("m4", ["k"]))
             assert await ask.all(topic="orders", key="k") == places(newer)
             assert await ask.all(message_id="m4") == places(newer)
+
+    run(scenario)
+
+
+def test_what_a_topic_hides_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic's own retention may hide a million messages with one key, which the log still holds."""
+    monkeypatch.setattr(message_query, "_MAX_LOOKED_AT", 5)
+    node = MessageLog()
+    topic = node.topic("orders", 2)
+    for i in range(50):
+        node.send(topic, i % 2, (f"m{i}", ["k"]))
+    node.command(SetTopicRetention(topic, 1000), TrimQueues(position_rows([(topic, 0, 24), (topic, 1, 25)])))
+    assert node.state.queue_begin(topic, 1) == node.state.queue_end(topic, 1)
+
+    async def scenario() -> None:
+        async with asking(node, tmp_path) as ask:
+            answer = await ask.page(topic="orders", key="k")
+            assert [each.queue_offset for each in answer.messages] == [24] and not answer.next_before
+            node.command(TrimQueues(position_rows([(topic, 0, 25)])))
+            assert await ask.all(topic="orders", key="k") == []
 
     run(scenario)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.client import Admin, Message, Producer
+from ledgermq.client import Admin, Message, Producer, message_query
 from ledgermq.client.errors import BrokerUnreachableError, InvalidNameError, TopicNotFoundError, UsageError
 from ledgermq.client.queue_selection import StrictRoundRobin
 from ledgermq.client.sync import Admin as SyncAdmin
@@ -84,6 +84,21 @@ def test_pages_are_asked_for_until_the_limit_is_reached() -> None:
                 assert found.truncated
             whole = await admin.query_messages("orders", limit=24)
             assert len(whole.messages) == 24 and not whole.truncated
+
+    run(scenario())
+
+
+def test_a_result_holds_so_many_bytes_and_says_that_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_query, "MAX_GROUP_BYTES", 500)
+
+    async def scenario() -> None:
+        async with two_groups() as cluster, Admin(cluster.address) as admin:
+            ids = await send(cluster, 20)
+            for node in cluster.nodes.values():
+                node.page = 1
+            found = await admin.query_messages("orders")
+            assert found.truncated and 2 < len(found.messages) < 10
+            assert {each.message_id for each in found.messages} <= set(ids)
 
     run(scenario())
 
