@@ -13,7 +13,8 @@ from ledgermq.client import Admin, FoundMessages, Message, Producer
 from ledgermq.client.cli import run_cli
 from ledgermq.client.message import SendReceipt
 from ledgermq.client.queue_selection import StrictRoundRobin
-from ledgermq.proto import admin_pb2, admin_pb2_grpc
+from ledgermq.proto import admin_pb2, admin_pb2_grpc, rocketmq_v2_pb2_grpc
+from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import decode_record
 
 from .cluster import Cluster, wait_until
@@ -158,6 +159,28 @@ def test_every_node_answers_also_after_a_restart_and_with_damaged_files(cluster:
     cluster.restart(follower)
     wait_until(lambda: find_all(follower), "the damaged files are made again")
     assert "key index damaged" in cluster.nodes[follower].log(1000)
+
+
+def test_messages_of_official_clients_are_found_by_their_ids_and_keys(
+    cluster: Cluster, ledgermq: Any
+) -> None:
+    """Also ids that are no v1 ids: of them the log's fixed header has only a digest."""
+    request = v2.SendMessageRequest()
+    for message_id in ("our own id, with blanks", "01" + 32 * "A"):
+        message = request.messages.add(topic=v2.Resource(name=TOPIC), body=b"official")
+        message.system_properties.message_id = message_id
+        message.system_properties.keys.extend(["official", f"key of {message_id}"])
+        message.system_properties.message_type = v2.NORMAL
+    with grpc.insecure_channel(cluster.address(cluster.wait_leader(), "messaging")) as channel:
+        stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(channel)
+        answer = stub.SendMessage(request, timeout=15, metadata=(("x-mq-client-id", "c"),))
+    assert answer.status.code == v2.OK, answer.status.message
+    for entry in answer.entries:
+        (found,) = query(cluster, f"key of {entry.message_id}").messages
+        assert (found.message_id, found.queue_offset) == (entry.message_id, entry.offset)
+        (shown,) = json.loads(ledgermq("message", "get", entry.message_id, "--json")[1])
+        assert (shown["body"], shown["keys"][0]) == ("official", "official")
+    assert len(query(cluster, "official").messages) == 2
 
 
 def test_without_a_leader_a_node_answers_what_it_has_and_says_so(cluster: Cluster) -> None:
