@@ -5,7 +5,7 @@
 A node of a group of one takes the messages through its own proposals (small ones, a key each, every key four times), as
 entries of 1,000; clients are left out. Then another process asks it: keys that are there, keys that are not, ids; each
 again after the files were pushed out of the page cache. `--rebuild` deletes the index and measures how it is made again.
-Prints one JSON object a line: latencies in ms; how late the node's event loop was meanwhile (5 ms timers); CPU of the
+Prints one JSON object a line: latencies and the node's CPU for each look-up in ms; how late the node's event loop was meanwhile (5 ms timers); CPU of the
 threads that make the index (`items`: while messages come in, `runs`: files, and old segments); bytes of log and index.
 """
 
@@ -53,6 +53,8 @@ from ledgermq.proto.record import (
     seal_section,
 )
 from tests.ports import free_ports
+
+from .peers.measure import cpu_seconds
 
 TOPIC, QUEUES, BATCH, BODY = "orders", 4, 1000, 100
 COPIES = 4  # messages with one key
@@ -206,10 +208,14 @@ def percentiles(times: list[float]) -> dict[str, float]:
 
 
 def look_up(
-    stub: admin_pb2_grpc.AdminServiceStub, count: int, fields: Callable[[], dict[str, Any]], expected: int
+    stub: admin_pb2_grpc.AdminServiceStub,
+    pid: int,
+    count: int,
+    fields: Callable[[], dict[str, Any]],
+    expected: int,
 ) -> dict[str, float]:
-    """Ask `count` times, one after the other."""
-    times = []
+    """Ask the node of that process `count` times, one after the other."""
+    times, used = [], cpu_seconds(pid)
     for _ in range(count):
         request = admin_pb2.QueryMessagesRequest(**fields())
         begin = time.perf_counter()
@@ -217,7 +223,7 @@ def look_up(
         times.append((time.perf_counter() - begin) * 1000)
         assert not answer.refusal.code and not answer.unsearched_bytes, answer
         assert len(answer.messages) == expected, answer
-    return percentiles(times)
+    return {**percentiles(times), "node_cpu": round(1000 * (cpu_seconds(pid) - used) / count, 2)}
 
 
 def push_out(folder: Path) -> None:
@@ -230,7 +236,7 @@ def push_out(folder: Path) -> None:
             os.close(fd)
 
 
-def measure(options: argparse.Namespace, address: str, folder: Path) -> None:
+def measure(options: argparse.Namespace, address: str, pid: int, folder: Path) -> None:
     keys, rng = options.messages // COPIES, random.Random(1)
     kinds: list[tuple[str, Callable[[], dict[str, Any]], int]] = [
         ("present keys", lambda: {"topic": TOPIC, "key": key_of(rng.randrange(keys))}, COPIES),
@@ -241,8 +247,8 @@ def measure(options: argparse.Namespace, address: str, folder: Path) -> None:
         stub = admin_pb2_grpc.AdminServiceStub(channel)
         for name, fields, expected in kinds:
             push_out(folder)
-            cold = look_up(stub, options.lookups, fields, expected)
-            warm = look_up(stub, options.lookups, fields, expected)
+            cold = look_up(stub, pid, options.lookups, fields, expected)
+            warm = look_up(stub, pid, options.lookups, fields, expected)
             print(json.dumps({name: warm, "files cold before": cold}), flush=True)
 
 
@@ -262,7 +268,7 @@ def run_node(options: argparse.Namespace, folder: Path, ask: bool) -> None:
             sys.stdout.write(line)
             sys.stdout.flush()
             if ask:
-                measure(options, f"127.0.0.1:{ports[2]}", folder)
+                measure(options, f"127.0.0.1:{ports[2]}", process.pid, folder)
         finally:
             process.terminate()
 
