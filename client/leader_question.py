@@ -18,19 +18,33 @@ from .channels import Channels
 
 #: Nodes that are there answer from memory; a question to one that is lost must not hold up the others' answers.
 PATIENCE_S: Final = 0.1
+#: As long as nobody has answered it is waited longer: the nodes may be far away, or the machine busy.
+_LONGEST_S: Final = 1.0
+_NOBODY: Final = (0, "")
 
 
 async def who_leads(channels: Channels, addresses: Iterable[str]) -> tuple[int, str]:
     """Return (term, node id of its leader) of the newest term that any of the nodes knows; (0, "") when none answers."""
-    answers = await asyncio.gather(*(_ask(channels.get(address)) for address in addresses))
-    return max(answers, default=(0, ""))
+    asked = {asyncio.create_task(_ask(channels.get(address))) for address in addresses}
+    if not asked:
+        return _NOBODY
+    try:
+        done, waiting = await asyncio.wait(asked, timeout=PATIENCE_S)
+        while waiting and all(task.result() == _NOBODY for task in done):
+            more, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            done |= more
+        return max((task.result() for task in done), default=_NOBODY)
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def _ask(channel: Any) -> tuple[int, str]:
     try:
         status = await admin_pb2_grpc.AdminServiceStub(channel).GetStatus(
-            pb.GetStatusRequest(), timeout=PATIENCE_S
+            pb.GetStatusRequest(), timeout=_LONGEST_S
         )
     except grpc.RpcError:
-        return 0, ""
+        return _NOBODY
     return status.term, status.leader_id

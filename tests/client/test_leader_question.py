@@ -42,6 +42,24 @@ def test_the_newest_term_counts_and_a_node_that_is_gone_does_not() -> None:
     run(scenario())
 
 
+def test_an_answer_from_far_away_is_waited_for_as_long_as_there_is_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a consumer with a long way to its brokers takes them all for lost."""
+    monkeypatch.setattr(leader_question, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(leader_question, "_LONGEST_S", 20.0)
+
+    async def scenario() -> None:
+        group = FakeGroup()
+        channels = Channels()
+        async with FakeCluster(group) as cluster:
+            gone = f"127.0.0.1:{free_ports(1)[0]}"
+            assert await who_leads(channels, [gone, cluster.node().address]) == (1, "n1")
+        await channels.close()
+
+    run(scenario())
+
+
 def test_when_nobody_answers_nothing_is_known() -> None:
     async def scenario() -> None:
         channels = Channels()
