@@ -61,10 +61,11 @@ class OffsetsFile:
             raise
 
     def close(self) -> None:
-        """Let another consumer use the file."""
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        """Let another consumer use the file, when nothing is written any more; waits for that."""
+        with self._writing:
+            if self._lock_fd >= 0:
+                os.close(self._lock_fd)
+                self._lock_fd = -1
 
     def get(self, queue: MessageQueue, topic_id: int) -> int | None:
         """Return the stored offset of a queue."""
@@ -73,6 +74,8 @@ class OffsetsFile:
     def put(self, rows: Iterable[tuple[Place, int]]) -> None:
         """Store offsets, on disk when it returns. Raises: OffsetsFileError."""
         with self._writing:
+            if self._lock_fd < 0:
+                raise OffsetsFileError(str(self.path), "Its consumer is closed", "Make a new one")
             offsets = {**self._offsets, **dict(rows)}
             try:
                 self._replace(self._encode(offsets))

@@ -148,7 +148,7 @@ class PushConsumer:
         if self._trace is not None:
             await self._trace.close()
         if self._file is not None:
-            self._file.close()
+            await asyncio.to_thread(self._file.close)
         await self._routes.close()
         await self._channels.close()
 

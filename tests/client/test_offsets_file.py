@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,36 @@ def test_what_was_half_written_is_not_looked_at(tmp_path: Path, monkeypatch: pyt
     file = opened(path)
     assert file.get(QUEUE, 7) == 12
     file.close()
+
+
+def test_the_next_consumer_gets_the_file_when_nothing_is_written_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "offsets.json"
+    file = opened(path)
+    writing, may_go_on, sync = threading.Event(), threading.Event(), os.fsync
+
+    def slow(fd: int) -> None:
+        writing.set()
+        may_go_on.wait(20)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    threads = [
+        threading.Thread(target=file.put, args=[[((QUEUE, 7), 12)]]),
+        threading.Thread(target=file.close),
+    ]
+    threads[0].start()
+    assert writing.wait(20)
+    threads[1].start()
+    threads[1].join(0.2)
+    with pytest.raises(OffsetsFileError, match="Another consumer uses it"):
+        opened(path)
+    may_go_on.set()
+    for thread in threads:
+        thread.join(20)
+    after = opened(path)
+    assert after.get(QUEUE, 7) == 12
+    with pytest.raises(OffsetsFileError, match="Its consumer is closed"):
+        file.put([((QUEUE, 7), 5)])
+    after.close()
