@@ -143,6 +143,11 @@ class GroupFetcher(ABC, Generic[Q]):
         except LedgerMQError as error:
             self.fail(error)
             await asyncio.sleep(REFUSED_PAUSE_S)
+        except Exception as error:  # a defect: nobody awaits this task, and nothing would be fetched any more
+            logger.exception("fetching failed address=%s", address)
+            what = f"fetching failed: {type(error).__name__}: {error}"
+            self.fail(LedgerMQError(what, "This is a defect of LedgerMQ", "Report it with the log"))
+            await asyncio.sleep(REFUSED_PAUSE_S)
         finally:
             self._exchanging, self._address = None, ""
             call.cancel()

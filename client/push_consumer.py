@@ -120,6 +120,7 @@ class PushConsumer:
             ByteBudget(options.max_bytes),
             self._filters,
             self._calls,
+            self._look_for_room,
             self._refresh,
             self._fail,
         )
@@ -214,6 +215,9 @@ class PushConsumer:
 
     def _on_done(self, owned: OwnedQueue, moved: bool) -> None:
         self._groups[owned.queue.broker_group].on_done(owned, moved)
+        self._look_for_room()
+
+    def _look_for_room(self) -> None:
         for group in self._groups.values():  # they share one bound on bytes
             group.look_for_room()
 
@@ -228,8 +232,9 @@ class PushConsumer:
                 logger.info("route not refreshed topic=%s reason=%s", topic, error)
 
     def _fail(self, error: LedgerMQError) -> None:
-        logger.error("consumer failed group=%s reason=%s", self.group, error)
-        self._failure = self._failure or error
+        if self._failure is None:  # some fail again and again
+            logger.error("consumer failed group=%s reason=%s", self.group, error)
+            self._failure = error
         self._ended.set()
 
     # --- observation ------------------------------------------------------------------------------------------

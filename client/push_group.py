@@ -49,6 +49,7 @@ class Shared:
     budget: ByteBudget
     filters: Mapping[str, str]  # topic → tag expression
     calls: ListenerCalls
+    look_for_room: Callable[[], None]  # bytes were freed: whatever waits for them may go on
     refresh: Callable[[Iterable[str]], Awaitable[None]]
     fail: Callable[[LedgerMQError], None]
 
@@ -104,17 +105,22 @@ class QueueGroup:
 
     # --- queues -----------------------------------------------------------------------------------------------
 
-    def start(self, queue: MessageQueue, topic_id: int, offset: int, epoch: int = 0) -> None:
-        """Consume a queue from an offset."""
+    def start(
+        self, queue: MessageQueue, topic_id: int, offset: int, epoch: int = 0, committed: int | None = None
+    ) -> None:
+        """Consume a queue from an offset. `committed`: the one that is stored, when it is another."""
         shared = self._shared
         tags = tag_hashes(shared.filters.get(queue.topic, "*"))
         limits = shared.options.limits
         owned = owned_queue(queue, topic_id, offset, limits, shared.budget, epoch=epoch, tags=tags)
+        owned.committed = offset if committed is None else committed
         # A listener may still have messages of the same queue, from before it was lost: order wants them done first.
         owned.busy = shared.orderly and owned.key in self._ended
         self.queues[owned.key] = owned
         self.intake.assign(owned)
         logger.info("queue starts queue=%s offset=%d epoch=%d", queue, offset, epoch)
+        if owned.uncommitted:
+            self.commits.progressed()
 
     def lose(self, owned: OwnedQueue) -> None:
         """Keep nothing of a queue, and commit nothing more."""
@@ -125,6 +131,7 @@ class QueueGroup:
         if owned.running:
             self._ended[owned.key] = owned
         logger.info("queue ends queue=%s epoch=%d", owned.queue, owned.epoch)
+        self._shared.look_for_room()
 
     def on_done(self, owned: OwnedQueue, moved: bool) -> None:
         """A listener is done with a batch of a queue; `moved`: there is more to commit."""
@@ -156,19 +163,32 @@ class QueueGroup:
         self._shared.fail(error)
 
     async def on_refused(self, refused: list[Refused[OwnedQueue]]) -> None:
-        """Go on where retention left something; what else is wrong with a queue shows in the next assignment."""
+        """Go on where retention left something; what else is wrong with a queue shows in the next assignment.
+
+        One question and one pause for all of them: meanwhile nothing is fetched, of the other queues neither.
+        """
+        stale = False
+        ahead: list[OutOfRange[OwnedQueue]] = []
         for each in refused:
             if isinstance(each, OutOfRange):
                 if each.assigned.fetch_offset < each.begin:
                     self._on_deleted(each)
-                    continue
+                else:
+                    ahead.append(each)
             elif (error := error_of(each[1])).refresh_route:
-                await self.refresh()
+                stale = True
             elif not error.retryable:
                 self.intake.remove(each[0])
                 self.fail(error)
-            # Else the node has not applied so far as we have read elsewhere: it will.
+        if ahead:
+            await self.on_ahead(ahead)
+        if stale:
+            await self.refresh()
+        if ahead or any(not isinstance(each, OutOfRange) for each in refused):
             await asyncio.sleep(REFUSED_PAUSE_S)
+
+    async def on_ahead(self, ahead: list[OutOfRange[OwnedQueue]]) -> None:
+        """These were read beyond what the node has. It has not applied so far, or does not lead any more: it will."""
 
     def _on_deleted(self, found: OutOfRange[OwnedQueue]) -> None:
         owned = found.assigned
@@ -318,7 +338,7 @@ class MemberGroup(QueueGroup):
         if (revoked := self._revoked.get(owned.key)) is not None:
             self._membership.release([revoked])
         elif not self._closing:  # the leader changed its mind
-            self.start(owned.queue, owned.topic_id, owned.progress.position, owned.epoch)
+            self.start(owned.queue, owned.topic_id, owned.progress.position, owned.epoch, owned.committed)
             self._fetcher.restart()
 
     def _on_contact(self, in_contact: bool) -> None:

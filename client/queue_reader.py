@@ -11,8 +11,6 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from ledgermq.proto import route_pb2
-
 from .channels import Channels
 from .errors import LedgerMQError, MessagesDeletedError, UsageError, error_of
 from .fetch_buffer import MAX_BUFFER_BYTES, FetchBuffer
@@ -216,34 +214,41 @@ class QueueReader:
                 fetcher.update(part.group)
 
     async def on_refused(self, fetcher: _Fetcher, refused: list[Refused[AssignedQueue]]) -> None:
-        """Heal what can be healed: offsets that were deleted, a node that is behind, a topic that was re-created."""
+        """Heal what can be healed: offsets that were deleted, a node that is behind, a topic that was re-created.
+
+        One question and one pause for all of them: meanwhile nothing is fetched, of the other queues neither.
+        """
+        stale: list[AssignedQueue] = []
+        behind = False
         for each in refused:
             if isinstance(each, OutOfRange):
-                await self._on_out_of_range(fetcher, each)
+                behind |= not self._went_on(fetcher, each)
                 continue
-            await self._on_refused_queue(fetcher, *each)
-
-    async def _on_refused_queue(
-        self, fetcher: _Fetcher, assigned: AssignedQueue, refusal: route_pb2.Refusal
-    ) -> None:
-        error = error_of(refusal)
-        if error.refresh_route:
-            await self._on_stale_route(fetcher, assigned)
-        elif not error.retryable:
-            self.give_up([assigned.queue])
-            self.fail(error)
-        else:
+            assigned, refusal = each
+            error = error_of(refusal)
+            if error.refresh_route:
+                stale.append(assigned)
+            elif error.retryable:
+                behind = True
+            else:
+                self.give_up([assigned.queue])
+                self.fail(error)
+        if stale or behind:
             await asyncio.sleep(REFUSED_PAUSE_S)
+        if stale:
+            await self.refresh({assigned.queue.topic for assigned in stale})
+        for assigned in stale:
+            self._read_newest(fetcher, assigned)
 
-    async def _on_out_of_range(self, fetcher: _Fetcher, found: OutOfRange[AssignedQueue]) -> None:
+    def _went_on(self, fetcher: _Fetcher, found: OutOfRange[AssignedQueue]) -> bool:
+        """Go on behind what was deleted; return False when the node has not applied as far as we have read: it will."""
         assigned = found.assigned
-        if assigned.fetch_offset < found.begin:
-            # What is buffered below the begin was read in time: only asking goes on elsewhere.
-            count = found.begin - assigned.fetch_offset
-            fetcher.buffer.skip_to(assigned, self.on_deleted(assigned.queue, count, found.begin, found.end))
-        else:
-            # The node has not applied as far as we have read elsewhere: it will.
-            await asyncio.sleep(REFUSED_PAUSE_S)
+        if assigned.fetch_offset >= found.begin:
+            return False
+        # What is buffered below the begin was read in time: only asking goes on elsewhere.
+        count = found.begin - assigned.fetch_offset
+        fetcher.buffer.skip_to(assigned, self.on_deleted(assigned.queue, count, found.begin, found.end))
+        return True
 
     def on_deleted(self, queue: MessageQueue, count: int, begin: int, end: int) -> int:
         """Say that messages are gone, as `when_deleted` wants it; return where to go on."""
@@ -254,11 +259,9 @@ class QueueReader:
             self.fail(MessagesDeletedError(queue.topic, queue.queue_id, count, begin))
         return end if self.when_deleted == "latest" else begin
 
-    async def _on_stale_route(self, fetcher: _Fetcher, assigned: AssignedQueue) -> None:
+    def _read_newest(self, fetcher: _Fetcher, assigned: AssignedQueue) -> None:
         """The topic id may be of an older incarnation of the topic: take the newest one, from its beginning."""
         topic = assigned.queue.topic
-        await asyncio.sleep(REFUSED_PAUSE_S)
-        await self.refresh({topic})
         if self._assigned.get(assigned.queue) is not assigned:
             return  # given up meanwhile
         route = self._routes.cached(topic)

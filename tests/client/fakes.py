@@ -115,6 +115,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
         self.peers: dict[str, FakeNode] = {node_id: self}
         self.refusals: deque[pb.Refusal] = deque()  # answers to the next requests instead of storing them
         self.membership_refusals: list[pb.Refusal] = []
+        self.commit_refusals: list[pb.Refusal] = []  # answers to the next commits
         self.register: Callable[[FakeGroup], None] = lambda group: None  # tells the nameserver of a new topic
         self.queries = []
         self.drop_answers = 0  # do it, then break the stream instead of answering
@@ -230,6 +231,8 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
         self, request: log_pb2.CommitOffsetsRequest, context: Any
     ) -> log_pb2.CommitOffsetsResponse:
         await self.running.wait()
+        if self.commit_refusals:
+            return log_pb2.CommitOffsetsResponse(refusal=self.commit_refusals.pop(0))
         coordinator = self.group.coordinators.get(request.group)
         for each in request.offsets:
             if coordinator is not None and coordinator.refuses(each):

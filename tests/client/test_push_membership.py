@@ -11,9 +11,10 @@ from random import Random
 
 import pytest
 
-from ledgermq.client import Message, Producer, PushConsumer, PushOptions
+from ledgermq.client import Message, MessageView, Producer, PushConsumer, PushOptions
 from ledgermq.client.errors import RefusedError, TopicNotFoundError
 from ledgermq.client.queue_selection import StrictRoundRobin
+from ledgermq.client.topic_route import TopicRoute
 from ledgermq.proto import route_pb2 as pb
 
 from .fakes import FakeCluster, FakeGroup
@@ -303,6 +304,89 @@ def test_what_the_leader_warns_of_is_said_once(caplog: pytest.LogCaptureFixture)
                 await until(coordinator.changed, lambda: coordinator.beats > beats)
                 assert consumer.statistics().warnings == (warning,)
         assert caplog.text.count(warning) == 1
+
+    run(scenario())
+
+
+def test_bytes_that_a_lost_queue_held_are_room_for_the_others() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1, "quick": 1})
+        seen = Seen()
+
+        async def listener(messages: list[MessageView]) -> None:
+            await seen(messages)
+            if messages[0].topic == "orders":
+                raise RuntimeError("not now")
+
+        options = PushOptions(commit_interval_ms=5, retry_ms=60_000, max_bytes=1)
+        async with FakeCluster(group) as cluster:
+            await fill(cluster, [b"slow"])
+            await fill(cluster, [b"quick"], "quick")
+            async with consumer_of(cluster, listener, options=options) as consumer:
+                await consumer.subscribe("orders")
+                await seen.until(1)
+                await consumer.subscribe("quick")
+                coordinator = group.coordinators["billing"]
+                await until(coordinator.changed, lambda: len(consumer.statistics().queues) == 2)
+                coordinator.owners["orders", 0] = ("another", 999)
+                coordinator.tell()
+                await until_committed(group, 1, topic="quick")
+        assert seen.bodies == [b"slow", b"quick"]
+
+    run(scenario())
+
+
+def test_what_could_not_be_stored_before_a_queue_stays_after_all_is_stored_later() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 2})
+        options = PushOptions(commit_interval_ms=60_000, release_ms=30_000)
+        first = Seen()
+        async with FakeCluster(group) as cluster:
+            await fill(cluster, numbers(8))
+            async with consumer_of(cluster, first, options=options) as one:
+                first.gate.clear()
+                await one.subscribe("orders")
+                await first.until(8)
+                coordinator = group.coordinators["billing"]
+                async with consumer_of(cluster, Seen()) as two:
+                    await two.subscribe("orders")
+                    await until(
+                        coordinator.changed,
+                        lambda: {each.state for each in one.statistics().queues} == {"active", "releasing"},
+                    )
+                await until(coordinator.changed, lambda: one.statistics().members == {"g0": 1})
+                refusals = cluster.node().commit_refusals
+                refusals.append(pb.Refusal(code=pb.INVALID_ARGUMENT, message="no"))
+                first.gate.set()
+                await until(
+                    coordinator.changed,
+                    lambda: not refusals and {each.state for each in one.statistics().queues} == {"active"},
+                )
+            assert [group.committed["billing", "orders", each] for each in (0, 1)] == [4, 4]
+        assert len(first.bodies) == 8
+
+    run(scenario())
+
+
+def test_a_topic_with_many_queues_that_is_gone_costs_the_others_one_question() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 40})
+        async with FakeCluster(group) as cluster, consumer_of(cluster, Seen()) as consumer:
+            await consumer.subscribe("orders")
+            coordinator = group.coordinator("billing")
+            await until(coordinator.changed, lambda: len(consumer.statistics().queues) == 40)
+            asked: list[str] = []
+            get = consumer._routes.get
+
+            async def counted(topic: str, **options: bool) -> TopicRoute:
+                asked.append(topic)
+                return await get(topic, **options)
+
+            consumer._routes.get = counted  # type: ignore[method-assign]
+            queues = consumer._groups["g0"].queues.values()
+            gone = pb.Refusal(code=pb.STALE_ROUTE, message="gone", retryable=True)
+            await consumer._groups["g0"].on_refused([(owned, gone) for owned in queues])
+            assert asked == ["orders"]
 
     run(scenario())
 
