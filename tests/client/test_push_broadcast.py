@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ledgermq.client import PushConsumer
-from ledgermq.client.errors import OffsetsFileError, UsageError
+from ledgermq.client import MessageQueue, PushConsumer, broadcast_group
+from ledgermq.client.broadcast_group import BroadcastGroup
+from ledgermq.client.errors import NoQuorumError, OffsetsFileError, UsageError
+from ledgermq.client.offsets_file import OffsetsFile
+from ledgermq.client.start_offsets import start_offsets
 
 from .fakes import FakeCluster, FakeGroup
 from .push_listeners import QUICK, Seen, fill, numbers, run
+from .sections import TOPIC_ID, section
 
 
 def reader(cluster: FakeCluster, path: Path, seen: Seen, **options: Any) -> PushConsumer:
@@ -123,5 +129,104 @@ def test_a_file_that_cannot_be_used_ends_the_attempt(tmp_path: Path) -> None:
             PushConsumer("127.0.0.1:1", group="caches", listener=Seen(), broadcast_file=path)
         with pytest.raises(UsageError, match="start is"):
             PushConsumer("127.0.0.1:1", group="caches", listener=Seen(), start="yesterday")
+
+    run(scenario())
+
+
+def test_of_a_topic_that_was_created_again_nothing_is_left_out_by_latest(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster:
+            seen = Seen()
+            async with reader(cluster, tmp_path / "f", seen, start="latest") as consumer:
+                await consumer.subscribe("orders")
+                while not seen.bodies:
+                    await fill(cluster, [b"old"])
+                seen.bodies.clear()
+                group.queues.clear()
+                group._next_topic_id = TOPIC_ID
+                group.create_topic("orders", 1)
+                group.store(section(0, 0, b"first of the new"))
+                cluster.register(group)
+                while b"first of the new" not in seen.bodies:
+                    await seen.until(len(seen.bodies) + 1)
+
+    run(scenario())
+
+
+def test_latest_is_when_the_topic_was_wanted_also_when_nobody_could_tell_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        asked: list[str] = []
+
+        async def once_without_a_leader(channels: Any, of: Any, topic: str, start: str) -> dict[int, int]:
+            asked.append(start)
+            if len(asked) == 1:
+                group.store_timestamp = time.time_ns() // 1_000_000 + 1000
+                await fill(cluster, [b"stored by the next leader"])
+                raise NoQuorumError("NO_QUORUM", "no leader")
+            return await start_offsets(channels, of, topic, start)
+
+        monkeypatch.setattr(broadcast_group, "start_offsets", once_without_a_leader)
+        monkeypatch.setattr(broadcast_group, "_RETRY_S", 0.0)
+        async with FakeCluster(group) as cluster:
+            await fill(cluster, [b"old"])
+            seen = Seen()
+            async with reader(cluster, tmp_path / "f", seen, start="latest") as consumer:
+                await consumer.subscribe("orders")
+                await seen.until(1)
+            assert seen.bodies == [b"stored by the next leader"]
+            assert asked[0] == "latest"
+
+    run(scenario())
+
+
+def test_a_file_that_is_ahead_of_the_queue_is_an_error_and_not_a_wait_for_ever(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "offsets.json"
+        file = OffsetsFile(path, "caches")
+        file.open()
+        file.put([((MessageQueue("orders", "g0", 0), 1), 10)])
+        file.close()
+        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
+            await fill(cluster, [b"a", b"b"])
+            seen = Seen()
+            async with reader(cluster, path, seen) as consumer:
+                await consumer.subscribe("orders")
+                with pytest.raises(OffsetsFileError, match="read to offset 10, and the queue ends at 2"):
+                    await consumer.run()
+            assert seen.bodies == []
+
+    run(scenario())
+
+
+def test_a_route_that_changes_in_the_very_moment_in_which_its_topic_is_opened_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster:
+            seen = Seen()
+            async with reader(cluster, tmp_path / "f", seen) as consumer:
+                started, changed = BroadcastGroup._start_missing, asyncio.Event()
+
+                async def then_change(self: BroadcastGroup, topic: str, part: Any) -> None:
+                    await started(self, topic, part)
+                    monkeypatch.undo()
+                    group.create_topic("orders", 2)
+                    cluster.register(group)
+                    route = await consumer._routes._get_route("orders")
+                    # Behind the last step of the task that runs, before anybody hears that it is done.
+                    asyncio.get_running_loop().call_soon(self.read, topic, route.part("g0"))
+                    changed.set()
+
+                monkeypatch.setattr(BroadcastGroup, "_start_missing", then_change)
+                consumer._routes._listeners.clear()  # the watch does not tell it as well
+                await consumer.subscribe("orders")
+                await changed.wait()
+                await fill(cluster, [b"a", b"b"])
+                await seen.until(2)
 
     run(scenario())
