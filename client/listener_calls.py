@@ -3,21 +3,25 @@
 Owns: the workers, the list of queues with work, the pauses before retries, the counters of what listeners did.
 Must not: fetch, commit.
 Invariants: at most `concurrency` calls run; in order, at most one per queue, and what failed comes before what follows it.
-A worker lives while there is work: nothing waits, and nothing is created per message.
+A worker lives while there is work: nothing waits, and nothing is created per message. What a listener does to the list that it
+gets, or answers, changes nothing here but what the answer says.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
 
 from .calls import being_cancelled
 from .consume_trace import ConsumeTrace, now_ms
-from .errors import UsageError
+from .errors import LedgerMQError, UsageError
 from .message import MessageView
 from .owned_queue import Batch, OwnedQueue, Stage
 from .push_options import ExhaustedHook, Listener, PushOptions, RetryLater
@@ -25,6 +29,13 @@ from .push_options import ExhaustedHook, Listener, PushOptions, RetryLater
 logger = logging.getLogger(__name__)
 
 _FOR_EVER: Final = 1 << 62
+_LONGEST_DELAY_MS: Final = 24 * 3_600_000
+#: Whose listener is running: what it starts has this, too.
+_running_for: ContextVar[ListenerCalls | None] = ContextVar("running_for", default=None)
+
+
+class WrongListenerError(UsageError):
+    """The function that was given cannot be a listener, or a hook: to call it again changes nothing."""
 
 
 @dataclass(slots=True)
@@ -48,12 +59,14 @@ class ListenerCalls:
         orderly: bool,
         on_exhausted: ExhaustedHook | None,
         on_done: Callable[[OwnedQueue, bool], None],
+        on_failed: Callable[[LedgerMQError], None],
         settle: Callable[[OwnedQueue], Awaitable[None]] | None = None,
         trace: ConsumeTrace | None = None,
     ) -> None:
         """`on_done(queue, moved)` is told after every batch; `moved`: there is more to commit.
 
-        `settle(queue)` is waited for before a worker, or in order its queue, goes on behind a batch.
+        `on_failed(error)`: the listener is not called any more. `settle(queue)` is waited for before a worker, or in order its
+        queue, goes on behind a batch.
         """
         self.counters = Counters()
         self.max_attempts = options.max_attempts or _FOR_EVER  # how often a message is tried
@@ -62,6 +75,7 @@ class ListenerCalls:
         self._orderly = orderly
         self._on_exhausted = on_exhausted
         self._on_done = on_done
+        self._on_failed = on_failed
         self._settle = settle
         self._trace = trace
         self._ready: deque[OwnedQueue] = deque()
@@ -89,18 +103,26 @@ class ListenerCalls:
         for owned in queues:
             self.ready(owned)
 
+    @property
+    def is_calling(self) -> bool:
+        """The running code is a listener, or was started by one: it must not wait for listeners to end."""
+        return _running_for.get() is self
+
     async def close(self, timeout_s: float) -> None:
-        """Start nothing more; wait for what runs, and cancel what takes longer."""
-        self._stopped = True
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
-        workers = self._workers - {asyncio.current_task()}
+        """Start nothing more; wait for what runs, and cancel what takes longer. Not for listeners."""
+        self._stop()
+        workers = set(self._workers)
         if workers:
             await asyncio.wait(workers, timeout=timeout_s)
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+
+    def _stop(self) -> None:
+        self._stopped = True
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
 
     # --- workers ----------------------------------------------------------------------------------------------
 
@@ -109,6 +131,8 @@ class ListenerCalls:
 
     async def _work(self) -> None:
         """Give the listener one batch after the other, until there is none."""
+        _running_for.set(self)
+        batch: Batch | None = None
         try:
             while not self._stopped and (batch := self._next()) is not None:
                 owned = batch.source
@@ -119,6 +143,16 @@ class ListenerCalls:
                     owned.busy = False
                     self.ready(owned)
                 await asyncio.sleep(0)  # a listener that never waits would keep everything else from running
+        except WrongListenerError as error:
+            if batch is not None:
+                batch.source.put_back(batch, batch.messages)
+            self._stop()
+            self._on_failed(error)
+        except Exception as error:  # a defect: nobody awaits this task, and its queue would stand still
+            logger.exception("listener calls failed")
+            self._stop()
+            what = f"calling the listener failed: {_name(error)}"
+            self._on_failed(LedgerMQError(what, "This is a defect of LedgerMQ", "Report it with the log"))
         finally:
             # In the step that found nothing: work that comes later starts another worker.
             self._workers.discard(asyncio.current_task())
@@ -145,11 +179,11 @@ class ListenerCalls:
             failed = messages
         elif messages:
             begin_ms = now_ms() if self._trace is not None else 0
-            answer, error = await _outcome(self._listener, messages)
+            answer, error = await _outcome(self._listener, list(messages))
             if error is not None:
                 failed = messages
             elif answer is not None:
-                failed, delay_ms, error = self._named(messages, answer)
+                failed, delay_ms, error = self._judged(messages, answer)
             if self._trace is not None:
                 self._trace.listened(messages, failed, error, batch.attempt, begin_ms)
             self.counters.consumed += len(messages) - len(failed)
@@ -164,23 +198,39 @@ class ListenerCalls:
         self._retry(batch, failed, error, delay_ms)
         return self._orderly
 
-    def _named(
+    def _judged(
         self, messages: list[MessageView], answer: object
     ) -> tuple[list[MessageView], int | None, Exception | None]:
-        """Return which messages an answer names, in order, its delay, and what is wrong with it."""
+        """Return which messages an answer names, in order, its delay, and what is wrong with it: then all of them."""
+        try:
+            return (*self._named(messages, answer), None)
+        except UsageError as error:
+            return messages, None, error
+
+    def _named(self, messages: list[MessageView], answer: object) -> tuple[list[MessageView], int | None]:
+        """Raises: UsageError."""
         if not isinstance(answer, RetryLater):
-            what = f"the listener returned {answer!r}"
-            return messages, None, UsageError(what, "", "It must return None, or RetryLater")
-        if answer.messages is None:
-            return messages, answer.delay_ms, None
-        named = {id(message) for message in answer.messages}
+            raise UsageError(f"the listener returned {answer!r}", "", "It must return None, or RetryLater")
+        delay_ms, wanted = answer.delay_ms, answer.messages
+        if delay_ms is not None and not _is_delay(delay_ms):
+            raise UsageError(
+                f"delay_ms of RetryLater is {delay_ms!r}",
+                "",
+                f"It must be 0 to {_LONGEST_DELAY_MS:,}, or None",
+            )
+        if wanted is None:
+            return messages, delay_ms
+        if isinstance(wanted, MessageView) or not isinstance(wanted, Iterable):
+            what = f"messages of RetryLater is of type {type(wanted).__name__}"
+            raise UsageError(what, "", "Give a list of the messages that are wanted again, or None for all")
+        named = {id(message) for message in wanted}
         failed = [message for message in messages if id(message) in named]
         if len(failed) < len(named):
             what = "the listener wants messages again that it was not given in this call"
-            return messages, None, UsageError(what, "", "Name messages of the list that it got")
+            raise UsageError(what, "", "Name messages of the list that it got")
         if self._orderly and failed:
             failed = messages[messages.index(failed[0]) :]
-        return failed, answer.delay_ms, None
+        return failed, delay_ms
 
     def _retry(
         self, batch: Batch, failed: list[MessageView], error: Exception | None, delay_ms: int | None
@@ -242,15 +292,40 @@ class ListenerCalls:
 
 
 async def _outcome(function: Callable[..., Awaitable[Any]], *arguments: Any) -> tuple[Any, Exception | None]:
-    """Return what a user's function returned, or what it raised."""
+    """Return what a user's function returned, or what it raised. Raises: WrongListenerError."""
     try:
-        return await function(*arguments), None
+        return await _called(function, *arguments), None
+    except (WrongListenerError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
     except asyncio.CancelledError:
         if being_cancelled():
             raise
         return None, RuntimeError("it was cancelled")
     except Exception as error:  # noqa: BLE001  # whatever it raises means: not done
         return None, error
+    except BaseException as error:  # noqa: BLE001
+        return None, RuntimeError(f"{type(error).__name__}: {error}")
+
+
+async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    """Call a user's function, which must be asynchronous. Raises: WrongListenerError, and what it raises."""
+    called: object = function(*arguments)
+    if not inspect.isawaitable(called):
+        what = f"{function!r} is no coroutine function: it returned {called!r}, which cannot be awaited"
+        step = "Write async def, or use PushConsumer of ledgermq.client.sync, which takes ordinary functions"
+        raise WrongListenerError(what, "The consumer stops, nothing of this call counts as done", step)
+    answer = await called
+    if inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        what = f"the listener or hook returned {answer!r}, which nobody awaits"
+        step = "Await it, or use PushConsumer of ledgermq.client, whose listeners are coroutine functions"
+        raise WrongListenerError(what, "The consumer stops, nothing of this call counts as done", step)
+    return answer
+
+
+def _is_delay(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= _LONGEST_DELAY_MS
 
 
 def _name(error: Exception | None) -> str:

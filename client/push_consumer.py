@@ -38,7 +38,7 @@ from .message import MessageQueue
 from .offsets_file import OffsetsFile
 from .owned_queue import ByteBudget, OwnedQueue
 from .push_group import MemberGroup, QueueGroup, Shared
-from .push_options import ExhaustedHook, Listener, PushOptions
+from .push_options import ExhaustedHook, Listener, PushOptions, check_callable
 from .routes import Routes
 from .start_offsets import check_start
 from .topic_route import BrokerGroup, TopicRoute
@@ -80,6 +80,9 @@ class PushConsumer:
         """
         check_name("group", group)
         check_start(start)
+        check_callable("listener", listener)
+        if on_exhausted is not None:
+            check_callable("on_exhausted", on_exhausted)
         options = options or PushOptions()
         options.check()
         self.group = group
@@ -100,13 +103,14 @@ class PushConsumer:
             orderly=orderly,
             on_exhausted=on_exhausted,
             on_done=self._on_done,
+            on_failed=self._fail,
             settle=None if options.commit_interval_ms else self._settle,
             trace=self._trace,
         )
         self._shared = self._what_groups_share(options, orderly)
         self._failure: LedgerMQError | None = None
         self._ended = asyncio.Event()
-        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
         if self._file is not None:
             self._file.open()
 
@@ -136,12 +140,20 @@ class PushConsumer:
     async def close(self, timeout_ms: int = CLOSE_MS) -> None:
         """Let running listeners finish, store the final offsets, leave the group, close every connection.
 
-        Listeners that take longer than `timeout_ms` are cancelled; their messages come again.
+        Listeners that take longer than `timeout_ms` are cancelled; their messages come again. A listener may call this: then it
+        returns at once, and the consumer is closed when the listener has returned. Called again, it waits for the first call.
         """
-        if self._closed:
-            return
-        self._closed = True
-        self._ended.set()
+        if self._closing is None:
+            self._ended.set()
+            self._closing = asyncio.create_task(self._close(timeout_ms), name="ledgermq-close")
+        if not self._calls.is_calling:
+            await asyncio.shield(self._closing)  # who waits may give up, the end goes on
+
+    @property
+    def _closed(self) -> bool:
+        return self._closing is not None
+
+    async def _close(self, timeout_ms: int) -> None:
         groups = list(self._groups.values())
         await asyncio.gather(*(group.stop_fetching() for group in groups))
         await self._calls.close(timeout_ms / 1000)

@@ -80,6 +80,7 @@ class PushOptions:
             "batch_size": (self.batch_size, 1, 100_000),
             "concurrency": (self.concurrency, 1, 10_000),
             "max_attempts": (self.max_attempts, 0, 1 << 31),
+            "longest_retry_ms": (self.longest_retry_ms, 1, 24 * 3_600_000),
             "retry_ms": (self.retry_ms, 0, self.longest_retry_ms),
             "commit_interval_ms": (self.commit_interval_ms, 0, 60_000),
             "poll_ms": (self.poll_ms, 0, 30_000),
@@ -91,9 +92,18 @@ class PushOptions:
             "limits.span": (self.limits.span, 1, 1 << 31),
         }
         for name, (value, least, most) in bounds.items():
+            if not isinstance(value, int):
+                raise UsageError(f"{name} is {value!r}", "", "It must be a whole number, of type int")
             if not least <= value <= most:
                 raise UsageError(f"{name} is {value:,}", "", f"It must be {least:,} to {most:,}")
 
     def pause_ms(self, attempt: int) -> int:
-        """Return how long to wait after the given attempt (they count from 1) failed."""
-        return min(self.retry_ms << min(attempt - 1, 30), self.longest_retry_ms)
+        """Return how long to wait after the given attempt (they count from 1) failed. Only the first pause may be none."""
+        factor = 1 << min(attempt - 1, 30)
+        return min(self.retry_ms * factor or factor - 1, self.longest_retry_ms)
+
+
+def check_callable(name: str, function: object) -> None:
+    """Raises: UsageError."""
+    if not callable(function):
+        raise UsageError(f"{name} is {function!r}", "", "Give a function")

@@ -5,16 +5,24 @@ Owns: the threads of listeners. What it is: `push_consumer`.
 
 from __future__ import annotations
 
+import inspect
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from .consumer_statistics import ConsumerStatistics
-from .errors import ClosedError
+from .errors import ClosedError, UsageError
+from .listener_calls import WrongListenerError
 from .loop_thread import Closing
 from .message import MessageQueue, MessageView
 from .push_consumer import PushConsumer as AsyncPushConsumer
-from .push_options import PushOptions, RetryLater
+from .push_options import PushOptions, RetryLater, check_callable
+
+_USE_ASYNCIO: Final = (
+    "Write def, or use PushConsumer of ledgermq.client, whose listeners are coroutine functions"
+)
 
 
 class PushConsumer(Closing):
@@ -31,16 +39,27 @@ class PushConsumer(Closing):
         **others: Any,
     ) -> None:
         """`others` are those of the asyncio PushConsumer. `listener` and `on_exhausted` are ordinary functions."""
-        super().__init__("ledgermq-push-consumer")
+        given = {"listener": listener} | ({} if on_exhausted is None else {"on_exhausted": on_exhausted})
+        for name, function in given.items():
+            check_callable(name, function)
+            if inspect.iscoroutinefunction(function):
+                raise UsageError(
+                    f"{function!r} is a coroutine function", "Threads cannot await", _USE_ASYNCIO
+                )
         options = options or PushOptions()
+        options.check()
+        super().__init__("ledgermq-push-consumer")
+        self._calling = threading.local()  # `now`: this thread runs a listener or the hook
+        self._closing_lock = threading.Lock()
+        self._closer: threading.Thread | None = None
         self._listeners = ThreadPoolExecutor(options.concurrency, thread_name_prefix="ledgermq-listener")
 
-        async def call(messages: list[MessageView]) -> RetryLater | None:
-            return await self._thread.loop.run_in_executor(self._listeners, listener, messages)
+        async def call(messages: list[MessageView]) -> Any:
+            return await self._in_thread(listener, messages)
 
-        async def give_up(message: MessageView, error: Exception | None) -> None:
+        async def give_up(message: MessageView, error: Exception | None) -> Any:
             assert on_exhausted is not None, "only given when there is one"
-            await self._thread.loop.run_in_executor(self._listeners, on_exhausted, message, error)
+            return await self._in_thread(on_exhausted, message, error)
 
         def build() -> AsyncPushConsumer:
             hook = give_up if on_exhausted is not None else None
@@ -50,13 +69,46 @@ class PushConsumer(Closing):
 
         self._consumer = self.build(build)
 
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        call = partial(self._run, function, *arguments)
+        return await self._thread.loop.run_in_executor(self._listeners, call)
+
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a user's function, in a thread. Raises: what it raises, as far as the event loop stands that."""
+        self._calling.now = True
+        try:
+            return function(*arguments)
+        except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+            what = f"the listener or hook raised {error!r}"
+            why = "In a thread that ends nothing. The consumer stops, nothing of this call counts as done"
+            raise WrongListenerError(what, why, "Call the consumer's close() to end it") from error
+        except StopIteration as error:  # a future takes none
+            raise RuntimeError("StopIteration") from error
+        finally:
+            self._calling.now = False
+
+    def close(self) -> None:
+        """Let running listeners finish, store the final offsets, leave the group, close every connection.
+
+        A listener may call this: then it returns at once, and the consumer is closed when the listener has returned.
+        """
+        if getattr(self._calling, "now", False):
+            with self._closing_lock:
+                if self._closer is None:
+                    self._closer = threading.Thread(target=super().close, name="ledgermq-close")
+                    self._closer.start()
+            return
+        if self._closer is not None:
+            self._closer.join()
+        super().close()
+
     def subscribe(self, topic: str, expression: str = "*") -> None:
         """Consume a topic. Raises: as the asyncio PushConsumer's `subscribe`."""
         self._check_open()
         self._thread.call(self._consumer.subscribe(topic, expression))
 
     def run(self) -> None:
-        """Return when another thread closes the consumer. Ctrl-C ends it. Raises: what repeating cannot heal."""
+        """Return when another thread, or a listener, closes the consumer. Ctrl-C ends it. Raises: what repeating cannot heal."""
         self._check_open()
         self._thread.call(self._consumer.run())
 
