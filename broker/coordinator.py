@@ -230,7 +230,10 @@ class Coordinator:
         if group is None or not keys:
             return []
         if group.start.timestamp_ms is not None:
-            return [StartsByTime(self._group_id, tuple(keys), group.start.timestamp_ms)]
+            return [
+                StartsByTime(self._group_id, tuple(keys[at : at + ROWS_MAX]), group.start.timestamp_ms)
+                for at in range(0, len(keys), ROWS_MAX)
+            ]
         latest, rows = str(group.start) == "latest", []
         since = min(member.joined_at for member in membership.members.values())
         for key in keys:

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 SERVICE: Final = "ledgermq.v1.LogService"
 #: Requests of one Produce stream that may be under way; more stay in the transport's flow control.
 MAX_STREAM_REQUESTS: Final = 64
+#: Offsets of one commit. It is applied in one go on every node, which answers nobody meanwhile.
+MAX_COMMIT_ROWS: Final = 4096
 #: How long a request waits for the end of an election, s: then its refusal names the leader, or it is stored here.
 #: An election after a loss that shows takes less; a client that hears of the leader from elsewhere does not wait.
 ELECTION_PATIENCE_S: Final = 0.3
@@ -264,6 +266,9 @@ async def commit_offsets(
 ) -> log_pb2.CommitOffsetsResponse:
     """Store the offsets of a consumer group, on the leader. Raises: RefusedError, and what the pipeline raises."""
     if problem := group_problem(request.group):
+        raise RefusedError(route_pb2.INVALID_ARGUMENT, problem)
+    if len(request.offsets) > MAX_COMMIT_ROWS:
+        problem = f"{len(request.offsets)} offsets in one commit; at most {MAX_COMMIT_ROWS}. Send several"
         raise RefusedError(route_pb2.INVALID_ARGUMENT, problem)
     try:
         rows = _positions(context, request)

@@ -16,13 +16,14 @@ import grpc.aio
 from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.raft.errors import NotLeaderError, TransferringError
 
+from .admin_changes import MAX_QUEUES
 from .allocation import STRATEGIES
 from .commands import JoinGroup
 from .context import NodeContext
 from .coordination import MembershipStream
 from .coordinator import MemberView
 from .leader_handlers import parsed, refusal
-from .messaging_validation import group_problem, topic_problem
+from .messaging_validation import group_problem, text_problem, topic_problem
 from .refusals import REFUSABLE, RefusedError
 from .topic_admin import ensure_group
 
@@ -31,6 +32,8 @@ SESSION_TIMEOUT_RANGE_MS: Final = (500, 60_000)
 RELEASE_MS: Final = 1_000
 RELEASE_MS_MAX: Final = 30_000
 TOPICS_MAX: Final = 64
+#: Queues that one request hands over: more than any member owns.
+RELEASED_MAX: Final = TOPICS_MAX * MAX_QUEUES
 #: Characters of a member's id and zone, and of its filter.
 NAME_MAX: Final = 255
 FILTER_MAX: Final = 4096
@@ -165,6 +168,9 @@ def check_request(request: log_pb2.MembershipRequest, *, first: bool) -> None:
         )
     if not problem and len(request.filter) > FILTER_MAX:
         problem = f"the filter has {len(request.filter)} characters; at most {FILTER_MAX} are allowed"
+    if not problem and len(request.released) > RELEASED_MAX:
+        problem = f"{len(request.released)} queues are released at once; at most {RELEASED_MAX} are allowed"
+    problem = problem or text_problem("filter", request.filter)
     problem = problem or next((found for name in request.topics if (found := topic_problem(name))), "")
     if problem:
         raise RefusedError(route_pb2.INVALID_ARGUMENT, problem)
@@ -180,6 +186,8 @@ def _problem_of_first(request: log_pb2.MembershipRequest) -> str:
         return "the member subscribes to no topic; name at least one"
     if request.allocation not in ("", *STRATEGIES):
         return f'there is no allocation "{request.allocation}"; use one of {", ".join(STRATEGIES)}'
+    if problem := text_problem("member id", request.member_id) or text_problem("zone", request.zone):
+        return problem
     if len(request.zone) > NAME_MAX:
         return f"the zone has {len(request.zone)} characters; at most {NAME_MAX} are allowed"
     if request.session_timeout_ms and not low <= request.session_timeout_ms <= high:

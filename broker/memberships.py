@@ -143,13 +143,14 @@ class MembershipTable:
         if command.epochs is None and group is _EMPTY:
             return fenced
         epochs = command.epochs.tolist() if command.epochs is not None else [0] * len(command.rows)
-        subscribed = group.subscribed
+        subscribed: set[str] | None = None  # asked of every member, so only when it matters
         for place, (topic_id, queue_id, _) in enumerate(command.rows.tolist()):
             owner = group.of((topic_id, queue_id))
             if epochs[place]:
                 fenced[place] = owner.epoch != epochs[place] or not owner.member
             elif not command.reset:
                 topic = topics.get(topic_id)
+                subscribed = group.subscribed if subscribed is None else subscribed
                 fenced[place] = bool(owner.member) or (topic is not None and topic.name in subscribed)
         return fenced
 

@@ -77,6 +77,11 @@ def group_problem(name: str) -> str:
     return ""
 
 
+def text_problem(what: str, text: str) -> str:
+    """Return why a text cannot be shown in logs and on terminals as it is, "" when it can."""
+    return f"the {what} {text[:100]!r} contains a control character" if _CONTROL.search(text) else ""
+
+
 def check_messages(messages: Sequence[v2.Message], max_message_bytes: int = MAX_BODY_SIZE) -> str:
     """Check a whole SendMessage request; return its topic. Raises: StatusError."""
     if not messages:

@@ -16,7 +16,7 @@ from ledgermq.broker.commands import (
     SetPositions,
     position_rows,
 )
-from ledgermq.broker.coordinator import Coordinator, StartsByTime
+from ledgermq.broker.coordinator import ROWS_MAX, Coordinator, StartsByTime
 
 from .group_play import GroupPlay
 
@@ -218,6 +218,13 @@ def test_a_start_by_time_is_asked_for_before_queues_are_given_out() -> None:
     group.coordinator.settled(wish)
     (wish,) = group.coordinator.decide(group.now)
     assert isinstance(wish, AssignQueues)
+
+
+def test_starts_by_time_are_asked_for_in_parts_that_fit_into_an_entry() -> None:
+    group = play(1024, start="1234")
+    group.node.topic("wide", 1024)
+    group.join("a", topics=("orders", "wide"))
+    assert [len(wish.keys) for wish in group.wished if isinstance(wish, StartsByTime)] == [ROWS_MAX] * 2
 
 
 def test_only_one_proposal_for_a_queue_is_under_way() -> None:

@@ -254,3 +254,17 @@ def test_commits_beside_an_owner_are_refused_and_say_what_to_do() -> None:
         assert (refused.value.refusal.code, refused.value.refusal.retryable) == (route_pb2.FENCED, False)
         assert 'queue 0 of topic "orders"' in refused.value.refusal.message
     assert asyncio.run(committing.commit(3, epoch)) == 3
+
+
+def test_a_commit_of_more_offsets_than_a_node_applies_in_one_go_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_service, "MAX_COMMIT_ROWS", 2)
+
+    async def scenario() -> None:
+        request = log_pb2.CommitOffsetsRequest(group="billing", offsets=[log_pb2.QueueOffset()] * 3)
+        with pytest.raises(RefusedError, match="3 offsets in one commit; at most 2"):
+            context: Any = SimpleNamespace()
+            await commit_offsets(context, request)
+
+    asyncio.run(scenario())

@@ -177,6 +177,31 @@ def test_a_later_request_that_cannot_be_is_refused_and_ends_the_stream() -> None
     run(scenario)
 
 
+@pytest.mark.parametrize("field", ["member_id", "zone", "filter"])
+def test_what_would_forge_lines_of_a_log_or_steer_a_terminal_is_refused(field: str) -> None:
+    async def scenario() -> None:
+        call = Call(Leader())
+        await call.say(**{"group": "billing", "member_id": "a", "topics": ["orders"], field: "a\n\x1b[2J"})
+        await call.task
+        assert call.refusal[:2] == (route_pb2.INVALID_ARGUMENT, False)
+        assert "control character" in call.refusal[2]
+        assert "\x1b" not in call.refusal[2]
+
+    run(scenario)
+
+
+def test_no_more_queues_are_handed_over_than_a_member_can_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership_service, "RELEASED_MAX", 2)
+
+    async def scenario() -> None:
+        call = Call(Leader())
+        await call.join("a", released=[QueueOwnership(topic_id=1)] * 3)
+        await call.task
+        assert "3 queues are released at once; at most 2" in call.refusal[2]
+
+    run(scenario)
+
+
 def test_bytes_that_are_no_request_are_refused() -> None:
     async def scenario() -> None:
         call = Call(Leader())
