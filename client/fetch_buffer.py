@@ -95,5 +95,5 @@ class FetchBuffer(Intake[AssignedQueue]):
 
 def check_offset(offset: int) -> None:
     """Check a queue offset that a user gave. Raises: UsageError."""
-    if not 0 <= offset < 1 << 63:
-        raise UsageError(f"{offset} is no queue offset", "They count from 0")
+    if not isinstance(offset, int) or not 0 <= offset < 1 << 63:
+        raise UsageError(f"{offset!r} is no queue offset", "They count from 0")

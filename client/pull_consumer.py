@@ -66,6 +66,7 @@ class PullConsumer:
             check_name("group", group)
         if start not in ("earliest", "latest"):
             raise UsageError(f"start is {start!r}", "", 'It must be "earliest" or "latest"')
+        _check_count("max_buffer_bytes", max_buffer_bytes)
         self.group = group
         self._channels = Channels()
         self._routes = Routes(nameservers, self._channels, cluster)
@@ -190,9 +191,9 @@ class PullConsumer:
 
         `timestamp_ms`: ms since the epoch, by the brokers' clock. Raises: as `offsets`; UsageError (no time).
         """
-        if not 0 < timestamp_ms < 1 << 63:
+        if not isinstance(timestamp_ms, int) or not 0 < timestamp_ms < 1 << 63:
             raise UsageError(
-                f"{timestamp_ms} is no time", "", "Give ms since the epoch, for example 1767225600000"
+                f"{timestamp_ms!r} is no time", "", "Give ms since the epoch, for example 1767225600000"
             )
         for queue, found in (await self._query(topic, read=True, timestamp=timestamp_ms)).items():
             if not found.HasField("time_offset"):
@@ -282,8 +283,9 @@ class PullConsumer:
     async def poll(self, max_messages: int = POLL_BATCH, timeout_ms: int | None = None) -> list[MessageView]:
         """Return up to `max_messages`, waiting up to `timeout_ms` (None: without end) for the first one.
 
-        Raises: RefusedError and other errors that repeating cannot heal; UsageError (nothing assigned).
+        Raises: RefusedError and other errors that repeating cannot heal; UsageError (nothing assigned, no number of messages).
         """
+        _check_count("max_messages", max_messages)
         if self._wanted.is_empty and not self._closed:
             raise UsageError("this consumer reads no queue", "", "Call subscribe() or assign() first")
         messages = self._reader.take(max_messages) or await self._reader.wait(max_messages, timeout_ms)
@@ -300,3 +302,9 @@ class PullConsumer:
             handed_out += 1
             if handed_out % POLL_BATCH == 0:
                 await asyncio.sleep(0)  # a loop body that never waits would keep everything else from running
+
+
+def _check_count(name: str, count: int) -> None:
+    """Raises: UsageError. With none, a consumer would wait for ever."""
+    if not isinstance(count, int) or count < 1:
+        raise UsageError(f"{name} is {count!r}", "", "It must be a whole number from 1 on")

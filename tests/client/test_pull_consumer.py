@@ -9,6 +9,7 @@ import pytest
 
 from ledgermq.client import MessageQueue, PullConsumer
 from ledgermq.client.errors import ClosedError, MessagesDeletedError, TopicNotFoundError, UsageError
+from ledgermq.proto import route_pb2 as pb
 
 from .fakes import FakeCluster, FakeGroup, FakeNode
 from .reading import fill, read, run
@@ -371,5 +372,52 @@ def test_a_queue_that_is_given_up_while_its_topic_is_created_again_stays_given_u
             group.queues.pop((1, 0))  # the old incarnation is gone: the next fetch hears of it
             await looked.wait()
             assert consumer.assignment == ()
+
+    run(scenario())
+
+
+def test_all_queues_of_a_topic_that_was_created_again_cost_one_question() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 40})
+        async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
+            await consumer.subscribe("orders")
+            reader = consumer._reader
+            asked: list[set[str]] = []
+            refresh = reader.refresh
+
+            async def counted(topics: set[str]) -> None:
+                asked.append(topics)
+                await refresh(topics)
+
+            reader.refresh = counted  # type: ignore[method-assign]
+            fetcher = reader._fetchers["g0"]
+            await fetcher.close()  # what it hears by itself must not come between
+            group.queues.clear()
+            group.create_topic("orders", 40)
+            cluster.register(group)
+            gone = pb.Refusal(code=pb.STALE_ROUTE, message="gone", retryable=True)
+            await reader.on_refused(fetcher, [(assigned, gone) for assigned in reader._assigned.values()])
+            assert asked == [{"orders"}]
+            assert {assigned.topic_id for assigned in reader._assigned.values()} == {2}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, None])
+def test_no_messages_are_not_waited_for(count: Any) -> None:
+    async def scenario() -> None:
+        with pytest.raises(UsageError, match="max_buffer_bytes is"):
+            PullConsumer("127.0.0.1:1", max_buffer_bytes=count)
+        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
+            await fill(cluster, [b"a"])
+            async with PullConsumer(cluster.address) as consumer:
+                await consumer.subscribe("orders")
+                with pytest.raises(UsageError, match="max_messages is"):
+                    await consumer.poll(count)
+                for wrong in (1.5, "0", None, -1):
+                    with pytest.raises(UsageError, match="is no queue offset"):
+                        consumer.seek(MessageQueue("orders", "g0", 0), wrong)  # type: ignore[arg-type]
+                with pytest.raises(UsageError, match="is no time"):
+                    await consumer.seek_to_time("orders", 1.5)  # type: ignore[arg-type]
 
     run(scenario())
