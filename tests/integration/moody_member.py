@@ -64,4 +64,5 @@ async def _main(nameserver: str, group: str, topic: str, seed: int, orderly: boo
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(*sys.argv[1:4], int(sys.argv[4]), sys.argv[5] == "orderly"))
+    nameserver, group, topic, seed, mode = sys.argv[1:]
+    asyncio.run(_main(nameserver, group, topic, int(seed), mode == "orderly"))
