@@ -43,7 +43,7 @@ class FetchBuffer(Intake[AssignedQueue]):
 
     @property
     def has_room(self) -> bool:
-        return bool(self._queues) and self._bytes < self._max_bytes
+        return self._bytes < self._max_bytes and any(not each.parked for each in self._queues.values())
 
     def seek(self, assigned: AssignedQueue, offset: int) -> None:
         """Continue at `offset`; what was fetched of the queue before is dropped. Raises: UsageError (no offset)."""
@@ -65,7 +65,7 @@ class FetchBuffer(Intake[AssignedQueue]):
         self._bytes = sum(len(records.raw) for _, records in self._pieces)
 
     def _wanted(self) -> Sequence[AssignedQueue]:
-        return self.queues
+        return [each for each in self._queues.values() if not each.parked]
 
     def _most_bytes(self, wanted: Sequence[AssignedQueue]) -> int:
         return min(FETCH_BYTES, self._max_bytes)

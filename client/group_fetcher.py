@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Final, Generic
 
 import grpc
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 #: How long to wait after a refusal before asking again, s.
 REFUSED_PAUSE_S: Final = 0.1
+#: A queue of a topic that is gone is asked for again after so long, s; the others go on meanwhile.
+PARKED_S: Final = 1.0
 #: At a follower that was suggested: it has much to send, so one with nothing has caught up, or lags.
 _FOLLOWER_POLL_MS: Final = 1_000
 _ANSWER_GRACE_S: Final = 3.0  # a node that is silent for longer than the poll and this is left
@@ -50,6 +53,7 @@ class GroupFetcher(ABC, Generic[Q]):
         self._read = ReadSource()
         self._address = ""  # of the open stream
         self._exchanging: asyncio.Task[None] | None = None
+        self._timers: set[asyncio.TimerHandle] = set()
         leader = group.leader
         self._led = group.term, leader.log_address if leader else ""  # the newest leader that somebody named
         self._task = asyncio.create_task(self._run(), name=f"ledgermq-fetch-{group.name}")
@@ -77,6 +81,20 @@ class GroupFetcher(ABC, Generic[Q]):
             # Not the call: one that is cancelled while it is opened leaves whoever writes waiting for ever.
             self._exchanging.cancel()
 
+    def ask_later(self, queues: Sequence[Q]) -> None:
+        """Leave these out for a while: every answer would refuse them, and the other queues would wait for that."""
+        for each in queues:
+            each.parked = True
+
+        def ask_again() -> None:
+            self._timers.discard(timer)
+            for each in queues:
+                each.parked = False
+            self.restart()
+
+        timer = asyncio.get_running_loop().call_later(PARKED_S, ask_again)
+        self._timers.add(timer)
+
     def update(self, group: BrokerGroup) -> None:
         """Take a newer route."""
         self.group = group
@@ -99,6 +117,8 @@ class GroupFetcher(ABC, Generic[Q]):
 
     async def close(self) -> None:
         """End the stream."""
+        for timer in self._timers:
+            timer.cancel()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 

@@ -30,6 +30,7 @@ class AssignedQueue:
     position: int  # next offset to hand out
     fetch_offset: int  # next offset to ask for
     generation: int = 0  # changes when it is moved: answers to older questions are dropped
+    parked: bool = False  # it was refused, and is asked for again later
 
     @property
     def key(self) -> tuple[int, int]:

@@ -100,7 +100,7 @@ class OwnedQueue(AssignedQueue):
     @property
     def accepting(self) -> bool:
         """It may be asked for more."""
-        return not self._full and self.stage is Stage.ACTIVE
+        return not (self._full or self.parked) and self.stage is Stage.ACTIVE
 
     @property
     def lag(self) -> int:

@@ -167,7 +167,7 @@ class QueueGroup:
 
         One question and one pause for all of them: meanwhile nothing is fetched, of the other queues neither.
         """
-        stale = False
+        stale: list[OwnedQueue] = []
         ahead: list[OutOfRange[OwnedQueue]] = []
         for each in refused:
             if isinstance(each, OutOfRange):
@@ -176,13 +176,14 @@ class QueueGroup:
                 else:
                     ahead.append(each)
             elif (error := error_of(each[1])).refresh_route:
-                stale = True
+                stale.append(each[0])
             elif not error.retryable:
                 self.intake.remove(each[0])
                 self.fail(error)
         if ahead:
             await self.on_ahead(ahead)
         if stale:
+            self._fetcher.ask_later(stale)
             await self.refresh()
         if ahead or any(not isinstance(each, OutOfRange) for each in refused):
             await asyncio.sleep(REFUSED_PAUSE_S)

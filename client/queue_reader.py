@@ -237,8 +237,7 @@ class QueueReader:
             await asyncio.sleep(REFUSED_PAUSE_S)
         if stale:
             await self.refresh({assigned.queue.topic for assigned in stale})
-        for assigned in stale:
-            self._read_newest(fetcher, assigned)
+            fetcher.ask_later([each for each in stale if not self._read_newest(fetcher, each)])
 
     def _went_on(self, fetcher: _Fetcher, found: OutOfRange[AssignedQueue]) -> bool:
         """Go on behind what was deleted; return False when the node has not applied as far as we have read: it will."""
@@ -259,21 +258,22 @@ class QueueReader:
             self.fail(MessagesDeletedError(queue.topic, queue.queue_id, count, begin))
         return end if self.when_deleted == "latest" else begin
 
-    def _read_newest(self, fetcher: _Fetcher, assigned: AssignedQueue) -> None:
-        """The topic id may be of an older incarnation of the topic: take the newest one, from its beginning."""
+    def _read_newest(self, fetcher: _Fetcher, assigned: AssignedQueue) -> bool:
+        """The topic id may be of an older incarnation of the topic: take the newest one, from its beginning, if there is one."""
         topic = assigned.queue.topic
         if self._assigned.get(assigned.queue) is not assigned:
-            return  # given up meanwhile
+            return True  # given up meanwhile
         route = self._routes.cached(topic)
         part = route.part(assigned.queue.broker_group) if route else None
         if part is None or part.topic_id == assigned.topic_id:
-            return
+            return False
         if assigned.queue.queue_id >= part.queue_count:
             self.give_up([assigned.queue])
-            return
+            return True
         logger.warning("topic was created again, reading it from its beginning queue=%s", assigned.queue)
         fetcher.buffer.remove(assigned)
         self.read(part, assigned.queue, 0)
+        return True
 
 
 class _Fetcher(GroupFetcher[AssignedQueue]):

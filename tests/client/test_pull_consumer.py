@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.client import MessageQueue, PullConsumer
+from ledgermq.client import MessageQueue, PullConsumer, group_fetcher
 from ledgermq.client.errors import ClosedError, MessagesDeletedError, TopicNotFoundError, UsageError
 from ledgermq.proto import route_pb2 as pb
 
@@ -419,5 +419,56 @@ def test_no_messages_are_not_waited_for(count: Any) -> None:
                         consumer.seek(MessageQueue("orders", "g0", 0), wrong)  # type: ignore[arg-type]
                 with pytest.raises(UsageError, match="is no time"):
                     await consumer.seek_to_time("orders", 1.5)  # type: ignore[arg-type]
+
+    run(scenario())
+
+
+def test_a_topic_that_is_gone_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_fetcher, "PARKED_S", 1000.0)
+
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1, "gone": 2})
+        async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
+            await consumer.subscribe("orders")
+            await consumer.subscribe("gone")
+            asked: list[set[str]] = []
+            refresh = consumer._reader.refresh
+
+            async def counted(topics: set[str]) -> None:
+                asked.append(topics)
+                await refresh(topics)
+
+            monkeypatch.setattr(consumer._reader, "refresh", counted)
+            group.queues.pop((2, 0))
+            group.queues.pop((2, 1))
+            for number in range(5):  # each by a question of its own
+                await fill(cluster, [b"%d" % number])
+                assert await read(consumer, 1) == [b"%d" % number]
+            assert asked == [{"gone"}]
+
+    run(scenario())
+
+
+def test_a_queue_that_was_refused_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_fetcher, "PARKED_S", 0.0)
+
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
+            await consumer.subscribe("orders")
+            asked = asyncio.Event()
+            refresh = consumer._reader.refresh
+
+            async def noted(topics: set[str]) -> None:
+                await refresh(topics)
+                asked.set()
+
+            monkeypatch.setattr(consumer._reader, "refresh", noted)
+            queue = group.queues.pop((1, 0))
+            consumer.seek(MessageQueue("orders", "g0", 0), 0)  # asks at once
+            await asked.wait()
+            group.queues[1, 0] = queue
+            await fill(cluster, [b"a"])
+            assert await read(consumer, 1) == [b"a"]
 
     run(scenario())

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from ledgermq.client import MessageQueue, PushConsumer, broadcast_group
+from ledgermq.client import MessageQueue, PushConsumer, broadcast_group, group_fetcher
 from ledgermq.client.broadcast_group import BroadcastGroup
 from ledgermq.client.errors import NoQuorumError, OffsetsFileError, UsageError
 from ledgermq.client.offsets_file import OffsetsFile
 from ledgermq.client.start_offsets import start_offsets
+from ledgermq.client.topic_route import TopicRoute
 
 from .fakes import FakeCluster, FakeGroup
 from .push_listeners import QUICK, Seen, fill, numbers, run
@@ -228,5 +229,37 @@ def test_a_route_that_changes_in_the_very_moment_in_which_its_topic_is_opened_is
                 await changed.wait()
                 await fill(cluster, [b"a", b"b"])
                 await seen.until(2)
+
+    run(scenario())
+
+
+def test_a_topic_that_is_gone_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_fetcher, "PARKED_S", 1000.0)
+
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1, "gone": 2})
+        async with FakeCluster(group) as cluster:
+            seen = Seen()
+            async with reader(cluster, tmp_path / "f", seen) as consumer:
+                await consumer.subscribe("gone")
+                await consumer.subscribe("orders")
+                await fill(cluster, [b"first"])
+                await seen.until(1)
+                asked: list[str] = []
+                get = consumer._routes.get
+
+                async def counted(topic: str, **options: bool) -> TopicRoute:
+                    asked.append(topic)
+                    return await get(topic, **options)
+
+                consumer._routes.get = counted  # type: ignore[method-assign]
+                group.queues.pop((2, 0))
+                group.queues.pop((2, 1))
+                for number in range(2, 7):  # each by a question of its own
+                    await fill(cluster, [b"next"])
+                    await seen.until(number)
+                assert asked.count("gone") == 1
 
     run(scenario())
