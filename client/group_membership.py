@@ -5,7 +5,8 @@ Must not: decide what follows from an answer (its owner does).
 Invariants: the member id stays the same on every stream, so whoever comes back in time keeps its queues; at most one stream is open.
 
 The leader says something only when it has something to say, so silence is told from loss by a question: at every sign of life
-the nodes are asked who leads. Nobody owns our queues as long as nobody else leads, so a group without a leader is no loss.
+the nodes are asked who leads. Nobody owns our queues as long as nobody else leads, so a group without a leader is no loss; but for
+who was out of touch, since there may have been one meanwhile.
 """
 
 from __future__ import annotations
@@ -153,6 +154,8 @@ class GroupMembership:
                 if not self._leaving:
                     self._on_refused(error)
                 return
+            if refusal.code == route_pb2.FENCED and error.retryable:
+                self._on_response(pb.MembershipResponse())  # taken out: nothing is ours any more
             self._search.hint(refusal.leader_address)
             if refusal.retry_after_ms or refusal.code in _NOT_FINAL:
                 await asyncio.sleep((refusal.retry_after_ms or _NO_NODE_PAUSE_MS) / 1000)
@@ -226,7 +229,7 @@ class GroupMembership:
             leader = next((node for node in self.group.nodes if node.node_id == leader_id), None)
             ours = self._answered and leader is not None and leader.log_address == self._address
             now = time.monotonic()
-            if term and (ours or not leader_id):
+            if term and (ours or (not leader_id and self._in_contact)):
                 self._heard()
             elif self._in_contact and now - self._heard_at > self._session_s:
                 self._in_contact = False

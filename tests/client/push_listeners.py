@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -64,3 +65,20 @@ def consumer_of(cluster: FakeCluster, listener: Any, **options: Any) -> PushCons
 
 def numbers(count: int) -> list[bytes]:
     return [b"%d" % number for number in range(count)]
+
+
+async def until_logged(text: str) -> None:
+    """Wait for a log record of the client."""
+    found = asyncio.Event()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if text in record.getMessage():
+                found.set()
+
+    handler = Handler()
+    logging.getLogger("ledgermq.client").addHandler(handler)
+    try:
+        await found.wait()
+    finally:
+        logging.getLogger("ledgermq.client").removeHandler(handler)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -199,75 +197,6 @@ def test_a_new_leader_is_joined_as_the_same_member_and_nothing_moves() -> None:
             assert len(seen.bodies) == 8, "nothing comes twice"
 
     run(scenario())
-
-
-def test_a_leader_that_falls_silent_and_was_replaced_is_left() -> None:
-    """Without a nameserver that tells: the other nodes are asked."""
-
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        async with FakeCluster(group, nodes=3) as cluster:
-            seen = Seen()
-            async with consumer_of(cluster, seen) as consumer:
-                await consumer.subscribe("orders")
-                coordinator = group.coordinator("billing")
-                await until(coordinator.changed, lambda: coordinator.beats > 1)
-                before = dict(coordinator.owners)
-                cluster.node("n1").running.clear()
-                group.leader, group.term = "n3", 2
-                await fill(cluster, [b"a"])
-                await until_committed(group, 1)
-                assert coordinator.owners == before
-                cluster.node("n1").running.set()
-            assert seen.bodies == [b"a"]
-
-    run(scenario())
-
-
-def test_who_was_away_for_too_long_starts_nothing_until_it_knows_what_it_owns() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        options = PushOptions(batch_size=1, concurrency=1, commit_interval_ms=5, session_timeout_ms=500)
-        async with FakeCluster(group) as cluster:
-            await fill(cluster, numbers(4))
-            seen = Seen()
-            async with consumer_of(cluster, seen, options=options) as consumer:
-                seen.gate.clear()
-                await consumer.subscribe("orders")
-                await seen.until(1)
-                node = cluster.node()
-                port = int(node.address.rpartition(":")[2])
-                await node.stop()
-                await until_logged("no contact to the group's leader")
-                seen.gate.set()
-                coordinator = group.coordinators["billing"]
-                (member,) = coordinator.members
-                coordinator.expire(member)
-                # Another consumer was quicker: it went on to 3.
-                group.committed["billing", "orders", 0] = 3
-                await node.start(port)
-                await seen.until(2)
-                await until_committed(group, 4)
-            assert seen.bodies == [b"0", b"3"]
-
-    run(scenario())
-
-
-async def until_logged(text: str) -> None:
-    """Wait for a log record of the client."""
-    found = asyncio.Event()
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if text in record.getMessage():
-                found.set()
-
-    handler = Handler()
-    logging.getLogger("ledgermq.client").addHandler(handler)
-    try:
-        await found.wait()
-    finally:
-        logging.getLogger("ledgermq.client").removeHandler(handler)
 
 
 def test_what_the_brokers_refuse_for_good_ends_run_with_the_reason() -> None:
