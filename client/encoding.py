@@ -93,6 +93,12 @@ def check_name(kind: str, name: str) -> None:
         raise InvalidNameError(kind, name, f"the character {bad!r} is not allowed")
 
 
+def check_count(name: str, count: int) -> None:
+    """Check an argument that is to be 1 or more: with 0, or no number, a call would wait for ever. Raises: UsageError."""
+    if not isinstance(count, int) or count < 1:
+        raise UsageError(f"{name} is {count!r}", "", "It must be a whole number from 1 on")
+
+
 def check_text(field: str, text: str) -> None:
     """Check a tag, key, property or message group. Raises: InvalidMessageError."""
     if not isinstance(text, str):

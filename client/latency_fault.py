@@ -38,14 +38,19 @@ class LatencyTable:
 
     def __init__(self, rows: LatencyFaultTable = SEED_TABLE) -> None:
         """Raises: UsageError."""
-        self._latencies = [latency for latency, _ in rows]
-        self._durations = [duration for _, duration in rows]
+        rows = list(rows or ())
+        whole = all(
+            isinstance(row, tuple | list) and len(row) == 2 and all(isinstance(each, int) for each in row)
+            for row in rows
+        )
+        self._latencies = [row[0] for row in rows] if whole else []
+        self._durations = [row[1] for row in rows] if whole else []
         rising = (
             sorted(set(self._latencies)) == self._latencies and sorted(self._durations) == self._durations
         )
-        if not rows or not rising or self._latencies[0] <= 0 or self._durations[0] < 0:
+        if not self._latencies or not rising or self._latencies[0] <= 0 or self._durations[0] < 0:
             raise UsageError(
-                f"{list(rows)!r} is not a latency fault table",
+                f"{rows!r} is not a latency fault table",
                 "It is rows of (latency in ms, ms to avoid the broker group), with rising latencies above 0 and durations that "
                 "do not fall",
                 "For example [(500, 3000)]",

@@ -23,7 +23,7 @@ from ledgermq.proto.record import MAX_BODY_SIZE
 from .batching import Delivered, Failed, Outcome, SendWindow
 from .channels import Channels
 from .connection import GroupConnection, now_ms
-from .encoding import COMPRESS_ABOVE, RecordEncoder, check_name
+from .encoding import COMPRESS_ABOVE, RecordEncoder, check_count, check_name
 from .errors import (
     ClosedError,
     LedgerMQError,
@@ -98,6 +98,8 @@ class Producer:
         """
         if group:
             check_name("group", group)
+        check_count("timeout_ms", timeout_ms)
+        check_count("max_pending_bytes", max_pending_bytes)
         self.group = group
         self.max_pending_bytes = max_pending_bytes
         self.one_way = OneWay(group)

@@ -23,7 +23,7 @@ from ledgermq.proto import log_pb2 as pb
 
 from .channels import Channels
 from .consume_trace import consume_trace
-from .encoding import check_name
+from .encoding import check_count, check_name
 from .errors import ClosedError, RefusedError, UsageError
 from .fetch_buffer import MAX_BUFFER_BYTES, check_offset
 from .group_offsets import GroupOffsets
@@ -66,7 +66,7 @@ class PullConsumer:
             check_name("group", group)
         if start not in ("earliest", "latest"):
             raise UsageError(f"start is {start!r}", "", 'It must be "earliest" or "latest"')
-        _check_count("max_buffer_bytes", max_buffer_bytes)
+        check_count("max_buffer_bytes", max_buffer_bytes)
         self.group = group
         self._channels = Channels()
         self._routes = Routes(nameservers, self._channels, cluster)
@@ -285,7 +285,7 @@ class PullConsumer:
 
         Raises: RefusedError and other errors that repeating cannot heal; UsageError (nothing assigned, no number of messages).
         """
-        _check_count("max_messages", max_messages)
+        check_count("max_messages", max_messages)
         if self._wanted.is_empty and not self._closed:
             raise UsageError("this consumer reads no queue", "", "Call subscribe() or assign() first")
         messages = self._reader.take(max_messages) or await self._reader.wait(max_messages, timeout_ms)
@@ -302,9 +302,3 @@ class PullConsumer:
             handed_out += 1
             if handed_out % POLL_BATCH == 0:
                 await asyncio.sleep(0)  # a loop body that never waits would keep everything else from running
-
-
-def _check_count(name: str, count: int) -> None:
-    """Raises: UsageError. With none, a consumer would wait for ever."""
-    if not isinstance(count, int) or count < 1:
-        raise UsageError(f"{name} is {count!r}", "", "It must be a whole number from 1 on")

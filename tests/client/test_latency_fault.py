@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,9 +39,22 @@ def test_a_table_of_several_rows_goes_by_the_last_one_that_was_reached(latency: 
 
 
 @pytest.mark.parametrize(
-    "rows", [[], [(0, 10)], [(500, -1)], [(500, 3000), (400, 4000)], [(1, 2), (1, 3)], [(1, 3), (2, 2)]]
+    "rows",
+    [
+        [],
+        [(0, 10)],
+        [(500, -1)],
+        [(500, 3000), (400, 4000)],
+        [(1, 2), (1, 3)],
+        [(1, 3), (2, 2)],
+        None,
+        [500],
+        [(500,)],
+        [("a", "b")],
+        [(math.nan, math.inf)],
+    ],
 )
-def test_a_table_that_makes_no_sense_is_refused_with_an_example(rows: list[tuple[int, int]]) -> None:
+def test_a_table_that_makes_no_sense_is_refused_with_an_example(rows: Any) -> None:
     with pytest.raises(UsageError, match=r"For example \[\(500, 3000\)\]"):
         LatencyTable(rows)
 

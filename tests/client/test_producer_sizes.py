@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from ledgermq.client import Message, Producer
-from ledgermq.client.errors import MessageTooLargeError
+from ledgermq.client.errors import MessageTooLargeError, UsageError
 from ledgermq.client.message import unpack_body
 from ledgermq.proto.record import (
     MAX_BODY_SIZE,
@@ -142,5 +143,14 @@ def test_the_size_of_text_is_that_of_its_bytes() -> None:
             assert [packed for _, packed in stored(group)] == [False, True]
             with pytest.raises(MessageTooLargeError, match="4,194,306 bytes"):
                 await producer.send("orders", "ä" * (2 * 1024 * 1024 + 1))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("wrong", [{"max_pending_bytes": 0}, {"timeout_ms": 0}, {"timeout_ms": math.nan}])
+def test_limits_with_which_a_send_would_wait_for_ever_are_refused(wrong: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        with pytest.raises(UsageError, match=rf"{next(iter(wrong))} is"):
+            Producer("127.0.0.1:1", **wrong)
 
     run(scenario())
