@@ -19,6 +19,9 @@ from .message import MessageQueue
 
 #: Bytes asked for at once, over all queues of a group.
 FETCH_BYTES: Final = 4 * 1024 * 1024
+#: Queues of one request: brokers take no more. Who reads more than that asks for others soon.
+MAX_POSITIONS: Final = 4096
+_CROWDED_WAIT_MS: Final = 200
 
 
 @dataclass(slots=True, eq=False)
@@ -96,11 +99,13 @@ class Intake(ABC, Generic[Q]):
 
         Queues take turns at the front, so that one full queue does not starve the others.
         """
-        queues = self._wanted()
+        queues, step = self._wanted(), 1
+        if len(queues) > MAX_POSITIONS:
+            step, max_wait_ms = MAX_POSITIONS, min(max_wait_ms, _CROWDED_WAIT_MS)
         request = log_pb2.FetchRequest(max_bytes=self._most_bytes(queues), max_wait_ms=max_wait_ms)
-        self._turn = (self._turn + 1) % max(len(queues), 1)
+        self._turn = (self._turn + step) % max(len(queues), 1)
         asked = {}
-        for assigned in (*queues[self._turn :], *queues[: self._turn]):
+        for assigned in (*queues[self._turn :], *queues[: self._turn])[:MAX_POSITIONS]:
             topic_id, queue_id = assigned.key
             request.positions.add(topic_id=topic_id, queue_id=queue_id, offset=assigned.fetch_offset)
             asked[assigned.key] = assigned.generation

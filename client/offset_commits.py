@@ -26,6 +26,8 @@ from .topic_route import BrokerGroup
 logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = 0.2
+#: Offsets of one request: brokers take no more.
+MAX_COMMIT_ROWS: Final = 4096
 
 
 class OffsetCommits(ABC):
@@ -115,6 +117,16 @@ class GroupCommits(OffsetCommits):
         super().__init__(group().name, interval_ms, queues)
 
     async def _store(self, rows: list[tuple[OwnedQueue, int]]) -> None:
+        failure: LedgerMQError | None = None
+        for at in range(0, len(rows), MAX_COMMIT_ROWS):
+            try:
+                await self._store_part(rows[at : at + MAX_COMMIT_ROWS])
+            except LedgerMQError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    async def _store_part(self, rows: list[tuple[OwnedQueue, int]]) -> None:
         try:
             await self._send(rows)
         except FencedError:
@@ -136,7 +148,7 @@ class GroupCommits(OffsetCommits):
         failure: LedgerMQError | None = None
         for row in rows:
             try:
-                await self._store([row])
+                await self._store_part([row])
             except LedgerMQError as error:
                 failure = failure or error
         if failure is not None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ledgermq.client import intake
 from ledgermq.client.errors import CorruptMessageError
 from ledgermq.client.fetch_buffer import FetchBuffer
 from ledgermq.client.intake import FETCH_BYTES, AssignedQueue, OutOfRange
@@ -162,3 +163,20 @@ def test_every_message_comes_once_and_in_order_however_it_is_taken(
         assert assigned.position == len(found)
     assert found == list(range(base))
     assert buffer.has_room
+
+
+def test_more_queues_than_a_broker_takes_at_once_are_asked_for_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intake, "MAX_POSITIONS", 3)
+    buffer = FetchBuffer()
+    for queue_id in range(7):
+        buffer.assign(AssignedQueue(MessageQueue("orders", "g0", queue_id), TOPIC_ID, 0, 0))
+    asked: set[int] = set()
+    for _ in range(7):
+        request, generations = buffer.next_request(10_000)
+        ids = [each.queue_id for each in request.positions]
+        assert len(ids) == len(generations) == 3
+        assert request.max_wait_ms < 1000, "the others have their turn soon"
+        asked.update(ids)
+    assert asked == set(range(7))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.client import PushOptions
+from ledgermq.client import PushOptions, offset_commits
 from ledgermq.client.errors import UsageError
 from ledgermq.proto.admin_pb2 import ConsumerGroupInfo
 
@@ -125,3 +125,30 @@ def test_messages_that_retention_deleted_are_passed_over_and_counted() -> None:
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         PushOptions(**wrong).check()
+
+
+def test_more_offsets_than_a_broker_takes_at_once_are_committed_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offset_commits, "MAX_COMMIT_ROWS", 2)
+
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 5})
+        async with FakeCluster(group) as cluster:
+            await fill(cluster, numbers(10))
+            options = PushOptions(commit_interval_ms=60_000)
+            seen, rows = Seen(), []
+            send = offset_commits.GroupCommits._send
+
+            async def counted(self: offset_commits.GroupCommits, part: list[Any]) -> None:
+                rows.append(len(part))
+                await send(self, part)
+
+            monkeypatch.setattr(offset_commits.GroupCommits, "_send", counted)
+            async with consumer_of(cluster, seen, options=options) as consumer:
+                await consumer.subscribe("orders")
+                await seen.until(10)
+            assert rows == [2, 2, 1]
+            assert [group.committed["billing", "orders", each] for each in range(5)] == [2] * 5
+
+    run(scenario())
