@@ -182,9 +182,9 @@ class FrameStream(asyncio.BufferedProtocol):
             self._on_frame(frame)
 
 
-def set_options(stream: socket.socket) -> None:
+def set_options(stream: socket.socket, options: Sequence[tuple[str, str, int]] = _SOCKET_OPTIONS) -> None:
     """Send small frames at once, and notice peers that vanish; a listening socket passes it on to its connections."""
-    for level, name, value in _SOCKET_OPTIONS:
+    for level, name, value in options:
         if hasattr(socket, name):  # some are Linux's only
             stream.setsockopt(getattr(socket, level), getattr(socket, name), value)
 

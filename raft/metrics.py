@@ -9,6 +9,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from .port_counts import PortMetrics
+
 #: name → (kind, help, labels)
 METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge] | type[Histogram], str, tuple[str, ...]]]] = {
     "ledgermq_raft_term": (Gauge, "Current term", ()),
@@ -46,6 +48,8 @@ class RaftMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
+        self.ports = PortMetrics()
+        self.registry.register(self.ports)
         self._all: dict[str, Counter | Gauge | Histogram] = {}
         for name, (kind, text, labels) in METRICS.items():
             if kind is Histogram:

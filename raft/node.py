@@ -130,6 +130,7 @@ class RaftNode:
             make_control_frame,
             make_append_frame,
             self._rpc_handlers,
+            self.metrics.ports.add("raft"),
         )
         self._transport.open_port()  # first: a port in use must change nothing
         try:

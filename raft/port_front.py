@@ -1,8 +1,12 @@
 """The front of a port that more than gRPC shares: looks at the first bytes of a connection, then passes it on.
 
 A gRPC server in Python cannot adopt a socket, so it serves on a private Unix socket, and what is not claimed by the
-`judge` is spliced to it, both ways. Owns: the listening sockets, the Unix socket, the splices.
+`judge` is spliced to it, both ways. Owns: the listening sockets, the Unix socket, the splices, and how many there are.
 Must not: look at more than the first bytes, or buffer without bound.
+
+Who connects and says nothing holds nobody up: it has a time limit, and when the port is full the one that has been
+silent for longest makes room. TLS goes to a door of its own (`tls_address`), a few hellos at a time until the server has
+answered them, which is where the computing is; a handshake that the client does not end has a time limit, too.
 
 The Unix socket has a name only until the front listens: from then on it is reached through a descriptor, so that a
 process that is killed leaves nothing behind, and nobody else on the machine finds it.
@@ -15,23 +19,34 @@ import logging
 import os
 import shutil
 import socket
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Final
+from typing import Any, Final
+
+from .acceptor import STARVED, Acceptor
+from .port_counts import Ended, PortCounts, Refused
+from .tls_records import ClientRecords
 
 logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 1024
-#: A connection that says nothing for so long, s, is closed, as gRPC does with one that begins no handshake.
-FIRST_BYTES_TIMEOUT_S: Final = 120.0
+#: A connection that has not said what it is for, or not ended its TLS handshake, is closed after so long, s.
+FIRST_BYTES_TIMEOUT_S: Final = 10.0
+#: One that is silent for so long, s, makes room when the port is full; whoever has something to say says it sooner.
+EVICTABLE_AFTER_S: Final = 1.0
+#: TLS hellos that the server behind works on at the same time.
+TLS_HELLOS_AT_ONCE: Final = 8
 
 
 class Verdict(Enum):
     """What the first bytes of a connection say."""
 
     PASS_ON = "pass on"  # to the server behind
+    PASS_ON_TLS = "pass on tls"  # to its door for TLS
     WAIT = "wait"  # too few bytes to tell
     TAKEN = "taken"  # the judge closed the connection, or gave it another protocol
 
@@ -39,100 +54,179 @@ class Verdict(Enum):
 Judge = Callable[[asyncio.Transport, bytes], Verdict]
 
 
+@dataclass(frozen=True, slots=True)
+class FrontLimits:
+    """How many connections a front holds. Those that the judge takes count no longer."""
+
+    max_connections: int = 10_000
+    per_address: int = 0  # 0: as many as the port takes
+    reserve: int = 0  # of them, places that nothing is passed on from: who is taken always finds one
+
+
 class PortFront:
     """Use: `inner_address` for the gRPC server, `await listen(sockets)`, `close()`."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(
+        self, judge: Judge, limits: FrontLimits | None = None, counts: PortCounts | None = None
+    ) -> None:
         self._judge = judge
+        self._limits = limits or FrontLimits()
+        self.counts = counts or PortCounts("port")
+        self.counts.limit = self._limits.max_connections
         self._folder = Path(mkdtemp(prefix="ledgermq-"))
-        self._inner_path = str(self._folder / "grpc")
-        self._handle = -1  # of the Unix socket, when it has no name any more
-        self._servers: list[asyncio.Server] = []
+        self._doors = {Verdict.PASS_ON: _Door(self._folder / "grpc")}
+        self._acceptor: Acceptor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[_Inbound] = set()
+        self._silent: dict[_Inbound, None] = {}  # of them, those that are not judged; the oldest first
+        self._of_address: Counter[str] = Counter()
+        self._hellos = asyncio.Semaphore(TLS_HELLOS_AT_ONCE)
 
     @property
     def inner_address(self) -> str:
         """Where the gRPC server must listen, before `listen`."""
-        return f"unix:{self._inner_path}"
+        return self._doors[Verdict.PASS_ON].address
+
+    @property
+    def tls_address(self) -> str:
+        """Where it must listen for TLS, when the judge ever passes that on."""
+        return self._doors.setdefault(Verdict.PASS_ON_TLS, _Door(self._folder / "tls")).address
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Take connections on these listening sockets, which are the front's from now on. Raises: OSError."""
-        self._hide_inner()
-        for each in sockets:
-            server = await asyncio.get_running_loop().create_server(
-                lambda: _Inbound(self), sock=each, backlog=BACKLOG
-            )
-            self._servers.append(server)
-
-    def _hide_inner(self) -> None:
-        """Take the name of the Unix socket away, where the system can reach it without one."""
-        if not hasattr(os, "O_PATH"):
-            return
-        handle = os.open(self._inner_path, os.O_PATH | os.O_CLOEXEC)
-        unnamed = f"/proc/self/fd/{handle}"
-        if not Path(unnamed).exists():  # no /proc here
-            os.close(handle)
-            return
-        self._handle, self._inner_path = handle, unnamed
-        shutil.rmtree(self._folder, ignore_errors=True)
+        hidden = [door.hide() for door in self._doors.values()]
+        if all(hidden):
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._acceptor = Acceptor(sockets, self._admit, self.counts)
 
     def stop_listening(self) -> None:
-        """Take no more connections; the port is free with `close`, or a moment later."""
-        loop = asyncio.get_running_loop()
-        for server in self._servers:
-            if not isinstance(loop, asyncio.SelectorEventLoop):
-                server.close()
-                continue
-            # asyncio's own loop loses a connection, unclosed, when its server is closed between the accept and the turn
-            # after it. So first no more accepts, and the server ends when the last of them have been seen.
-            for each in server.sockets:
-                loop.remove_reader(each.fileno())
-            loop.call_soon(loop.call_soon, server.close)
+        """Take no more connections; the port is free."""
+        if self._acceptor is not None:
+            self._acceptor.close()
 
     def close(self) -> None:
         """Stop listening and close what is still open; the server behind must have drained before."""
-        for server in self._servers:
-            server.close()
+        self.stop_listening()
         for inbound in list(self._open):
             inbound.close()
         for task in list(self._tasks):
             task.cancel()
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        for door in self._doors.values():
+            door.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    # --- who comes in ------------------------------------------------------------------------------------------
+    def _admit(self, host: str) -> asyncio.Protocol | None:
+        limits = self._limits
+        if limits.per_address and self._of_address[host] >= limits.per_address:
+            self.counts.refuse(Refused.ADDRESS, host)
+            return None
+        if len(self._open) >= limits.max_connections and not self._make_room():
+            self.counts.refuse(Refused.LIMIT, host)
+            return None
+        inbound = _Inbound(self, host)
+        self._open.add(inbound)
+        self._silent[inbound] = None
+        self._of_address[host] += 1
+        self.counts.open = len(self._open)
+        return inbound
+
+    def _make_room(self) -> bool:
+        """Close the connection that has been silent for longest, unless it came a moment ago."""
+        oldest = next(iter(self._silent), None)
+        if oldest is None or asyncio.get_running_loop().time() - oldest.since < EVICTABLE_AFTER_S:
+            return False
+        oldest.end(Ended.MADE_ROOM)
+        return True
+
+    def left(self, inbound: _Inbound) -> None:
+        """A connection has ended, or is somebody else's."""
+        self._silent.pop(inbound, None)
+        if inbound in self._open:
+            self._open.discard(inbound)
+            self.counts.open = len(self._open)
+            self._of_address[inbound.host] -= 1
+            if not self._of_address[inbound.host]:
+                del self._of_address[inbound.host]
 
     def judge(self, inbound: _Inbound, transport: asyncio.Transport, first: bytes) -> Verdict:
         """Ask what becomes of a connection; one that is passed on or taken is asked for no more."""
         verdict = self._judge(transport, first)
         if verdict is Verdict.PASS_ON:
-            task = asyncio.get_running_loop().create_task(self._connect(inbound, transport))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            if len(self._open) - len(self._silent) >= self._limits.max_connections - self._limits.reserve:
+                self.counts.refuse(Refused.LIMIT, inbound.host)
+                transport.abort()
+                return Verdict.TAKEN
+            self.greeted(inbound)
+            self._start(self._connect(inbound, _Pipe(transport), transport, verdict))
+        elif verdict is Verdict.PASS_ON_TLS:
+            self._start(self._connect_tls(inbound, transport))
         elif verdict is Verdict.TAKEN:
-            self._open.discard(inbound)
+            self.left(inbound)
         return verdict
 
-    def opened(self, inbound: _Inbound) -> None:
-        """A connection came in."""
-        self._open.add(inbound)
+    def greeted(self, inbound: _Inbound) -> None:
+        """It is known what a connection is for: it need not make room any more."""
+        self._silent.pop(inbound, None)
 
-    def lost(self, inbound: _Inbound) -> None:
-        """A connection ended."""
-        self._open.discard(inbound)
+    # --- passing on --------------------------------------------------------------------------------------------
+    def _start(self, passing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(passing)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _connect(self, inbound: _Inbound, client: asyncio.Transport) -> None:
-        outbound = _Pipe(client)
+    async def _connect(
+        self, inbound: _Inbound, outbound: _Pipe, client: asyncio.Transport, door: Verdict
+    ) -> None:
         try:
             inner, _ = await asyncio.get_running_loop().create_unix_connection(
-                lambda: outbound, self._inner_path
+                lambda: outbound, self._doors[door].path
             )
         except OSError as error:
-            logger.warning("front cannot reach the server behind it error=%s", error)
-            client.close()
-            return
-        inbound.connected(inner)
+            if error.errno in STARVED:
+                self.counts.refuse(Refused.DESCRIPTORS, inbound.host)
+            else:
+                logger.warning("front cannot reach the server behind it error=%s", error)
+            client.abort()
+        else:
+            inbound.connected(inner)
+
+    async def _connect_tls(self, inbound: _Inbound, client: asyncio.Transport) -> None:
+        """Pass a hello on when it is its turn; the turn ends with the server's answer."""
+        async with self._hellos:
+            if client.is_closing():  # it waited for too long
+                return
+            outbound = _TlsOutbound(client)
+            await self._connect(inbound, outbound, client, Verdict.PASS_ON_TLS)
+            if not client.is_closing():
+                await outbound.has_answered.wait()
+
+
+class _Door:
+    """A Unix socket of the server behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.address = f"unix:{path}"
+        self.path = str(path)
+        self._handle = -1  # of the socket, when it has no name any more
+
+    def hide(self) -> bool:
+        """Reach the socket without its name from now on; False: the system knows no way."""
+        if not hasattr(os, "O_PATH"):
+            return False
+        handle = os.open(self.path, os.O_PATH | os.O_CLOEXEC)
+        unnamed = f"/proc/self/fd/{handle}"
+        if not Path(unnamed).exists():  # no /proc here
+            os.close(handle)
+            return False
+        self._handle, self.path = handle, unnamed
+        return True
+
+    def close(self) -> None:
+        """Give the socket up."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
 
 
 class _Pipe(asyncio.Protocol):
@@ -162,30 +256,64 @@ class _Pipe(asyncio.Protocol):
             self.other.close()
 
 
+class _TlsOutbound(_Pipe):
+    """The connection to the server behind, which may still compute its answer to a hello."""
+
+    def __init__(self, other: asyncio.Transport) -> None:
+        super().__init__(other)
+        self.has_answered = asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        self.has_answered.set()
+        super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.has_answered.set()
+        super().connection_lost(exc)
+
+
 class _Inbound(_Pipe):
     """A connection that came in; when it is passed on, it is paused until the inner one stands."""
 
-    def __init__(self, front: PortFront) -> None:
+    def __init__(self, front: PortFront, host: str) -> None:
         super().__init__()
+        loop = asyncio.get_running_loop()
+        self.host = host
+        self.since = loop.time()
         self._front = front
         self._first = b""
-        self._timer: asyncio.TimerHandle
+        self._is_made = self._is_over = False
+        self._records: ClientRecords | None = None  # while its TLS handshake lasts
+        self._timer = loop.call_later(FIRST_BYTES_TIMEOUT_S, self._timed_out)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._timer = asyncio.get_running_loop().call_later(FIRST_BYTES_TIMEOUT_S, self.transport.abort)
-        self._front.opened(self)
+        self._is_made = True
+        if self._is_over:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self.other is not None:
+            if self._records is not None:
+                self._follow(data)
             self.other.write(data)
             return
         self._first += data
         self.transport.pause_reading()  # whoever takes it begins anew: another protocol may read in another way
-        if self._front.judge(self, self.transport, self._first) is Verdict.WAIT:
+        verdict = self._front.judge(self, self.transport, self._first)
+        if verdict is Verdict.WAIT:
             self.transport.resume_reading()
+        elif verdict is Verdict.PASS_ON_TLS:
+            self._records = ClientRecords()
         else:
             self._timer.cancel()
+
+    def _follow(self, data: bytes) -> None:
+        """Notice the end of the client's TLS handshake."""
+        if self._records is not None and self._records.feed(data):
+            self._records = None
+            self._timer.cancel()
+            self._front.greeted(self)
 
     def connected(self, inner: asyncio.Transport) -> None:
         """The inner connection stands: hand over what came so far and let the rest flow."""
@@ -193,18 +321,33 @@ class _Inbound(_Pipe):
             inner.close()
             return
         self.other = inner
+        self._follow(self._first)
         inner.write(self._first)
         self._first = b""
         self.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
-        self._front.lost(self)
+        self._front.left(self)
         super().connection_lost(exc)
 
     def close(self) -> None:
-        """Close the connection."""
-        self.transport.close()
+        """Close the connection when what was sent is under way."""
+        self._is_over = True
+        if self._is_made:
+            self.transport.close()
+
+    def end(self, why: Ended) -> None:
+        """Close the connection at once; it is not counted from now on."""
+        self._front.counts.ended[why] += 1
+        self._front.left(self)
+        self._timer.cancel()
+        self._is_over = True
+        if self._is_made:
+            self.transport.abort()
+
+    def _timed_out(self) -> None:
+        self.end(Ended.HANDSHAKE if self._records is not None else Ended.SILENT)
 
 
 def take_port(address: str) -> list[socket.socket]:

@@ -12,6 +12,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import grpc
@@ -33,7 +34,8 @@ from .out_stream import (
     OutStream,
     StreamKind,
 )
-from .port_front import PortFront, Verdict, take_port
+from .port_counts import PortCounts
+from .port_front import FrontLimits, PortFront, Verdict, take_port
 from .types import NodeId
 
 logger = logging.getLogger(__name__)
@@ -47,10 +49,17 @@ SERVER_OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Who connects and speaks no gRPC, or says nothing for long, makes room.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 600_000),
 )
+#: Connections of the Raft port besides the streams of the peers; and of them, places that only a stream may take.
+PORT_LIMITS: Final = FrontLimits(max_connections=256, reserve=64)
+#: Streams whose greeting is not accepted yet; one more ends the oldest of them.
+GREETING_LIMIT: Final = 64
 
 
 class Gate(Protocol):
@@ -182,15 +191,17 @@ class Transport(Generic[ControlItem, AppendItem]):
         make_control: MakeFrame[ControlItem],
         make_append: MakeFrame[AppendItem],
         rpc_handlers: Sequence[grpc.GenericRpcHandler[Any, Any]] = (),
+        counts: PortCounts | None = None,
     ) -> None:
         self.bind = bind
+        self._counts = counts
         self._rpc_handlers = tuple(rpc_handlers)  # what the layer above serves on the Raft port
         self._gate = gate
         self._sockets: list[socket.socket] = []
         self._server: Any = None
         self._front: PortFront | None = None
         self._silent = False
-        self._greeting: set[_Incoming] = set()  # not accepted yet
+        self._greeting: dict[_Incoming, None] = {}  # not accepted yet, the oldest first
         self._judging: set[asyncio.Task[None]] = set()
         self._incoming: dict[NodeId, set[_Incoming]] = {peer.node_id: set() for peer in peers}
         self._logged: set[tuple[NodeId, RefusalKind]] = set()
@@ -215,7 +226,7 @@ class Transport(Generic[ControlItem, AppendItem]):
 
     async def listen(self) -> None:
         """Serve the streams, and what the layer above serves to the other nodes on this port."""
-        self._front = PortFront(self._judge)
+        self._front = PortFront(self._judge, PORT_LIMITS, self._counts)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers(self._rpc_handlers)
         self._server.add_insecure_port(self._front.inner_address)
@@ -257,10 +268,12 @@ class Transport(Generic[ControlItem, AppendItem]):
     def _end_incoming(self) -> None:
         for task in self._judging:
             task.cancel()
-        for streams in (*self._incoming.values(), self._greeting):
-            for incoming in list(streams):
-                streams.discard(incoming)
-                incoming.end()
+        ended = [*self._greeting, *chain(*self._incoming.values())]
+        self._greeting.clear()
+        for streams in self._incoming.values():
+            streams.clear()
+        for incoming in ended:
+            incoming.end()
 
     def drop_other_incarnations(self, peer: NodeId, incarnation: int) -> None:
         """End the incoming streams of a peer's former data folder: whatever is still in them must not count."""
@@ -286,7 +299,11 @@ class Transport(Generic[ControlItem, AppendItem]):
             connection.abort()
             return Verdict.TAKEN
         incoming = _Incoming(self, kind)
-        self._greeting.add(incoming)
+        if len(self._greeting) >= GREETING_LIMIT:
+            oldest = next(iter(self._greeting))
+            del self._greeting[oldest]
+            oldest.end()
+        self._greeting[incoming] = None
         connection.set_protocol(incoming.stream)
         incoming.stream.connection_made(connection)
         incoming.stream.feed(first[size:])
@@ -300,7 +317,7 @@ class Transport(Generic[ControlItem, AppendItem]):
 
     def on_incoming_lost(self, incoming: _Incoming, peer: NodeId | None) -> None:
         """A stream that a peer opened has ended."""
-        self._greeting.discard(incoming)
+        self._greeting.pop(incoming, None)
         if peer is not None:
             self._incoming[peer].discard(incoming)
 
@@ -317,7 +334,7 @@ class Transport(Generic[ControlItem, AppendItem]):
             logger.warning("greeting not settled, it comes again error=%s", error)
             incoming.end()
             return
-        self._greeting.discard(incoming)
+        self._greeting.pop(incoming, None)
         stream = incoming.stream
         if self._silent or not stream.is_open:
             incoming.end()

@@ -1,0 +1,117 @@
+"""What a port counts of its connections, the line in the log when it refuses some, and the metrics of it all.
+
+Owns: the counters of every port of a process. Must not: decide which connection is refused.
+A storm of connections is one line, and one more every ten seconds while it lasts.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+logger = logging.getLogger(__name__)
+
+#: Between two lines about the refusals of one port, s.
+LOG_PERIOD_S: Final = 10.0
+
+
+class Refused(Enum):
+    """Why a connection was closed before anything was read of it."""
+
+    LIMIT = "limit"  # as many are open as the port takes
+    ADDRESS = "address"  # as many of this client's address are open as one may have
+    DESCRIPTORS = "descriptors"  # the process cannot open another file
+
+
+class Ended(Enum):
+    """Why an open connection was closed by this side."""
+
+    SILENT = "silent"  # it did not say what it is for
+    MADE_ROOM = "made_room"  # it had not either, and others came
+    HANDSHAKE = "handshake"  # its TLS handshake did not end in time
+
+
+_ADVICE: Final = {
+    Refused.LIMIT: "as many connections are open as this port takes; look for clients that open one per message",
+    Refused.ADDRESS: "one address has as many connections open as max_connections_per_address allows",
+    Refused.DESCRIPTORS: "this process has no file descriptor left; raise its limit (ulimit -n, LimitNOFILE)",
+}
+
+
+@dataclass(slots=True)
+class PortCounts:
+    """The connections of one port. `open` is kept by whoever takes them; 0 as `limit`: nobody counts them."""
+
+    port: str
+    listener: str = ""
+    limit: int = 0
+    open: int = 0
+    refused: Counter[Refused] = field(default_factory=Counter)
+    ended: Counter[Ended] = field(default_factory=Counter)
+    clock: Callable[[], float] = time.monotonic
+    _logged_at: float = float("-inf")
+    _logged: int = 0
+
+    def refuse(self, why: Refused, host: str) -> None:
+        """A connection was refused; say so when it was not said a moment ago."""
+        self.refused[why] += 1
+        now = self.clock()
+        if now - self._logged_at >= LOG_PERIOD_S:
+            self._logged_at = now
+            total = self.refused.total()
+            logger.warning(
+                "connections refused port=%s reason=%s count=%d last=%s open=%d limit=%d: %s",
+                self.name, why.value, total - self._logged, host, self.open, self.limit, _ADVICE[why],
+            )  # fmt: skip
+            self._logged = total
+
+    @property
+    def name(self) -> str:
+        """The port as the log names it."""
+        return f"{self.port}/{self.listener}" if self.listener else self.port
+
+
+class PortMetrics(Collector):
+    """The counts of all ports of a process, for its registry."""
+
+    def __init__(self) -> None:
+        self._ports: list[PortCounts] = []
+
+    def add(self, port: str, listener: str = "", limit: int = 0) -> PortCounts:
+        """Return the counts of one more port."""
+        counts = PortCounts(port, listener, limit)
+        self._ports.append(counts)
+        return counts
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics; every reason is there from the start."""
+        labels = ["port", "listener"]
+        is_open = GaugeMetricFamily("ledgermq_connections", "Open connections", labels=labels)
+        limit = GaugeMetricFamily(
+            "ledgermq_connections_limit", "Connections that a port takes", labels=labels
+        )
+        refused = CounterMetricFamily(
+            "ledgermq_connections_refused", "Connections refused, by reason", labels=[*labels, "reason"]
+        )
+        ended = CounterMetricFamily(
+            "ledgermq_connections_closed",
+            "Connections that were closed because nothing came of them, by reason",
+            labels=[*labels, "reason"],
+        )
+        for counts in self._ports:
+            where = [counts.port, counts.listener]
+            is_open.add_metric(where, counts.open)
+            limit.add_metric(where, counts.limit)
+            for why in Refused:
+                refused.add_metric([*where, why.value], counts.refused[why])
+            for end in Ended:
+                ended.add_metric([*where, end.value], counts.ended[end])
+        return is_open, limit, refused, ended
