@@ -186,6 +186,12 @@ class BrokerConfig(BaseSettings):
     election_timeout_ms: Annotated[tuple[int, int], NoDecode, BeforeValidator(_parse_range)] = (400, 800)
     min_invisible_ms: int = Field(default=10_000, ge=0)
     tls_front: bool = True
+    client_tls: Literal["plaintext", "both", "tls"] = "plaintext"  # of the messaging ports
+    tls_certificate: Path | None = None
+    tls_private_key: Path | None = None
+    max_connections: int = Field(default=10_000, ge=1)  # of each client port
+    max_connections_per_address: int = Field(default=0, ge=0)  # 0: as many as the port takes
+    connection_idle_seconds: float = Field(default=600, ge=0)  # 0: for ever
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     rejoin: bool = False
     listener: Annotated[tuple[ListenerConfig, ...], NoDecode, BeforeValidator(_parse_listeners)] = Field(
@@ -213,7 +219,18 @@ class BrokerConfig(BaseSettings):
         if len({listener.name for listener in self.listener}) < len(self.listener):
             raise ValueError("listener: two listeners have the same name")
         self._fit_messages_into_segments()
+        self._fit_tls()
         return self
+
+    def _fit_tls(self) -> None:
+        """TLS needs a certificate, its key, and the front that tells it from plaintext."""
+        if self.client_tls == "plaintext":
+            return
+        for key in ("tls_certificate", "tls_private_key"):
+            if getattr(self, key) is None:
+                raise ValueError(f"{key}: client_tls is {self.client_tls}, so a PEM file is needed")
+        if not self.tls_front:
+            raise ValueError(f"tls_front: client_tls is {self.client_tls}, which needs the front")
 
     def _fit_messages_into_segments(self) -> None:
         """An entry is at most a quarter of a segment, and the largest message must fit into one."""

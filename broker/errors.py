@@ -10,6 +10,7 @@ BrokerError
 │   └── GroupNotFoundError
 ├── InvalidNameError            a topic or group name that cannot be used
 ├── InvalidReceiptHandleError   a receipt handle that is not ours, damaged, or no longer the current one
+├── CertificateError            the files that a port should speak TLS with cannot be used
 ├── CheckpointError             a checkpoint that cannot be used
 │   └── CheckpointVersionError  ... because a newer LedgerMQ wrote it
 └── ConsumeQueueError           queue files that do not fit the checkpoint
@@ -20,6 +21,16 @@ from __future__ import annotations
 
 class BrokerError(Exception):
     """Base of the package's errors."""
+
+
+class CertificateError(BrokerError):
+    """The messaging ports cannot speak TLS."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"{path} (tls_certificate) and its key cannot be used: {reason}. Give PEM files that belong together and "
+            "can be read, or set client_tls to plaintext, then start again"
+        )
 
 
 class StateError(BrokerError):

@@ -1,7 +1,8 @@
-"""What the front of a messaging port looks for: a TLS hello on a port that is plaintext.
+"""What the front of a messaging port looks for: the TLS hello of clients that speak TLS unless told otherwise.
 
-Official clients in four languages speak TLS unless told otherwise (protocol.md 2.2). A TLS hello (0x16) is closed at
-once, and logged once per peer with what to switch; anything else goes to the gRPC server behind.
+Official clients in four languages do (protocol.md 2.2). Where the port speaks TLS, a hello (0x16) goes to the server's
+door for TLS when it is whole. Where it does not, the connection is closed at once, and logged once per peer with what to
+switch. Anything else goes to the gRPC server behind, or is closed where the port speaks nothing but TLS.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from collections import OrderedDict
 from typing import Final
 
 from ledgermq.raft.port_front import Verdict
+from ledgermq.raft.tls_records import HANDSHAKE, is_whole_hello
 
 logger = logging.getLogger(__name__)
 
-TLS_HANDSHAKE: Final = 0x16
 #: Peers that were told already; the oldest is forgotten first.
 MAX_REMEMBERED_PEERS: Final = 1024
 SWITCH_TLS_OFF: Final = (
@@ -23,26 +24,38 @@ SWITCH_TLS_OFF: Final = (
     "Go EnableSsl=false or env rocketmq.client.enableSsl=false; C# EnableSsl(false); C++ withSsl(false); "
     "Python without tls_enable; Node sslEnabled: false; Rust set_enable_tls(false)"
 )
+SWITCH_TLS_ON: Final = "this port takes TLS only (client_tls = tls). Switch TLS on in the client"
 
 
 class TlsJudge:
     """The judge of a `PortFront`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, plaintext: bool = True, tls: bool = False) -> None:
+        self._plaintext, self._tls = plaintext, tls
         self._told: OrderedDict[str, None] = OrderedDict()
 
     def __call__(self, transport: asyncio.Transport, first: bytes) -> Verdict:
-        if first[0] != TLS_HANDSHAKE:
-            return Verdict.PASS_ON
-        self._tell_to_switch_tls_off(transport.get_extra_info("peername"))
+        if first[0] != HANDSHAKE:
+            return Verdict.PASS_ON if self._plaintext else self._refuse(transport, SWITCH_TLS_ON)
+        if not self._tls:
+            return self._refuse(transport, SWITCH_TLS_OFF)
+        whole = is_whole_hello(first)
+        if whole is None:  # no hello after all
+            transport.close()
+            return Verdict.TAKEN
+        return Verdict.PASS_ON_TLS if whole else Verdict.WAIT
+
+    def _refuse(self, transport: asyncio.Transport, advice: str) -> Verdict:
+        self._tell(transport.get_extra_info("peername"), advice)
         transport.close()
         return Verdict.TAKEN
 
-    def _tell_to_switch_tls_off(self, peer: object) -> None:
+    def _tell(self, peer: object, advice: str) -> None:
         host = str(peer[0]) if isinstance(peer, tuple) else str(peer)
         if host in self._told:
             return
         self._told[host] = None
         if len(self._told) > MAX_REMEMBERED_PEERS:
             self._told.popitem(last=False)
-        logger.warning("tls hello refused peer=%s: %s", host, SWITCH_TLS_OFF)
+        what = "tls hello" if advice is SWITCH_TLS_OFF else "plaintext"
+        logger.warning("%s refused peer=%s: %s", what, host, advice)

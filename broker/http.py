@@ -1,6 +1,6 @@
 """The HTTP port of a broker node: /livez, /readyz, /healthz, /metrics. GET only, one answer per connection.
 
-Must not: serve anything that changes state, or keep connections open.
+Must not: serve anything that changes state, or keep connections open. Few are served at once, each for a few seconds.
 """
 
 from __future__ import annotations
@@ -9,17 +9,24 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from ledgermq.raft.port_counts import Ended, PortCounts, Refused
+
 Answer = tuple[int, str, bytes]
 _REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 _READ_TIMEOUT: Final = 5.0  # seconds for a request line and headers
+_ANSWER_TIMEOUT: Final = 10.0  # seconds in which the answer must have been taken
+#: Connections at a time: whoever watches a node asks a few times a minute.
+MAX_CONNECTIONS: Final = 64
 TEXT: Final = "text/plain; charset=utf-8"
 
 
 class HttpServer:
     """Answers GET requests from a table of paths."""
 
-    def __init__(self, routes: dict[str, Callable[[], Answer]]) -> None:
+    def __init__(self, routes: dict[str, Callable[[], Answer]], counts: PortCounts | None = None) -> None:
         self._routes = routes
+        self._counts = counts or PortCounts("http")
+        self._counts.limit = MAX_CONNECTIONS
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -33,14 +40,26 @@ class HttpServer:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        counts = self._counts
+        if counts.open >= MAX_CONNECTIONS:
+            peer = writer.get_extra_info("peername")
+            counts.refuse(Refused.LIMIT, str(peer[0]) if isinstance(peer, tuple) else "")
+            writer.transport.abort()
+            return
+        counts.open += 1
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _READ_TIMEOUT)
+            writer.transport.set_write_buffer_limits(0)  # so that `drain` waits until all is under way
             writer.write(render(self.answer(head)))
-            await writer.drain()
-        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            pass  # not a request, or the caller left: nothing to answer
-        finally:
+            await asyncio.wait_for(writer.drain(), _ANSWER_TIMEOUT)
             writer.close()
+        except TimeoutError:
+            counts.ended[Ended.SILENT] += 1
+            writer.transport.abort()
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
+            writer.close()  # not a request, or the caller left: nothing to answer
+        finally:
+            counts.open -= 1
 
     def answer(self, head: bytes) -> Answer:
         """Return the answer to a request with this head."""

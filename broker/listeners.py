@@ -1,6 +1,8 @@
 """The client ports of a node: for every configured listener one gRPC server, and the front of its messaging port.
 
 A call is answered with the addresses of the listener that it came in on, so each listener has handlers of its own.
+Each port takes a bounded number of connections, and gives back those that nothing comes of: handshakes that do not end,
+clients that vanished without a word, and such that have been idle for long (who waits for an answer is not idle).
 Owns: servers and fronts. Must not: know what the handlers do.
 """
 
@@ -11,29 +13,21 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import grpc.aio
 
-from ledgermq.raft.port_front import PortFront, take_port
+from ledgermq.raft.frame_stream import set_options
+from ledgermq.raft.port_counts import PortCounts, PortMetrics
+from ledgermq.raft.port_front import FrontLimits, PortFront, take_port
 
 from .config import ListenerConfig, split_address
 from .front import TlsJudge
+from .open_connections import ConnectionWatch
+from .port_policy import CLIENT_SOCKET_OPTIONS, PortPolicy
 
 logger = logging.getLogger(__name__)
-
-MAX_REQUEST_SIZE: Final = (
-    130 << 20
-)  # bytes; a 4 MiB body and its properties must fit, as in the reference server
-_OPTIONS: Final = (
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", MAX_REQUEST_SIZE),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_ping_strikes", 0),
-)
 
 Handlers = Sequence[Any]
 
@@ -64,19 +58,33 @@ def check_port(key: str, address: str) -> None:
 class Listener:
     """One listener that is open."""
 
-    def __init__(self, config: ListenerConfig) -> None:
+    def __init__(self, config: ListenerConfig, policy: PortPolicy, metrics: PortMetrics) -> None:
         self.config = config
-        self._log_server = grpc.aio.server(options=_OPTIONS)
-        self._messaging_server = grpc.aio.server(options=_OPTIONS)
+        self._policy = policy
+        limit = policy.max_connections
+        self._log_counts = metrics.add("log", config.name, limit)
+        self._messaging_counts = metrics.add("messaging", config.name, limit)
+        self._log_server = grpc.aio.server(options=policy.server_options(limit))
+        self._messaging_server = grpc.aio.server(
+            options=policy.server_options(None if policy.front else limit)
+        )
         self._front: PortFront | None = None
 
-    async def start(self, log_handlers: Handlers, messaging_handlers: Handlers, *, tls_front: bool) -> None:
+    @property
+    def uncounted(self) -> Mapping[int, PortCounts]:
+        """The ports whose connections gRPC takes by itself, by number."""
+        ports = {split_address(self.config.log_bind)[1]: self._log_counts}
+        if not self._policy.front:
+            ports[split_address(self.config.messaging_bind)[1]] = self._messaging_counts
+        return ports
+
+    async def start(self, log_handlers: Handlers, messaging_handlers: Handlers) -> None:
         """Open both ports. Raises: PortError."""
         config = self.config
         self._log_server.add_generic_rpc_handlers(tuple(log_handlers))
         self._messaging_server.add_generic_rpc_handlers(tuple(messaging_handlers))
         _add_port(self._log_server, "log_bind", config.log_bind)
-        if tls_front:
+        if self._policy.front:
             await self._start_front(config.messaging_bind)
         else:
             _add_port(self._messaging_server, "messaging_bind", config.messaging_bind)
@@ -85,12 +93,22 @@ class Listener:
 
     async def _start_front(self, address: str) -> None:
         """Serve on a private Unix socket behind a front that listens on `address`."""
-        self._front = PortFront(TlsJudge())
-        self._messaging_server.add_insecure_port(self._front.inner_address)
+        policy = self._policy
+        self._front = front = PortFront(
+            TlsJudge(plaintext=policy.plaintext, tls=policy.credentials is not None),
+            FrontLimits(policy.max_connections, policy.per_address),
+            self._messaging_counts,
+        )
+        self._messaging_server.add_insecure_port(front.inner_address)
+        if policy.credentials is not None:
+            self._messaging_server.add_secure_port(front.tls_address, policy.credentials)
         try:
-            await self._front.listen(take_port(address))
+            sockets = take_port(address)
+            for each in sockets:
+                set_options(each, CLIENT_SOCKET_OPTIONS)
+            await front.listen(sockets)
         except OSError as error:
-            self._front.close()
+            front.close()
             raise PortError("messaging_bind", address, os.strerror(error.errno or 0)) from None
 
     async def stop(self, grace: float) -> None:
@@ -111,16 +129,20 @@ def _add_port(server: grpc.aio.Server, key: str, address: str) -> None:
 class Listeners:
     """All listeners of the node. `handlers(name)` returns (log port, messaging port) handlers of one of them."""
 
-    def __init__(self, configs: Sequence[ListenerConfig], *, tls_front: bool) -> None:
-        self._listeners = [Listener(config) for config in configs]
-        self._tls_front = tls_front
+    def __init__(self, configs: Sequence[ListenerConfig], policy: PortPolicy, metrics: PortMetrics) -> None:
+        self._listeners = [Listener(config, policy, metrics) for config in configs]
+        self._watch = ConnectionWatch(
+            {port: counts for each in self._listeners for port, counts in each.uncounted.items()}
+        )
 
     async def start(self, handlers: Callable[[str], tuple[Handlers, Handlers]]) -> None:
         """Open every port. Raises: PortError."""
         for listener in self._listeners:
             log, messaging = handlers(listener.config.name)
-            await listener.start(log, messaging, tls_front=self._tls_front)
+            await listener.start(log, messaging)
+        self._watch.start()
 
     async def stop(self, grace: float) -> None:
         """Close every port after at most `grace` seconds."""
+        await self._watch.stop()
         await asyncio.gather(*(listener.stop(grace) for listener in self._listeners))

@@ -52,6 +52,7 @@ from .metrics import Metrics
 from .other_groups import OtherGroups
 from .peers import Peers
 from .polls import Polls
+from .port_policy import port_policy
 from .probes import Probes
 from .produce import AppendPipeline
 from .queue_check import QueueCheck
@@ -152,7 +153,7 @@ class BrokerNode:
             config.max_message_bytes,
         )
         self._clients = ClientsHere(self._telemetry.client_ids)
-        self._listeners = Listeners(config.listener, tls_front=config.tls_front)
+        self._listeners = Listeners(config.listener, port_policy(config), self._raft.metrics.ports)
         self._started = False
         self._context: NodeContext
 
@@ -239,7 +240,7 @@ class BrokerNode:
             lambda: group_view.beat(self._context),
         )
         self._probes = Probes(self._context)
-        self._http = HttpServer(self._probes.routes())
+        self._http = HttpServer(self._probes.routes(), self._raft.metrics.ports.add("http"))
         self._leadership.add_listener(self._on_leadership)
         trace_topic = TraceTopic(self._context)
         self._leadership.add_listener(trace_topic.on_leadership)

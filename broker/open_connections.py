@@ -1,0 +1,109 @@
+"""Counts the connections of ports that gRPC serves by itself, which tells nobody: the kernel knows them (Linux).
+
+gRPC enforces the limit of such a port; what is left to do is to say so. Owns: the question to the kernel, and the line in
+the log when a port is full. Must not: block the event loop; a full port has thousands of connections to count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+from ledgermq.raft.port_counts import PortCounts
+
+logger = logging.getLogger(__name__)
+
+#: Between two counts, s.
+PERIOD_S: Final = 5.0
+#: The log says that a port is full when so much of its limit is in use, and that it has room again below the other.
+_FULL, _ROOM = 0.99, 0.9
+
+# A netlink header (length, type, flags, sequence, sender) and the kernel's sock_diag request: family, protocol,
+# extensions, padding, states, then the id of a socket: ports (network order), addresses, interface, cookie.
+_HEADER: Final = struct.Struct("=IHHII")
+_REQUEST: Final = struct.Struct("=BBBxI2s2s16s16sIII")
+_NETLINK_SOCK_DIAG: Final = 4
+_SOCK_DIAG_BY_FAMILY: Final = 20
+_DUMP: Final = 0x301  # a request, and all that match
+_ERROR, _DONE = 2, 3
+_ESTABLISHED, _CLOSE_WAIT = 1, 8
+_STATES: Final = 1 << _ESTABLISHED | 1 << _CLOSE_WAIT
+
+
+def count_connections(port: int) -> int | None:
+    """Return the open connections whose local port it is; None where the kernel does not tell. May take milliseconds."""
+    try:
+        return sum(_count(family, port) for family in (socket.AF_INET, socket.AF_INET6))
+    except (AttributeError, OSError):  # not Linux; a sandbox
+        return None
+
+
+def _count(family: int, port: int) -> int:
+    wanted = _REQUEST.pack(
+        family, socket.IPPROTO_TCP, 0, _STATES, port.to_bytes(2), bytes(2), bytes(16), bytes(16), 0, 0, 0
+    )
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
+        kernel.settimeout(1.0)
+        kernel.send(_HEADER.pack(_HEADER.size + len(wanted), _SOCK_DIAG_BY_FAMILY, _DUMP, 1, 0) + wanted)
+        found = 0
+        while True:
+            answer, at = kernel.recv(1 << 16), 0
+            while at + _HEADER.size <= len(answer):
+                size, kind, *_ = _HEADER.unpack_from(answer, at)
+                if kind == _DONE:
+                    return found
+                if kind == _ERROR or size < _HEADER.size:
+                    raise OSError("the kernel refuses to list sockets")
+                found += kind == _SOCK_DIAG_BY_FAMILY
+                at += size + 3 & ~3
+
+
+class ConnectionWatch:
+    """Counts the connections of some ports again and again. Use: `start()`, `await stop()`."""
+
+    def __init__(self, ports: Mapping[int, PortCounts]) -> None:
+        self._ports = dict(ports)
+        self._full: set[int] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to count."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="connection watch")
+
+    async def stop(self) -> None:
+        """Count no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        """Nobody tells of connections: they are counted now and then."""
+        while await self.look():  # noqa: ASYNC110
+            await asyncio.sleep(PERIOD_S)
+
+    async def look(self) -> bool:
+        """Count once; return whether the kernel tells."""
+        for port, counts in self._ports.items():
+            found = await asyncio.to_thread(count_connections, port)
+            if found is None:
+                return False
+            self.note(port, counts, found)
+        return True
+
+    def note(self, port: int, counts: PortCounts, found: int) -> None:
+        """Take a count, and say when a port begins to be full or has room again."""
+        counts.open = found
+        if port not in self._full and found >= _FULL * counts.limit:
+            self._full.add(port)
+            logger.warning(
+                "connections refused port=%s reason=limit open=%d limit=%d: as many connections are open as this port "
+                "takes; look for clients that open one per message",
+                counts.name, found, counts.limit,
+            )  # fmt: skip
+        elif port in self._full and found < _ROOM * counts.limit:
+            self._full.discard(port)
+            logger.info("connections taken again port=%s open=%d limit=%d", counts.name, found, counts.limit)
