@@ -39,6 +39,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--expiry-ms", metavar="MS", help="silence after which a node is dropped (default 10000)"
     )
+    parser.add_argument(
+        "--max-connections", metavar="N",
+        help="connections that each listener takes (default 10000, fewer without file descriptors for them)",
+    )  # fmt: skip
     parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (default info)")
     return parser.parse_args(argv)
 
@@ -67,7 +71,7 @@ async def serve(config: NameserverConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server = NameServer(config.listeners, config.expiry_ms)
+    server = NameServer(config.listeners, config.expiry_ms, config.max_connections)
     await server.start()
     try:
         await _serve_until(stop, server)

@@ -1,7 +1,7 @@
 """Settings of the nameserver: TOML file < environment < flags. Pure: callers pass in what they read.
 
 Keys: `bind` (host:port of the listener "default"), `listener` (more listeners, name = host:port), `expiry_ms`,
-`log_level`. Environment: LEDGERMQ_NAMESERVER_<KEY>; listeners there as `name=host:port,name=host:port`.
+`max_connections` (of each listener), `log_level`. Environment: LEDGERMQ_NAMESERVER_<KEY>; listeners there as `name=host:port,name=host:port`.
 Invariant: an unknown key is an error that names the nearest known one.
 """
 
@@ -17,7 +17,8 @@ from .route_table import EXPIRY_MS
 
 DEFAULT_BIND = "127.0.0.1:9876"
 ENVIRONMENT_PREFIX = "LEDGERMQ_NAMESERVER_"
-_KEYS = ("bind", "listener", "expiry_ms", "log_level")
+_KEYS = ("bind", "listener", "expiry_ms", "max_connections", "log_level")
+MAX_CONNECTIONS = 10_000
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -28,6 +29,7 @@ class NameserverConfig:
     listeners: Mapping[str, str]
     expiry_ms: int = EXPIRY_MS
     log_level: str = "info"
+    max_connections: int = MAX_CONNECTIONS  # of each listener
 
 
 def resolve(
@@ -49,6 +51,9 @@ def resolve(
     return NameserverConfig(
         listeners=_listeners(settings, sources),
         expiry_ms=_expiry_ms(settings.get("expiry_ms", EXPIRY_MS), sources.get("expiry_ms", "")),
+        max_connections=_max_connections(
+            settings.get("max_connections", MAX_CONNECTIONS), sources.get("max_connections", "")
+        ),
         log_level=_log_level(settings.get("log_level", "info"), sources.get("log_level", "")),
     )
 
@@ -108,6 +113,12 @@ def _expiry_ms(value: object, source: str) -> int:
             "expiry_ms", f"is {expiry}; below 2000 (two heartbeats) nodes would come and go", source
         )
     return expiry
+
+
+def _max_connections(value: object, source: str) -> int:
+    if not str(value).isdigit() or int(str(value)) < 1:
+        raise ConfigError("max_connections", f"is {value!r}; a whole number above 0 is wanted", source)
+    return int(str(value))
 
 
 def _log_level(value: object, source: str) -> str:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
+from itertools import count
 
 import grpc
 from grpc import aio
@@ -19,6 +20,8 @@ from grpc import aio
 from ledgermq.proto import nameserver_pb2 as pb
 from ledgermq.proto import nameserver_pb2_grpc, route_pb2
 
+from .config import MAX_CONNECTIONS
+from .connection_limit import FullListeners, connections_per_listener
 from .errors import BindError
 from .request_handlers import request_handlers
 from .route_table import NodeKey, RouteTable, keep_topics
@@ -28,10 +31,18 @@ logger = logging.getLogger(__name__)
 #: Open watch streams of one listener; one more is refused.
 MAX_WATCHERS = 10_000
 _EXPIRY_CHECK_S = 0.5
+_CHECKS_PER_LOOK = 10  # how often it is looked whether the listeners are full
 _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second nameserver on the same port must fail, not share it
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # Handshakes that do not end, clients whose machine vanished, and idle ones give their connections back; who watches
+    # routes, and a broker that beats, are not idle.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),  # this one counts; its default is a minute
+    ("grpc.max_connection_idle_ms", 600_000),
 )
 
 
@@ -224,7 +235,9 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
 class NameServer:
     """A whole nameserver: its listeners, one table, the expiry timer."""
 
-    def __init__(self, listeners: Mapping[str, str], expiry_ms: int) -> None:
+    def __init__(
+        self, listeners: Mapping[str, str], expiry_ms: int, max_connections: int = MAX_CONNECTIONS
+    ) -> None:
         """`listeners` maps each listener's name to its host:port; port 0 takes a free one."""
         self.table = RouteTable(expiry_ms)
         self.addresses: dict[str, str] = {}  # as bound, after start()
@@ -232,11 +245,14 @@ class NameServer:
         self._changes = Changes()
         self._servers: list[aio.Server] = []
         self._expiry: asyncio.Task[None] | None = None
+        self._limit = connections_per_listener(max_connections, len(listeners))
+        self._full = FullListeners(self._limit * len(listeners))
 
     async def start(self) -> None:
         """Listen on every address, or on none. Raises: BindError."""
         for name, address in self._listeners.items():
-            server = aio.server(options=_SERVER_OPTIONS)
+            options = (*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", self._limit))
+            server = aio.server(options=options)
             service = NameServerService(self.table, self._changes, name)
             server.add_generic_rpc_handlers((request_handlers(service),))
             try:
@@ -262,7 +278,9 @@ class NameServer:
         self.addresses.clear()
 
     async def _expire_nodes(self) -> None:
-        while True:
+        for check in count():
+            if check % _CHECKS_PER_LOOK == 0:
+                self._full.look()
             await asyncio.sleep(_EXPIRY_CHECK_S)
             revision = self.table.revision
             for cluster, group, node_id in self.table.expire(now_ms()):
