@@ -50,6 +50,7 @@ class GrantPlan:
     * `repeats`: messages whose lease stands, to be delivered at once (FIFO, same attempt id);
     * `cold`: load each (`raw = await to_thread(files.load, read)`, `state.queues.admit(read, raw)`), then select again;
     * `unresolved`: queues whose start must be looked up by time: propose SetPositions, then select again;
+    * `unfinished`: the filter looked at as much as a turn may; select again, when others have had theirs;
     else nothing is deliverable (commands may have been added all the same: start positions, skipped runs).
     """
 
@@ -57,6 +58,7 @@ class GrantPlan:
     repeats: list[Delivery] = field(default_factory=list)
     cold: list[ColdRead] = field(default_factory=list)
     unresolved: list[int] = field(default_factory=list)
+    unfinished: bool = False
     #: Reserved until the turn ends: copy and Ack(force=True).
     exhausted: list[Delivery] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)  # what was added to the turn

@@ -41,7 +41,7 @@ from .commands import Command, DeleteTopic, EvictDedup, GrantLeases, SessionLost
 from .consume_queue import QueueKey, record_starts
 from .dedup import MessageIds, StreamKey
 from .grant_plan import Delivery, GrantPlan, ReceiveRequest
-from .selection import Selector, Taken
+from .selection import ScanBudget, Selector, Taken
 from .state import BrokerState, message_ids
 
 __all__ = [
@@ -123,6 +123,7 @@ class Turn:
         self._ids: list[bytes] = []
         self._taken: list[Taken] = []
         self._deleting: list[int] = []
+        self.scan = ScanBudget()  # of all filters of this turn
 
     @property
     def is_empty(self) -> bool:
@@ -178,7 +179,7 @@ class Turn:
 
     def grant(self, request: ReceiveRequest, now: int) -> GrantPlan:
         """Select messages for a consumer at log time `now` (ms), reserve them and add the commands."""
-        plan, taken = self._view.selector.choose(request, now)
+        plan, taken = self._view.selector.choose(request, now, self.scan)
         self._taken += taken
         for command in plan.commands:
             slot = self.add_command(command)

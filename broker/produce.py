@@ -165,6 +165,7 @@ class Work(Protocol):
 
     size: int  # bytes that it will about add to the log
     section_bound: int  # sections that it will at most add
+    filters: bool  # it looks through queues for what a filter wants
     essential: bool  # taken also while `AppendPipeline.refusal` is set
 
     def place(self, flight: Flight, now: int) -> None:
@@ -195,6 +196,7 @@ class CommandWork:
     """
 
     __slots__ = ("_command", "_raw", "_slot", "essential", "future", "section_bound", "size", "urgent")
+    filters = False
 
     def __init__(self, command: Command, future: asyncio.Future[Applied]) -> None:
         self._command = command
@@ -248,6 +250,9 @@ class AppendPipeline:
         self._view: LeaderView | None = None
         self._rotation = QueueRotation()
         self._waiting: deque[Work] = deque()
+        self._put_off: deque[Work] = (
+            deque()
+        )  # filters, when the turn's were at their bound: first in the next one
         self._waiting_bytes = 0
         self._flying_bytes = 0
         self._in_flight = 0
@@ -270,13 +275,16 @@ class AppendPipeline:
     @property
     def is_idle(self) -> bool:
         """Tell whether nothing waits and nothing is in flight."""
-        return not self._waiting and not self._in_flight
+        return not self._waiting and not self._put_off and not self._in_flight
 
     def on_leader(self, view: LeaderView | None) -> None:
         """This node leads with this view, or (None) no longer: what was not proposed is refused, definitely."""
         self._view = view
         if view is None:
-            works, self._waiting, self._waiting_bytes = list(self._waiting), deque(), 0
+            works = [*self._put_off, *self._waiting]
+            self._put_off.clear()
+            self._waiting.clear()
+            self._waiting_bytes = 0
             _fail(works, NotLeaderError(None))
 
     def submit(self, work: Work) -> None:
@@ -310,20 +318,28 @@ class AppendPipeline:
 
     def _schedule(self) -> None:
         """Take a turn behind the callbacks that are due now, so that what they submit shares it."""
-        if self._waiting and not self._scheduled and self._may_propose():
+        if (self._waiting or self._put_off) and not self._scheduled and self._may_propose():
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._take_turns)
 
     def _take_turns(self) -> None:
         self._scheduled = False
+        self._waiting.extendleft(reversed(self._put_off))
+        self._put_off.clear()
         while self._waiting and self._view is not None and self._may_propose():
             self._take_turn(self._view)
+            if self._put_off:  # others come first
+                break
+        self._schedule()
 
     def _fill(self, flight: Flight) -> None:
         """Place waiting works until the turn is full."""
         now, size, sections = self._proposer.next_timestamp(), 0, 0
         while self._waiting and len(flight.works) < MAX_WORKS_PER_TURN:
             work = self._waiting[0]
+            if work.filters and flight.turn.scan.is_spent:
+                self._put_off.append(self._waiting.popleft())
+                continue
             full = size + work.size > self._max_payload or sections + work.section_bound > 0xFFF0
             urgent = isinstance(work, CommandWork) and work.urgent
             if flight.works and (full or urgent or flight.urgent or size >= self._max_turn):

@@ -32,6 +32,8 @@ class SectionOutcome:
 class _ProducerWork:
     """Waits for its own turn and for the turns of first copies; ends when all are decided, or one is lost."""
 
+    filters = False
+
     def __init__(self, size: int, section_bound: int) -> None:
         self.size = size
         self.section_bound = section_bound

@@ -51,6 +51,7 @@ class ReceiveWork:
     section_bound = 0
     size = 512
     essential = False
+    filters: bool
 
     def __init__(
         self,
@@ -60,12 +61,15 @@ class ReceiveWork:
     ) -> None:
         """`release` gets messages that nobody waits for any more, `tell` what was granted."""
         self._request = request
+        self.filters = request.tags is not None
         self._release = release
         self._tell = tell
         self._plan: GrantPlan | None = None
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def place(self, flight: Flight, now: int) -> None:
+        if self.future.done():  # nobody waits any more
+            return
         try:
             self._plan = flight.turn.grant(self._request, now)
         except ConsumeQueueError as error:  # of queue files: what shares the turn has nothing to do with it
@@ -305,6 +309,8 @@ async def _select(context: NodeContext, receiver: Receiver) -> list[Delivery]:
             await context.replica.warm(plan.cold)
         elif plan.unresolved:
             await _resolve_start(context, request, plan.unresolved)
+        elif plan.unfinished and time.monotonic() < receiver.until:
+            continue  # a filter that wants little looks through a long queue turn by turn
         elif plan.slot is None or time.monotonic() >= receiver.until:
             return found  # else something was applied before the grant: what is there now is chosen anew
 

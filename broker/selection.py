@@ -8,6 +8,7 @@ attempt id of that batch, which gets it again.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,10 +24,27 @@ from .groups import ConsumerGroup
 from .leases import ACKED, NEVER, Consumption
 from .state import BrokerState
 
-#: Units of one queue that one selection looks at when it filters.
+#: Units that one selection looks at when it filters, over all queues; what is left is looked at in a later turn.
 SCAN_UNITS: Final = 8_192
+#: Units that all selections of one append turn look at: between turns the event loop serves everybody else.
+SCAN_UNITS_PER_TURN: Final = 32_768
+#: Units that are looked at together; a budget is overdrawn by less than these.
+_SCAN_STEP: Final = 512
+#: Runs of unwanted units that are remembered, the oldest is looked through again.
+_MAX_SCANNED_RUNS: Final = 65_536
 #: A run of filtered messages is written down (without a delivery) when it is so long.
 SKIP_UNITS: Final = 4_096
+
+
+@dataclass(slots=True)
+class ScanBudget:
+    """Units that filters may still look at, in one turn or in one selection."""
+
+    left: int = field(default_factory=lambda: SCAN_UNITS_PER_TURN)
+
+    @property
+    def is_spent(self) -> bool:
+        return self.left <= 0
 
 
 @dataclass(slots=True)
@@ -58,7 +76,7 @@ class Selector:
         self._reserved: dict[ConsumptionKey, Reservation] = {}
         self._rotation: dict[tuple[int, int], int] = {}
         # Filtered runs that are not written down: [from, to) holds nothing for these tags.
-        self._scanned: dict[tuple[ConsumptionKey, frozenset[int]], tuple[int, int]] = {}
+        self._scanned: OrderedDict[tuple[ConsumptionKey, frozenset[int]], tuple[int, int]] = OrderedDict()
         self._attempt_ids: dict[ConsumptionKey, str] = {}
 
     # --- what is there --------------------------------------------------------------------------------------
@@ -104,8 +122,12 @@ class Selector:
         return None if soonest == NEVER else soonest
 
     # --- choosing -------------------------------------------------------------------------------------------
-    def choose(self, request: ReceiveRequest, now: int) -> tuple[GrantPlan, list[Taken]]:
+    def choose(
+        self, request: ReceiveRequest, now: int, budget: ScanBudget | None = None
+    ) -> tuple[GrantPlan, list[Taken]]:
         """Select and reserve. The plan's commands are to be proposed together, in order.
+
+        `budget` is what filters may look at in the whole turn; a plan that it cut short is `unfinished`.
 
         Raises: ConsumeQueueError (nothing is reserved then).
         """
@@ -120,7 +142,7 @@ class Selector:
             return plan, taken
         turn = self._rotation.get((group.group_id, topic.topic_id), 0) % len(queues)
         self._rotation[group.group_id, topic.topic_id] = turn + 1
-        choice = _Choice(self, request, group, plan, now)
+        choice = _Choice(self, request, group, plan, now, budget or ScanBudget())
         try:
             choice.run(queues[turn:] + queues[:turn])
         except ConsumeQueueError:
@@ -223,6 +245,9 @@ class Selector:
         """[start, stop) holds nothing for `tags`, and is not written down yet."""
         if tags is not None:
             self._scanned[key, tags] = (start, stop)
+            self._scanned.move_to_end((key, tags))
+            if len(self._scanned) > _MAX_SCANNED_RUNS:
+                self._scanned.popitem(last=False)
 
     def lookup(self, queue: ConsumeQueue, offset: int, count: int) -> np.ndarray | ColdRead:
         return self._state.queues.lookup(*queue.key, offset, count)
@@ -249,7 +274,13 @@ class _Choice:
     """One selection in progress."""
 
     def __init__(
-        self, selector: Selector, request: ReceiveRequest, group: ConsumerGroup, plan: GrantPlan, now: int
+        self,
+        selector: Selector,
+        request: ReceiveRequest,
+        group: ConsumerGroup,
+        plan: GrantPlan,
+        now: int,
+        budget: ScanBudget,
     ) -> None:
         self._selector = selector
         self.request = request
@@ -259,6 +290,8 @@ class _Choice:
         self._count = max(1, request.max_count)
         self._bytes = request.max_bytes
         self._tags = None if request.tags is None else np.array(sorted(request.tags), np.int64)
+        self._budget = budget
+        self._scan_left = SCAN_UNITS
         self.parts: dict[ConsumptionKey, _Part] = {}
         self.worth_writing = False
 
@@ -346,12 +379,17 @@ class _Choice:
         part = self._part(queue)
         at = first = max(queue.begin, self._selector.first_unseen(key, self.request.tags, part.start))
         part.skipped = first - part.start
-        while self._open and at < queue.end and at - first < SCAN_UNITS:
-            count = self._count if self._tags is None else 512
+        while self._open and at < queue.end:
+            if self._tags is not None and (self._scan_left <= 0 or self._budget.is_spent):
+                self._plan.unfinished = True
+                break
+            count = self._count if self._tags is None else _SCAN_STEP
             units = self._selector.lookup(queue, at, count)
             if isinstance(units, ColdRead):
                 self._plan.cold.append(units)
                 break
+            self._scan_left -= len(units)
+            self._budget.left -= len(units) if self._tags is not None else 0
             at = self._take_units(queue, part, units, at)
         if at > part.start:
             part.end = part.reserved_end = at
