@@ -6,6 +6,7 @@ Must not: serve anything that changes state, or keep connections open. Few are s
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Callable
 from typing import Final
 
@@ -15,7 +16,7 @@ Answer = tuple[int, str, bytes]
 _REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 _READ_TIMEOUT: Final = 5.0  # seconds for a request line and headers
 _ANSWER_TIMEOUT: Final = 10.0  # seconds in which the answer must have been taken
-#: Connections at a time: whoever watches a node asks a few times a minute.
+#: Connections at a time, fewer without descriptors: whoever watches a node asks a few times a minute.
 MAX_CONNECTIONS: Final = 64
 TEXT: Final = "text/plain; charset=utf-8"
 
@@ -26,7 +27,7 @@ class HttpServer:
     def __init__(self, routes: dict[str, Callable[[], Answer]], counts: PortCounts | None = None) -> None:
         self._routes = routes
         self._counts = counts or PortCounts("http")
-        self._counts.limit = MAX_CONNECTIONS
+        self._counts.limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16)
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -41,7 +42,7 @@ class HttpServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         counts = self._counts
-        if counts.open >= MAX_CONNECTIONS:
+        if counts.open >= counts.limit:
             peer = writer.get_extra_info("peername")
             counts.refuse(Refused.LIMIT, str(peer[0]) if isinstance(peer, tuple) else "")
             writer.transport.abort()

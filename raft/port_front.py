@@ -27,7 +27,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Final
 
-from .acceptor import STARVED, Acceptor
+from .acceptor import ACCEPTS_PER_TURN, STARVED, Acceptor
 from .port_counts import Ended, PortCounts, Refused
 from .tls_records import ClientRecords
 
@@ -38,6 +38,10 @@ BACKLOG: Final = 1024
 FIRST_BYTES_TIMEOUT_S: Final = 10.0
 #: One that is silent for so long, s, makes room when the port is full; whoever has something to say says it sooner.
 EVICTABLE_AFTER_S: Final = 1.0
+#: When more than so many, and more than this part of the port, are silent, the oldest of them makes room however young it
+#: is: a client has long been heard before its turn to go comes.
+MANY_SILENT: Final = 4 * ACCEPTS_PER_TURN
+MANY_SILENT_SHARE: Final = 1 / 8
 #: TLS hellos that the server behind works on at the same time.
 TLS_HELLOS_AT_ONCE: Final = 8
 
@@ -132,9 +136,13 @@ class PortFront:
         return inbound
 
     def _make_room(self) -> bool:
-        """Close the connection that has been silent for longest, unless it came a moment ago."""
+        """Close the connection that has been silent for longest, unless it came a moment ago and few are silent."""
         oldest = next(iter(self._silent), None)
-        if oldest is None or asyncio.get_running_loop().time() - oldest.since < EVICTABLE_AFTER_S:
+        if oldest is None:
+            return False
+        age = asyncio.get_running_loop().time() - oldest.since
+        many = max(MANY_SILENT, self._limits.max_connections * MANY_SILENT_SHARE)
+        if age < EVICTABLE_AFTER_S and len(self._silent) <= many:
             return False
         oldest.end(Ended.MADE_ROOM)
         return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -56,10 +57,14 @@ SERVER_OPTIONS: Final = (
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 600_000),
 )
-#: Connections of the Raft port besides the streams of the peers; and of them, places that only a stream may take.
-PORT_LIMITS: Final = FrontLimits(max_connections=256, reserve=64)
-#: Streams whose greeting is not accepted yet; one more ends the oldest of them.
-GREETING_LIMIT: Final = 64
+#: Connections of the Raft port besides the streams of the peers, where there are descriptors for so many.
+PORT_CONNECTIONS: Final = 256
+
+
+def port_limits(descriptors: int) -> FrontLimits:
+    """Return what the Raft port takes of a process that may open so many files. Only streams take the reserve."""
+    places = max(min(PORT_CONNECTIONS, descriptors // 16), 16)
+    return FrontLimits(places, reserve=places // 4)
 
 
 class Gate(Protocol):
@@ -201,7 +206,10 @@ class Transport(Generic[ControlItem, AppendItem]):
         self._server: Any = None
         self._front: PortFront | None = None
         self._silent = False
-        self._greeting: dict[_Incoming, None] = {}  # not accepted yet, the oldest first
+        self._limits = port_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self._greeting: dict[
+            _Incoming, None
+        ] = {}  # not accepted yet, the oldest first; so many as the reserve
         self._judging: set[asyncio.Task[None]] = set()
         self._incoming: dict[NodeId, set[_Incoming]] = {peer.node_id: set() for peer in peers}
         self._logged: set[tuple[NodeId, RefusalKind]] = set()
@@ -226,7 +234,7 @@ class Transport(Generic[ControlItem, AppendItem]):
 
     async def listen(self) -> None:
         """Serve the streams, and what the layer above serves to the other nodes on this port."""
-        self._front = PortFront(self._judge, PORT_LIMITS, self._counts)
+        self._front = PortFront(self._judge, self._limits, self._counts)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers(self._rpc_handlers)
         self._server.add_insecure_port(self._front.inner_address)
@@ -299,7 +307,7 @@ class Transport(Generic[ControlItem, AppendItem]):
             connection.abort()
             return Verdict.TAKEN
         incoming = _Incoming(self, kind)
-        if len(self._greeting) >= GREETING_LIMIT:
+        if len(self._greeting) >= self._limits.reserve:  # the oldest makes room
             oldest = next(iter(self._greeting))
             del self._greeting[oldest]
             oldest.end()

@@ -168,13 +168,33 @@ def test_who_says_nothing_makes_room_for_who_does(monkeypatch: pytest.MonkeyPatc
     run(scenario)
 
 
-def test_who_came_a_moment_ago_need_not_make_room() -> None:
+def test_who_came_a_moment_ago_need_not_make_room_where_few_are_silent() -> None:
     async def scenario() -> None:
-        async with opened(FrontLimits(max_connections=1)) as port:
+        async with opened(FrontLimits(max_connections=8)) as port:
+            for _ in range(7):
+                spoke = await port.call()
+                assert await spoke.says(b"1") == b"1"
             young = await port.call()
-            await port.until(lambda: port.counts.open == 1)
+            await port.until(lambda: port.counts.open == 8)
             assert await port.refuses()
             assert await young.says(b"1") == b"1"
+
+    run(scenario)
+
+
+def test_where_many_are_silent_whoever_comes_gets_in_however_fast_they_come_again() -> None:
+    """Those who say nothing come again as soon as they are let go of."""
+
+    async def scenario() -> None:
+        async with opened(FrontLimits(max_connections=100)) as port:
+            silent = [await port.call() for _ in range(100)]
+            for _ in range(20):
+                caller = await port.call()
+                assert await caller.says(b"1") == b"1"
+                caller.leave()
+                silent.append(await port.call())
+            assert not port.counts.refused
+            assert port.counts.ended[Ended.MADE_ROOM] >= 20
 
     run(scenario)
 
