@@ -25,6 +25,8 @@ _OPTIONS: Final = (
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 10),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Calls of one connection that are open at a time; a client holds back the rest by itself.
+    ("grpc.max_concurrent_streams", 10_000),
 )
 #: The same question, asked by the kernel, for connections that a front holds.
 CLIENT_SOCKET_OPTIONS: Final = (

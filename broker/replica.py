@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -33,6 +34,7 @@ from .state import BrokerState
 logger = logging.getLogger(__name__)
 
 HOUSEKEEPING_INTERVAL: Final = 1.0  # seconds
+READ_THREADS: Final = 4  # for queue files
 _MAX_REBUILDS: Final = 4  # of one read: each is of one block
 
 _T = TypeVar("_T")
@@ -74,6 +76,12 @@ class Replica:
         self._header: Callable[[LogIndex], EntryHeader | None]
         self._observers: list[Callable[[Effects], None]] = []
         self._house: asyncio.TimerHandle | None = None
+        #: Consumers cause any number of cold reads: they must not take the threads of what the node itself has to store.
+        self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="ledgermq-queue-read")
+
+    def close(self) -> None:
+        """Begin no more reads of queue files."""
+        self._reads.shutdown(wait=False, cancel_futures=True)
 
     def attach(
         self,
@@ -213,7 +221,8 @@ class Replica:
 
     async def _load(self, read: ColdRead) -> None:
         try:
-            raw = await asyncio.to_thread(self.load_units, read)
+            loop = asyncio.get_running_loop()
+            raw = await loop.run_in_executor(self._reads, self.load_units, read)
         except ConsumeQueueError as error:
             self.state.queues.unreadable(read, error)
         else:

@@ -320,6 +320,7 @@ class BrokerNode:
             await self._queue_check.stop()
         await self._checkpointing.stop()
         await self._raft.stop(transfer=True)
+        self._replica.close()
 
     async def _raft_hand_over(self) -> None:
         """Hand over the lead first, so that calls under way are forwarded to the new leader instead of failing."""

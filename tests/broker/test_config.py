@@ -112,3 +112,18 @@ def test_segments_must_hold_the_largest_message() -> None:
     assert load(None, {"segment_size": "4MiB", "max_message_bytes": "978816"}, {}).segment_size == 4 << 20
     with pytest.raises(ConfigError, match="flag --max-message-bytes: must be between"):
         load(None, {"max_message_bytes": "5MiB"}, {})
+
+
+def test_tls_needs_a_certificate_its_key_and_the_front() -> None:
+    with pytest.raises(ConfigError, match='"tls_certificate": client_tls is both, so a PEM file is needed'):
+        load(None, {"client_tls": "both"}, {})
+    files = {"tls_certificate": "c.pem", "tls_private_key": "k.pem"}
+    with pytest.raises(ConfigError, match="tls-front: client_tls is tls, which needs the front"):
+        load(None, {"client_tls": "tls", "tls_front": "false", **files}, {})
+    assert load(None, {"client_tls": "tls", **files}, {}).tls_private_key == Path("k.pem")
+
+
+def test_connections_are_counted_from_one() -> None:
+    with pytest.raises(ConfigError, match="max-connections"):
+        load(None, {"max_connections": "0"}, {})
+    assert load(None, {"max_connections_per_address": "0", "connection_idle_seconds": "0"}, {})

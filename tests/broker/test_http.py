@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from ledgermq.broker import http
 from ledgermq.broker.http import TEXT, HttpServer, render
+from ledgermq.raft.port_counts import Ended, PortCounts, Refused
 
 
 def server() -> HttpServer:
@@ -25,3 +32,35 @@ def test_only_reading_is_allowed() -> None:
 
 def test_an_answer_is_http() -> None:
     assert render((200, TEXT, b"ok\n")).startswith(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain")
+
+
+def test_few_are_served_at_once_and_who_asks_nothing_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(http, "_READ_TIMEOUT", 0.2)
+
+    async def scenario() -> None:
+        counts = PortCounts("http")
+        serving = HttpServer({"/livez": lambda: (200, TEXT, b"ok\n")}, counts)
+        port = await serving.start("127.0.0.1", 0)
+
+        async def ask(text: bytes) -> bytes:
+            with suppress(ConnectionError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(text)
+                try:
+                    return await reader.read()
+                finally:
+                    writer.close()
+            return b""
+
+        silent = [asyncio.create_task(ask(b"")) for _ in range(2)]
+        while counts.open < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert await ask(b"GET /livez HTTP/1.1\r\n\r\n") == b""
+        assert counts.refused == {Refused.LIMIT: 1}
+        assert await asyncio.gather(*silent) == [b"", b""]
+        assert counts.ended == {Ended.SILENT: 2}
+        assert (await ask(b"GET /livez HTTP/1.1\r\n\r\n")).endswith(b"ok\n")
+        await serving.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))

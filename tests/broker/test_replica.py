@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 
 from ledgermq.broker import replica as replica_module
 from ledgermq.broker.commands import Command, DeleteTopic, ReleaseLeases, SessionLost, lease_rows
+from ledgermq.broker.consume_queue import ColdRead
 from ledgermq.broker.effects import Effects
 from ledgermq.broker.leadership import Leadership
 from ledgermq.broker.polls import Polls
 from ledgermq.broker.produce import Applied, TooManyRequestsError
 from ledgermq.broker.replica import Replica
+from ledgermq.raft.threads import in_thread
 from ledgermq.raft.types import Term
 
 from .entry_log import START_MS, Node, command_section
@@ -106,5 +109,36 @@ def test_a_release_that_was_refused_is_proposed_by_the_housekeeping() -> None:
         rig.replica.keep_house()
         assert rig.pipeline.asked == [release, release], "once it is under way, it is not proposed again"
         rig.replica.on_leader_lost(Term(1))
+
+    asyncio.run(run())
+
+
+def test_reads_of_queue_files_that_wait_for_the_disk_take_no_thread_of_what_the_node_stores() -> None:
+    """Consumers cause any number of them; a peer that greets anew waits until its incarnation is stored, in a thread."""
+
+    async def run() -> None:
+        rig = Rig()
+        gate, waiting = threading.Event(), threading.Semaphore(0)
+
+        def stand_still(read: ColdRead) -> bytes:
+            waiting.release()
+            gate.wait()
+            return b""
+
+        rig.replica.load_units = stand_still  # type: ignore[method-assign]
+        cold = ColdRead((1, 0), "orders@1", 0, 1)
+        reads = [asyncio.create_task(rig.replica.warm([cold])) for _ in range(100)]
+        try:
+            async with asyncio.timeout(20):
+                while not waiting.acquire(blocking=False):  # noqa: ASYNC110 (threads set no event)
+                    await asyncio.sleep(0)
+                assert await in_thread(lambda: "stored") == "stored"
+            assert not any(read.done() for read in reads)
+        finally:
+            for read in reads:
+                read.cancel()
+            gate.set()
+            rig.replica.close()
+            await asyncio.gather(*reads, return_exceptions=True)
 
     asyncio.run(run())

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -50,8 +51,7 @@ class ModuleCluster(Cluster):
     def terms(self) -> dict[str, int]:
         found = {}
         for name in self.nodes:
-            status = wait_until(lambda name=name: self.status(name), f"{name} answers")  # type: ignore[misc]
-            found[name] = status.term
+            found[name] = wait_until(partial(self.status, name), f"{name} answers").term
         return found
 
 
@@ -153,8 +153,8 @@ def test_a_flush_of_the_leader_that_waits_for_the_disk_holds_up_no_send_and_no_r
             body = b"while a flush waits %d" % number
             new = run_client(send(nameserver, body))
             found = wait_until(
-                lambda at=new: fetch_some(gated.address(follower), topic.topic_id, *at), "it is there"
-            )  # type: ignore[misc]
+                partial(fetch_some, gated.address(follower), topic.topic_id, *new), "the follower shows it"
+            )
             assert body in found.section
             assert b"before" in fetch(gated.address(leader), topic.topic_id, *before).section
             is_served(gated, leader)
@@ -266,6 +266,12 @@ def labels(port: str, listener: str = "default", **more: str) -> str:
     return "{" + ",".join(f'{key}="{value}"' for key, value in known.items()) + "}"
 
 
+def is_full(cluster: Cluster, port: str, limit: int) -> bool:
+    found = metric(cluster, "n1", "ledgermq_connections" + labels(port))
+    assert found <= limit
+    return found == limit
+
+
 def test_a_full_port_says_so_and_takes_again_what_comes_when_there_is_room(tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=1, settings={"max-connections": "20"}) as cluster:
         everything_else_goes_on(cluster, cluster.wait_leader(), b"before")
@@ -277,9 +283,7 @@ def test_a_full_port_says_so_and_takes_again_what_comes_when_there_is_room(tmp_p
                 for _ in range(60):
                     crowd.call(PREFACE)
             for kind in ("messaging", "log"):
-                is_open = "ledgermq_connections" + labels(kind)
-                wait_until(lambda name=is_open: metric(cluster, "n1", name) >= 20, f"{kind} is full")  # type: ignore[misc]
-                assert metric(cluster, "n1", is_open) == 20
+                wait_until(partial(is_full, cluster, kind, 20), f"{kind} is full")
                 assert metric(cluster, "n1", "ledgermq_connections_limit" + labels(kind)) == 20
             assert metric(cluster, "n1", refused) >= 30
             log = cluster.nodes["n1"].log

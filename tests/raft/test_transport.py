@@ -8,6 +8,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
 from typing import Any, cast
 
 import grpc
@@ -17,12 +18,14 @@ import uvloop
 
 from ledgermq.proto import raft_pb2 as pb
 from ledgermq.proto.entry import Buffer
+from ledgermq.raft import transport
 from ledgermq.raft.bootstrap import MemberRecord
 from ledgermq.raft.config import Member
 from ledgermq.raft.errors import AddressInUseError
 from ledgermq.raft.hello import Hello, Refusal, RefusalKind, Standing, refusal_of
 from ledgermq.raft.out_stream import StreamKind
-from ledgermq.raft.transport import Transport, _Incoming
+from ledgermq.raft.port_front import FrontLimits
+from ledgermq.raft.transport import Transport, _Incoming, port_limits
 from ledgermq.raft.types import NodeId, Term
 from tests.ports import free_port
 
@@ -444,5 +447,30 @@ def test_grpc_is_served_on_the_same_port() -> None:
         async with Visitor(one.transport.bind) as visitor:
             visitor.say(b"GET / HTTP/1.1\r\n\r\n")
             await visitor.ended()
+
+    run(scenario)
+
+
+def test_the_port_takes_what_there_are_descriptors_for_and_keeps_places_for_peers() -> None:
+    assert port_limits(1 << 20) == FrontLimits(256, reserve=64)
+    assert port_limits(1_024) == FrontLimits(64, reserve=16)
+    assert port_limits(64) == FrontLimits(16, reserve=4)
+
+
+def test_peers_come_in_however_many_others_hold_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent ones, such as speak HTTP/2, and streams whose greeting never comes: more of each than there are places."""
+    monkeypatch.setattr(transport, "port_limits", lambda descriptors: FrontLimits(16, reserve=4))
+
+    async def scenario(one: Peer, two: Peer) -> None:
+        await serve(one)
+        async with AsyncExitStack() as stack:
+            for first in (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", StreamKind.APPEND.preamble, b""):
+                for _ in range(20):
+                    with suppress(ConnectionError):  # it was let go of before it could speak
+                        visitor = await stack.enter_async_context(Visitor(one.transport.bind))
+                        visitor.say(first)
+            await two.start()
+            await two.until(lambda: len(two.up) == 2)
+            assert one.transport.is_heard(two.id)
 
     run(scenario)
