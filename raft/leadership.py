@@ -2,6 +2,9 @@
 
 Owns: whether this node is ready to serve as the leader (its no-op is applied), the hand-over under way. Must not:
 decide who leads. A state machine whose callback raises faults the node.
+
+A leader whose own disk stands still goes on acknowledging, by the flushes of the others, but shows nothing new: a node
+applies only what is durable there (P14). So it hands the lead over.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from .core import RaftCore
 from .driver import Driver
 from .errors import NotLeaderError, TransferFailedError
 from .metrics import RaftMetrics
-from .outputs import FollowerBehind, FollowerLostEntries
+from .outputs import FollowerBehind, FollowerLostEntries, Role
 from .state_machine import StateMachine
 from .types import LogIndex, NodeId, Term
 
@@ -44,6 +47,8 @@ class Leadership:
         self._fail = fail
         self._noop_index = LogIndex(0)
         self._transfer: asyncio.Future[NodeId] | None = None
+        self._stood_at: LogIndex | None = None  # what was durable at the last look, when more was committed
+        self._moving: asyncio.Task[None] | None = None
 
     def gained(self, term: Term, noop_index: LogIndex, applied_index: LogIndex) -> None:
         """This node leads `term`; it is ready when its no-op is applied."""
@@ -95,6 +100,32 @@ class Leadership:
             raise TransferFailedError(f"{target} did not take over in {limit_ms} ms") from None
         finally:
             self._transfer = None
+
+    def look_at_disk(self) -> None:
+        """Hand the lead over when nothing was flushed here since the last look, while the others went on.
+
+        Call it every few seconds: a disk that is only slow has flushed something meanwhile.
+        """
+        core, stood_at = self._core, self._stood_at
+        is_behind = core.role is Role.LEADER and core.stable_index < core.commit_index
+        self._stood_at = core.stable_index if is_behind else None
+        if is_behind and core.stable_index == stood_at and self._moving is None:
+            logger.warning(
+                "disk stands still node=%s durable=%d committed=%d: handing the lead over",
+                self._config.node_id, core.stable_index, core.commit_index,
+            )  # fmt: skip
+            self._moving = asyncio.get_running_loop().create_task(self._move_away())
+
+    async def _move_away(self) -> None:
+        try:
+            leader = await self.transfer(None)
+            logger.info("lead handed over node=%s to=%s", self._config.node_id, leader)
+        except (TransferFailedError, NotLeaderError) as error:
+            logger.warning(
+                "lead not handed over node=%s reason=%r", self._config.node_id, str(error)
+            )  # tried again at the next look
+        finally:
+            self._moving = None
 
     def transfer_failed(self, reason: str) -> None:
         """A hand-over that is under way will not happen."""

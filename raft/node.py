@@ -496,4 +496,5 @@ class RaftNode:
         self._report = asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self._send_report)
         self._view.refresh_report()
         self._gate.announce()
+        self._leadership.look_at_disk()
         self._view.refresh_metrics(self.is_leader)

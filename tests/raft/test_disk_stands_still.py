@@ -1,0 +1,93 @@
+"""A leader whose own disk stands still while the others' go on hands the lead over; one that is only slow does not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ledgermq.raft import node as node_module
+from ledgermq.raft.errors import TransferFailedError
+from ledgermq.raft.leadership import Leadership
+from ledgermq.raft.outputs import Role
+from ledgermq.raft.types import NodeId
+from tests.gated_disk import FLUSHES, Gate, GatedFileSystem
+
+from .node_cluster import Cluster, run
+
+
+def test_the_lead_goes_to_a_node_whose_disk_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "REPORT_INTERVAL_S", 0.1)
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start(files=GatedFileSystem())
+        await cluster.send(b"before")
+        leader = await cluster.leader()
+        old = cluster.nodes[leader]
+        term, gate = old.term, Gate(cluster.folder / leader, FLUSHES)
+        with gate.closed():
+            proposal = old.propose([b"while the disk stands still"], 1)
+            await proposal.committed
+            assert old.applied_index < proposal.header.index, "it shows nothing new"
+            others = [node for name, node in cluster.nodes.items() if name != leader]
+            await cluster.until(lambda: any(node.is_leader_ready for node in others), "another leads")
+            follower = next(node for node in others if node.is_leader_ready)
+            assert follower.term == term + 1, "a hand-over, no election"
+            assert follower.applied_index >= proposal.header.index
+            await follower.propose([b"under the next leader"], 1).committed
+            assert gate.waiting == 1
+        await cluster.until(
+            lambda: len({tuple(machine.applied) for machine in cluster.machines.values()}) == 1,
+            "all are equal",
+        )
+
+    run(Cluster(tmp_path), scenario)
+
+
+class Watched(Leadership):
+    """Counts the hand-overs."""
+
+    def __init__(self) -> None:
+        self.core = SimpleNamespace(role=Role.LEADER, stable_index=5, commit_index=5)
+        core: Any = self.core
+        nothing: Any = SimpleNamespace(counter=lambda name: None, node_id="n1")
+        super().__init__(nothing, core, nothing, nothing, nothing, lambda reason: None)
+        self.hand_overs = 0
+        self.fails = False
+
+    async def transfer(self, to: NodeId | None) -> NodeId:
+        self.hand_overs += 1
+        if self.fails:
+            raise TransferFailedError("no follower is near enough")
+        return NodeId("n2")
+
+    async def looks(self, *seen: tuple[int, int]) -> int:
+        """Look at these pairs of durable and committed index, one after the other; return the hand-overs."""
+        for self.core.stable_index, self.core.commit_index in seen:
+            self.look_at_disk()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        return self.hand_overs
+
+
+def test_a_disk_that_flushes_anything_between_two_looks_is_only_slow() -> None:
+    assert asyncio.run(Watched().looks((5, 5), (5, 9), (6, 12), (7, 40), (8, 100), (100, 100))) == 0
+
+
+def test_a_group_that_is_idle_is_no_disk_that_stands_still() -> None:
+    assert asyncio.run(Watched().looks((5, 5), (5, 5), (5, 6), (6, 6), (6, 6))) == 0
+
+
+def test_a_follower_hands_nothing_over() -> None:
+    watched = Watched()
+    watched.core.role = Role.FOLLOWER
+    assert asyncio.run(watched.looks((5, 9), (5, 9), (5, 9))) == 0
+
+
+def test_a_hand_over_that_fails_is_tried_again() -> None:
+    watched = Watched()
+    watched.fails = True
+    assert asyncio.run(watched.looks((5, 9), (5, 9), (5, 9), (5, 9))) == 3
