@@ -1,7 +1,7 @@
 """A disk that stands still for as long as a test wants: reads, or flushes, of log segments wait at a gate.
 
 A node with `GatedFileSystem` looks beside its data folder `DATA` into `DATA.gates`. While a FIFO `reads` stands there,
-no segment is in any cache, and reading one waits; while `flushes`, fdatasync of a segment waits. Whatever waits leaves
+no segment is in any cache, and reading one waits; while `opens`, opening one to read it waits; while `flushes`, fdatasync of a segment waits. Whatever waits leaves
 a file there first. `Gate` is the test's side: so a test shows that something happened *while* something else stood still,
 whatever the time it took.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ledgermq.raft.files import FileSystem, RealFile, RealFileSystem
 
-READS, FLUSHES = "reads", "flushes"
+READS, OPENS, FLUSHES = "reads", "opens", "flushes"
 
 
 def _gates(data: Path) -> Path:
@@ -40,20 +40,27 @@ class GatedFile(RealFile):
         super().fdatasync()
 
     def _pass(self, name: str) -> None:
-        gate = self.gates / name
-        if gate.exists():
-            (self.gates / f"waits-{name}-{threading.get_ident()}").touch()
-            with suppress(FileNotFoundError), gate.open("rb"):
-                pass  # it is open as soon as somebody opens the other end
+        _pass(self.gates, name)
+
+
+def _pass(gates: Path, name: str) -> None:
+    """Wait while the gate is closed."""
+    gate = gates / name
+    if gate.exists():
+        (gates / f"waits-{name}-{threading.get_ident()}").touch()
+        with suppress(FileNotFoundError), gate.open("rb"):
+            pass  # it is open as soon as somebody opens the other end
 
 
 class GatedFileSystem(RealFileSystem):
     """A real file system whose log segments have gates."""
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> RealFile:
-        opened = super().open(path, create=create, writable=writable)
         if path.parent.name != "commitlog":
-            return opened
+            return super().open(path, create=create, writable=writable)
+        if not writable:
+            _pass(_gates(path.parent.parent), OPENS)
+        opened = super().open(path, create=create, writable=writable)
         file = GatedFile(path, opened._fd)
         file.gates = _gates(path.parent.parent)
         return file

@@ -21,7 +21,7 @@ from ledgermq.client import Admin, Message, Producer
 from ledgermq.proto import log_pb2, log_pb2_grpc
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import rocketmq_v2_pb2_grpc as v2_grpc
-from tests.gated_disk import FLUSHES, READS, Gate
+from tests.gated_disk import FLUSHES, OPENS, READS, Gate
 from tests.tls import CERTIFICATE, KEY
 
 from .checks import check_every_node, wait_for_more
@@ -36,6 +36,8 @@ FRESH = [("grpc.use_local_subchannel_pool", 1)]
 CLIENT = (("x-mq-client-id", "c1"),)
 #: More than a node has threads for reads of its log.
 COLD_READERS = 8
+#: A message of 1,600 that stands in the second of three segments, and in no cache of the log.
+OLD = 600
 
 
 class ModuleCluster(Cluster):
@@ -65,8 +67,12 @@ class FewFilesCluster(ModuleCluster):
 
 @pytest.fixture(scope="module")
 def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedCluster]:
-    """Three nodes with 50 MiB of messages in a topic, twice what they keep of their log in memory."""
+    """Three nodes with 50 MiB of messages in three segments, twice what they keep of their log in memory."""
     settings = {"client-tls": "both", "tls-certificate": str(CERTIFICATE), "tls-private-key": str(KEY)}
+    settings |= {
+        "segment-size": "17MiB",
+        "scrub-bytes-per-second": "0",
+    }  # nobody but the tests reads what is old
     with GatedCluster(tmp_path_factory.mktemp("stages"), nodes=3, settings=settings) as running:
         run_client(fill(running.nameserver_addresses[0]))
         yield running
@@ -74,7 +80,7 @@ def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedCluster]:
 
 async def fill(nameserver: str) -> None:
     async with Admin(nameserver) as admin:
-        await admin.create_topic(COLD, 1)  # its first message is among the oldest
+        await admin.create_topic(COLD, 1)
     await send_backlog(nameserver, History())
 
 
@@ -123,15 +129,19 @@ def is_served(cluster: Cluster, leader: str) -> None:
     assert status.role == "leader"
 
 
-def test_cold_reads_that_wait_for_the_disk_hold_up_nobody_else(gated: GatedCluster) -> None:
+@pytest.mark.parametrize(("what", "threads_held"), [(OPENS, 1), (READS, 4)])
+def test_cold_reads_that_wait_for_the_disk_hold_up_nobody_else(
+    gated: GatedCluster, what: str, threads_held: int
+) -> None:
+    """All want the same segment, so one thread opens it; each reads in a thread of its own, as far as there are any."""
     leader, terms = gated.wait_leader(), gated.terms()
     address = gated.address(leader)
     topic = describe_topic(address, COLD)
-    gate = Gate(gated.folder / leader, READS)
+    gate = Gate(gated.folder / leader, what)
     with ThreadPoolExecutor(COLD_READERS) as threads:
         with gate.closed():
-            cold = [threads.submit(fetch, address, topic.topic_id, 0, 0) for _ in range(COLD_READERS)]
-            wait_until(lambda: gate.waiting >= 4, "all threads of the read pool wait for the disk")
+            cold = [threads.submit(fetch, address, topic.topic_id, 0, OLD) for _ in range(COLD_READERS)]
+            wait_until(lambda: gate.waiting == threads_held, "threads of the read pool wait for the disk")
             for number in range(3):
                 everything_else_goes_on(gated, leader, b"while reads wait %d" % number)
             assert not any(each.done() for each in cold), "they are held all the time"
@@ -139,10 +149,10 @@ def test_cold_reads_that_wait_for_the_disk_hold_up_nobody_else(gated: GatedClust
     assert gated.terms() == terms, "an election was held"
 
 
-def test_a_flush_of_the_leader_that_waits_for_the_disk_holds_up_no_send_and_no_read(
+def test_a_leader_whose_flush_waits_for_the_disk_holds_up_no_send_and_hands_the_lead_over(
     gated: GatedCluster,
 ) -> None:
-    """The followers are the majority. What is new they serve: a node shows only what is durable there."""
+    """The followers are the majority. What is new they show: a node shows only what is durable there."""
     leader, terms = gated.wait_leader(), gated.terms()
     nameserver, follower = gated.nameserver_addresses[0], next(n for n in gated.nodes if n != leader)
     before = run_client(send(nameserver, b"before"))
@@ -157,10 +167,13 @@ def test_a_flush_of_the_leader_that_waits_for_the_disk_holds_up_no_send_and_no_r
             )
             assert body in found.section
             assert b"before" in fetch(gated.address(leader), topic.topic_id, *before).section
-            is_served(gated, leader)
+        next_leader = gated.wait_leader(other_than=leader)
+        everything_else_goes_on(gated, next_leader, b"and under the next leader")
         assert gate.waiting == 1, "the one thread that flushes has been waiting since the first of them"
-    everything_else_goes_on(gated, leader, b"afterwards the leader shows it all")
-    assert gated.terms() == terms, "an election was held"
+        assert "disk stands still" in gated.nodes[leader].log()
+    everything_else_goes_on(gated, gated.wait_leader(), b"afterwards")
+    old, new_term = max(terms.values()), max(gated.terms().values())
+    assert new_term == old + 1, "a hand-over, no election"
 
 
 def test_handshakes_that_are_half_done_hold_up_nobody(gated: GatedCluster) -> None:

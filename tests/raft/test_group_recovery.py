@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -79,7 +80,7 @@ def contents(disk: SimulatedDisk) -> dict[str, bytes]:
 def entries_of(storage: RaftStorage) -> list[tuple[int, int]]:
     log = storage.log
     indexes = range(log.first_index, log.last_index + 1)
-    headers = [log.header_nowait(LogIndex(index)) for index in indexes]
+    headers = [asyncio.run(log.header_at(LogIndex(index))) for index in indexes]
     return [(header.index, header.term) for header in headers if header]
 
 

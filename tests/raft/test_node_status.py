@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,8 +23,7 @@ def test_how_far_a_follower_is_behind_is_not_known_where_the_log_is_damaged() ->
     view = StatusView(
         none, cast(Any, SimpleNamespace(log=rig.log)), none, none, none, none, none, none, none, none, none
     )
-    first = rig.log.header_nowait(LogIndex(1))
-    assert first is not None
+    first = asyncio.run(rig.log.header_at(LogIndex(1)))
     assert view._behind_bytes(LogIndex(1)) == rig.log.end_offset - first.end
     rig.disk.flip(DATA / "commitlog" / f"{0:020d}", 20)
     assert view._behind_bytes(LogIndex(1)) is None

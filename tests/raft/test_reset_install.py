@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -338,10 +339,8 @@ def test_entries_that_come_from_before_the_base_are_skipped_and_the_rest_continu
     source.flush()
     starts = [segment.first_index for segment in source.log.segments()]
     first = starts[2]
-    wire = source.log.read_wire_nowait(LogIndex(first - 3), LogIndex(first - 1), 1 << 20)
-    rest = source.log.read_wire_nowait(first, LogIndex(first + 4), 1 << 20)
-    assert wire is not None
-    assert rest is not None
+    wire = asyncio.run(source.log.read_wire(LogIndex(first - 3), LogIndex(first - 1), 1 << 20))
+    rest = asyncio.run(source.log.read_wire(first, LogIndex(first + 4), 1 << 20))
     source.log.delete_segments_before(first)
     disk = old_folder()
     stage(disk)
@@ -359,7 +358,7 @@ def test_entries_that_come_from_before_the_base_are_skipped_and_the_rest_continu
     assert (rig.log.first_index, rig.log.last_index) == (first, batch.last_index)
     assert rig.log.last_index > first
     again = open_storage(storage_config(), disk.crash(random.Random(1), Keep.NONE))
-    stored = again.log.read_wire_nowait(first, batch.last_index, 1 << 20)
+    stored = asyncio.run(again.log.read_wire(first, batch.last_index, 1 << 20))
     assert stored
     assert rest.endswith(stored), "all but the filler in front, which belongs to the segment that is gone"
     assert len(rest) - len(stored) <= HEADER_SIZE
