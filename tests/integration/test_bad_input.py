@@ -157,6 +157,15 @@ ALONE = [
         ("LEDGERMQ_SEGMENT_SIZ", "LEDGERMQ_SEGMENT_SIZE"),
         environment={"LEDGERMQ_SEGMENT_SIZ": "1GiB"},
     ),
+    Row("TLS without a certificate", BROKER + " --client-tls both", 2, ("tls_certificate", "PEM file")),
+    Row(
+        "a certificate that is none",
+        BROKER + " --client-tls tls --tls-certificate {data}/c.pem --tls-private-key {data}/k.pem",
+        3,
+        ("n1 will not start", "{data}/c.pem", "set client_tls to plaintext"),
+        {"c.pem": "x", "k.pem": "x"},
+    ),
+    Row("no connections", BROKER + " --max-connections 0", 2, ("--max-connections", "greater than")),
     Row(
         "busy raft port",
         BROKER + " --raft-bind 127.0.0.1:{busy}",
@@ -174,6 +183,7 @@ ALONE = [
     Row("data folder is a file too", BROKER, 3, ("{data}/n1",), {"n1": "not a folder"}),
     # --- nameserver
     Row("unknown nameserver flag", "nameserver --binding 127.0.0.1:1", 2, ("--binding",)),
+    Row("nameserver connections", "nameserver --max-connections many", 2, ("max_connections", "many")),
     Row("nameserver address", "nameserver --bind here", 2, ("here", "host:port", "--help")),
     Row("busy nameserver port", "nameserver --bind 127.0.0.1:{busy}", 1, ("127.0.0.1:{busy}", "--bind")),
     Row(
