@@ -66,7 +66,7 @@ class ConnectionWatch:
     """Counts the connections of some ports again and again. Use: `start()`, `await stop()`."""
 
     def __init__(self, ports: Mapping[int, PortCounts]) -> None:
-        self._ports = dict(ports)
+        self._ports = {port: counts for port, counts in ports.items() if port}  # 0 would count every port
         self._full: set[int] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -101,7 +101,7 @@ class ConnectionWatch:
             self._full.add(port)
             logger.warning(
                 "connections refused port=%s reason=limit open=%d limit=%d: as many connections are open as this port "
-                "takes; look for clients that open one per message",
+                "takes; look for clients that open one per message (runbook: too many connections)",
                 counts.name, found, counts.limit,
             )  # fmt: skip
         elif port in self._full and found < _ROOM * counts.limit:

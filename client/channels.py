@@ -72,7 +72,7 @@ def unreachable(address: str, error: grpc.RpcError) -> BrokerUnreachableError:
     """Translate a failed call."""
     code = error.code() if isinstance(error, aio.AioRpcError) else None
     if code is grpc.StatusCode.UNAVAILABLE:
-        reason = "Nothing listens there, or the connection broke"
+        reason = "Nothing listens there, the connection broke, or the port is full"
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
         reason = "It did not answer in time"
     else:

@@ -40,7 +40,8 @@ class Ended(Enum):
 
 
 _ADVICE: Final = {
-    Refused.LIMIT: "as many connections are open as this port takes; look for clients that open one per message",
+    Refused.LIMIT: "as many connections are open as this port takes; look for clients that open one per message "
+    "(runbook: too many connections)",
     Refused.ADDRESS: "one address has as many connections open as max_connections_per_address allows",
     Refused.DESCRIPTORS: "this process has no file descriptor left; raise its limit (ulimit -n, LimitNOFILE)",
 }

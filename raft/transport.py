@@ -64,7 +64,7 @@ PORT_CONNECTIONS: Final = 256
 def port_limits(descriptors: int) -> FrontLimits:
     """Return what the Raft port takes of a process that may open so many files. Only streams take the reserve."""
     places = max(min(PORT_CONNECTIONS, descriptors // 16), 16)
-    return FrontLimits(places, reserve=places // 4)
+    return FrontLimits(places, reserve=places * 3 // 8)
 
 
 class Gate(Protocol):

@@ -452,9 +452,9 @@ def test_grpc_is_served_on_the_same_port() -> None:
 
 
 def test_the_port_takes_what_there_are_descriptors_for_and_keeps_places_for_peers() -> None:
-    assert port_limits(1 << 20) == FrontLimits(256, reserve=64)
-    assert port_limits(1_024) == FrontLimits(64, reserve=16)
-    assert port_limits(64) == FrontLimits(16, reserve=4)
+    assert port_limits(1 << 20) == FrontLimits(256, reserve=96)
+    assert port_limits(1_024) == FrontLimits(64, reserve=24)
+    assert port_limits(64) == FrontLimits(16, reserve=6)
 
 
 def test_peers_come_in_however_many_others_hold_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
