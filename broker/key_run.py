@@ -31,7 +31,8 @@ import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -212,32 +213,41 @@ def write_run(
 ) -> KeyRun:
     """Write a run of `count` items, which come in ascending stretches; `pace(bytes)` is called after each and may wait.
 
-    Raises: OSError; then no file is left under its name.
+    Raises: OSError, and what `pace` raises; then no file is left.
     """
-    run = KeyRun(path, taken, form, count, 0)
     temporary = path.with_name(path.name + WRITING)
     if files.exists(temporary):
         files.unlink(temporary)
     files.make_directory(path.parent)
     file = files.open(temporary, create=True)
     try:
-        firsts, crcs = np.empty(run.blocks, "<u8"), np.empty(run.blocks, "<u4")
-        done = 0
-        for stretch in _in_blocks(items):
-            raw = stretch.astype("<u8", copy=False).tobytes()
-            file.pwritev([raw], run.items_at + done * _BLOCK)
-            for at in range(0, len(raw), _BLOCK):
-                firsts[done] = stretch[at // _ITEM]
-                crcs[done] = crc32c(memoryview(raw)[at : at + _BLOCK])
-                done += 1
-            pace(len(raw))
-        assert done == run.blocks, "as many items as were promised"
-        table = firsts.tobytes() + crcs.tobytes()
-        run = KeyRun(path, taken, form, count, crc32c(table))
-        file.pwritev([_header(run), table], 0)
+        run = _write(file, KeyRun(path, taken, form, count, 0), items, pace)
+    except BaseException:
+        with suppress(OSError):
+            files.unlink(temporary)  # on a full disk others need the room more
+        raise
     finally:
         file.close()
     files.rename(temporary, path)
+    return run
+
+
+def _write(file: File, run: KeyRun, items: Iterable[np.ndarray], pace: Callable[[int], None]) -> KeyRun:
+    """Write a whole run; return it with the checksum of its table."""
+    firsts, crcs = np.empty(run.blocks, "<u8"), np.empty(run.blocks, "<u4")
+    done = 0
+    for stretch in _in_blocks(items):
+        raw = stretch.astype("<u8", copy=False).tobytes()
+        file.pwritev([raw], run.items_at + done * _BLOCK)
+        for at in range(0, len(raw), _BLOCK):
+            firsts[done] = stretch[at // _ITEM]
+            crcs[done] = crc32c(memoryview(raw)[at : at + _BLOCK])
+            done += 1
+        pace(len(raw))
+    assert done == run.blocks, "as many items as were promised"
+    table = firsts.tobytes() + crcs.tobytes()
+    run = replace(run, table_crc=crc32c(table))
+    file.pwritev([_header(run), table], 0)
     return run
 
 

@@ -11,12 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ledgermq.broker import key_index, key_runs
 from ledgermq.broker.key_hashes import ItemForm, id_hash, key_hash
 from ledgermq.broker.key_index import KeyIndex
-from ledgermq.broker.key_run import WRITING
+from ledgermq.broker.key_run import BLOCK_ITEMS, WRITING, RunRange, open_run, write_run
 from ledgermq.proto.entry import EntryKind
 from ledgermq.proto.record import pack_message_id
 from ledgermq.raft.errors import DamagedLogError
@@ -450,6 +451,29 @@ def test_a_full_disk_delays_the_files_and_nothing_else(
         assert len([path for path in files_of(tmp_path) if not path.suffix]) == len(node.log.segments()) - 1
 
     run(scenario)
+
+
+@pytest.mark.parametrize("fails_at", [0, 2, 3])
+def test_a_run_that_cannot_be_written_takes_no_room(fails_at: int, tmp_path: Path) -> None:
+    """Nor does one whose writing is ended: by a disk without room, or by a node that stops."""
+    items = [np.arange(start, start + 3 * BLOCK_ITEMS, dtype=np.uint64) for start in (0, 3 * BLOCK_ITEMS)]
+    paced: list[int] = []
+
+    def pace(size: int) -> None:
+        paced.append(size)
+        if len(paced) == fails_at:
+            raise key_runs.StoppedError
+
+    files = FullFiles(0 if fails_at else 1)
+    taken = RunRange(0, 1, 2, 3, 4)
+    path = tmp_path / "keyindex" / "run"
+    arguments = (files, path, taken, FORM, 6 * BLOCK_ITEMS, items, pace)
+    if fails_at < 3:
+        with pytest.raises((OSError, key_runs.StoppedError)):
+            write_run(*arguments)
+        assert files_of(path.parent) == []
+    run = write_run(*arguments)
+    assert files_of(path.parent) == [path] and open_run(files, path) == run
 
 
 def test_damaged_log_bytes_are_repaired_before_they_are_taken(tmp_path: Path) -> None:
