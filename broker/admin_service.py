@@ -15,7 +15,7 @@ import grpc
 from ledgermq.proto import admin_pb2, log_pb2, route_pb2
 from ledgermq.raft.types import NodeId
 
-from . import admin_changes, admin_reads
+from . import admin_changes, admin_reads, group_mode
 from .context import NodeContext
 from .dump_service import dump_chunks
 from .group_view import status
@@ -86,6 +86,11 @@ class AdminService:
                 transfer_leadership,
             ),
             "Clean": (admin_pb2.CleanRequest, admin_pb2.CleanResponse, clean),
+            "SetBrokerGroupMode": (
+                admin_pb2.SetBrokerGroupModeRequest,
+                admin_pb2.SetBrokerGroupModeResponse,
+                group_mode.set_mode,
+            ),
         }
 
     def handlers(self, listener: str) -> grpc.GenericRpcHandler[Any, Any]:
@@ -100,6 +105,7 @@ class AdminService:
                 "DescribeTopic": self._read("DescribeTopic", admin_reads.describe_topic, listener),
                 "ListGroups": self._read("ListConsumerGroups", admin_reads.list_groups, listener),
                 "DescribeGroup": self._read("DescribeGroup", admin_reads.describe_group, listener),
+                "GetProgress": self._read("GetProgress", group_mode.get_progress, listener),
                 "GetStatus": self._status(listener),
                 "Dump": self._dump(listener),
                 "QueryMessages": self._query(listener),

@@ -9,8 +9,10 @@ Little-endian. A file is a header, shards, and a manifest that comes last:
 
 Kinds: 1 numbers · 2 topics · 3 queues · 4 groups · 5 consumption · 6 producer streams · 7 message ids · 8 checksums of
 the blocks of queue units, from the block that holds the queue's begin (queue_sums.py) · 9 retention of topics · 10 messages
-that groups lost · 11 members and owners of queue-exclusive groups (membership_shard.py). Everything is sorted by its key; message ids keep the order in which they were applied, which is the same
-everywhere. Kinds 9 to 11 are there when they are not empty, and only then the version is 2 (9, 10) or 3: older nodes read the rest.
+that groups lost · 11 members and owners of queue-exclusive groups (membership_shard.py) · 12 what the broker group does, while
+it is drained or removed. Everything is sorted by its key; message ids keep the order in which they were applied, which is the same
+everywhere. Kinds 9 to 12 are there when they are not empty, and only then the version is 2 (9, 10), 3 (11) or 4: older nodes
+read the rest.
 
 A checkpoint at an index says also that the ConsumeQueue files hold everything up to the queue ends in it, durably: who
 writes it syncs them first (checkpoint_store.py). So recovery replays the log from index + 1, and nothing else.
@@ -30,7 +32,7 @@ from crc32c import crc32c
 
 from ledgermq.proto.entry import padded
 
-from .commands import MessageType, StartPosition
+from .commands import BrokerGroupMode, MessageType, StartPosition
 from .consume_queue import ConsumeQueue, QueueKey
 from .consumption import ConsumptionKey
 from .dedup import Generation, Stream, StreamKey
@@ -44,7 +46,7 @@ from .state import BrokerState
 from .topics import Topic
 
 MAGIC: Final = b"LMQC"
-VERSION: Final = 3
+VERSION: Final = 4
 _END_MAGIC: Final = b"LMQCEND\n"
 _HEADER: Final = struct.Struct("<4sIQQQ")
 _SHARD: Final = struct.Struct("<IIQQ")
@@ -59,6 +61,7 @@ _QUEUE_DTYPE: Final = np.dtype([("topic_id", "<u4"), ("queue_id", "<u4"), ("begi
 _SUMS: Final = struct.Struct("<IIQII")
 _RETENTION: Final = struct.Struct("<Iq")
 _LOST: Final = struct.Struct("<IIIQ")
+_MODE: Final = struct.Struct("<Bq")
 _ID_SIZE: Final = 20
 
 
@@ -74,10 +77,11 @@ class Shard(IntEnum):
     TOPIC_RETENTION = 9
     LOST = 10
     MEMBERSHIPS = 11
+    MODE = 12
 
 
 #: Shards that need not be there, and the version that has them.
-_OPTIONAL: Final = {Shard.TOPIC_RETENTION: 2, Shard.LOST: 2, Shard.MEMBERSHIPS: 3}
+_OPTIONAL: Final = {Shard.TOPIC_RETENTION: 2, Shard.LOST: 2, Shard.MEMBERSHIPS: 3, Shard.MODE: 4}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +100,7 @@ class Snapshot:
     generations: list[Generation]
     sums: dict[QueueKey, tuple[int, bytes, int]]  # arguments of QueueSums
     memberships: dict[int, GroupMembership]
+    mode: tuple[int, int]  # of the broker group, and since when
 
 
 def take_snapshot(state: BrokerState) -> Snapshot:
@@ -117,6 +122,7 @@ def take_snapshot(state: BrokerState) -> Snapshot:
         state.message_ids.copy(),
         {queue.key: queue.sums.from_block(queue.begin // BLOCK_UNITS) for queue in state.queues},
         state.memberships.copy(),
+        (state.mode, state.mode_since),
     )
 
 
@@ -142,6 +148,7 @@ def restore_state(snapshot: Snapshot) -> BrokerState:
         state.queues.add(ConsumeQueue(key, owner.folder, begin, end, sums))
     state.consumption.restore(dict(snapshot.consumption))
     state.memberships.restore(dict(snapshot.memberships))
+    state.mode, state.mode_since = BrokerGroupMode(snapshot.mode[0]), snapshot.mode[1]
     state.streams.restore(dict(snapshot.streams))
     state.message_ids.restore(list(snapshot.generations), evicted_early)
     return state
@@ -262,6 +269,7 @@ _ENCODERS: Final[dict[Shard, Callable[[Snapshot], bytes]]] = {
     Shard.TOPIC_RETENTION: _encode_topic_retention,
     Shard.LOST: _encode_lost,
     Shard.MEMBERSHIPS: lambda snapshot: encode_memberships(snapshot.memberships),
+    Shard.MODE: lambda snapshot: _MODE.pack(*snapshot.mode) if snapshot.mode[0] else b"",
 }
 
 
@@ -295,6 +303,7 @@ def decode_snapshot(raw: bytes, path: str) -> Snapshot:
             list(_decode_message_ids(shards[Shard.MESSAGE_IDS])),
             dict(_decode_queue_sums(shards[Shard.QUEUE_SUMS])),
             dict(decode_memberships(shards.get(Shard.MEMBERSHIPS, b""))),
+            _decode_mode(shards.get(Shard.MODE, b"")),
         )  # fmt: skip
     except (LookupError, struct.error, ValueError) as error:
         raise CheckpointError(path, f"its checksums are right but its contents are not: {error}") from None
@@ -308,6 +317,11 @@ def _shards(raw: bytes, table: bytes, path: str) -> dict[int, bytes]:
             raise CheckpointError(path, f"the checksum of shard {kind} at byte {position} is wrong")
         shards[kind] = payload
     return shards
+
+
+def _decode_mode(raw: bytes) -> tuple[int, int]:
+    mode, since = _MODE.unpack(raw) if raw else (BrokerGroupMode.ACTIVE, 0)
+    return BrokerGroupMode(mode), since
 
 
 def _decode_topics(raw: bytes, retention: Mapping[int, int]) -> Iterator[Topic]:

@@ -29,6 +29,7 @@ from .commands import (
     POSITION_DTYPE,
     Ack,
     AssignQueues,
+    BrokerGroupMode,
     ChangeInvisible,
     Command,
     CommitOffsets,
@@ -46,6 +47,7 @@ from .commands import (
     QueueGrant,
     ReleaseLeases,
     SessionLost,
+    SetBrokerGroupMode,
     SetPositions,
     SetTopicRetention,
     StartPosition,
@@ -74,6 +76,7 @@ class CommandType(IntEnum):
     JOIN_GROUP = 17
     LEAVE_GROUP = 18
     ASSIGN_QUEUES = 19
+    SET_BROKER_GROUP_MODE = 20
 
 
 def encode(command: Command) -> bytes:
@@ -119,6 +122,7 @@ _SESSION: Final = struct.Struct("<Qq")
 _RETENTION: Final = struct.Struct("<Iq")
 _JOIN: Final = struct.Struct("<IIIH")
 _TEXTS: Final = struct.Struct("<IH")
+_MODE: Final = struct.Struct("<B")
 #: Rows of CommitOffsets, version 2.
 _OWNED_POSITION_DTYPE: Final = np.dtype(
     [*((name, POSITION_DTYPE[name]) for name in POSITION_DTYPE.names or ()), ("epoch", "<u8")]
@@ -280,6 +284,11 @@ def _unpack_assign(payload: memoryview) -> Command:
     return AssignQueues(group_id, tuple(members), _rows(payload, position, ASSIGNMENT_DTYPE))
 
 
+def _unpack_mode(payload: memoryview) -> Command:
+    (mode,) = _MODE.unpack_from(payload)
+    return SetBrokerGroupMode(BrokerGroupMode(mode))
+
+
 _CODECS: Final = (
     _Codec(
         CommandType.CREATE_TOPIC, CreateTopic,
@@ -328,6 +337,9 @@ _CODECS: Final = (
     _Codec(CommandType.LEAVE_GROUP, LeaveGroup, _pack_members, _unpack_leave),
     _Codec(
         CommandType.ASSIGN_QUEUES, AssignQueues, lambda c: _pack_members(c) + c.rows.tobytes(), _unpack_assign,
+    ),
+    _Codec(
+        CommandType.SET_BROKER_GROUP_MODE, SetBrokerGroupMode, lambda c: _MODE.pack(c.mode), _unpack_mode,
     ),
 )  # fmt: skip
 _CREATE_TOPIC_2: Final = _Codec(

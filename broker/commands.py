@@ -43,6 +43,14 @@ class MessageType(IntEnum):
     MIXED = 5
 
 
+class BrokerGroupMode(IntEnum):
+    """What this broker group does; numbers of BrokerGroupMode in proto/route.proto."""
+
+    ACTIVE = 0
+    DRAINING = 1  # takes no new messages; everything else goes on
+    REMOVED = 2  # left the cluster
+
+
 @dataclass(frozen=True, slots=True)
 class StartPosition:
     """Where a new consumer group begins in a queue: `earliest`, `latest`, or the first message stored at a time."""
@@ -253,6 +261,13 @@ class FeatureLevel:
 
 
 @dataclass(frozen=True, slots=True)
+class SetBrokerGroupMode:
+    """Drain this broker group, take it back, or remove it. Result: ModeResult."""
+
+    mode: BrokerGroupMode
+
+
+@dataclass(frozen=True, slots=True)
 class JoinGroup:
     """A member of a queue-exclusive group comes, or comes again, perhaps with another subscription; it keeps its queues.
 
@@ -313,6 +328,7 @@ Command = (
     | JoinGroup
     | LeaveGroup
     | AssignQueues
+    | SetBrokerGroupMode
 )
 
 

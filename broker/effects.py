@@ -14,7 +14,7 @@ import numpy as np
 
 from ledgermq.proto.values import value
 
-from .commands import LogStart
+from .commands import BrokerGroupMode, LogStart
 from .groups import ConsumerGroup
 from .topics import Topic
 
@@ -97,7 +97,16 @@ class Loss:
     begin: int
 
 
-CommandResult = TopicResult | GroupResult | RowsResult | GrantResult | None
+@dataclass(frozen=True, slots=True)
+class ModeResult:
+    """Of SetBrokerGroupMode: the mode now, since when (log time, ms; 0: active), and whether this command changed it."""
+
+    mode: BrokerGroupMode
+    since: int
+    changed: bool
+
+
+CommandResult = TopicResult | GroupResult | RowsResult | GrantResult | ModeResult | None
 
 
 @dataclass(slots=True)
@@ -119,3 +128,4 @@ class Effects:
     trimmed: list[tuple[int, int]] = field(default_factory=list)  # (topic id, queue id) with a new begin
     losses: list[Loss] = field(default_factory=list)
     members_changed: set[int] = field(default_factory=set)  # groups with other members, owners or epochs
+    mode_changed: bool = False  # of the broker group: the route changed, or it leaves, or it is back

@@ -8,17 +8,18 @@ from importlib.metadata import PackageNotFoundError, version
 from ledgermq.proto import admin_pb2, nameserver_pb2, route_pb2
 from ledgermq.raft.status import PeerStatus
 
+from .commands import BrokerGroupMode
 from .context import NodeContext
 from .topics import Topic
 
 
-def topic_info(topic: Topic) -> route_pb2.TopicInfo:
+def topic_info(topic: Topic, *, writable: bool = True) -> route_pb2.TopicInfo:
     """Return a topic as it stands in routes."""
     return route_pb2.TopicInfo(
         name=topic.name,
         topic_id=topic.topic_id,
         queue_count=topic.queue_count,
-        permission=route_pb2.READ_WRITE,
+        permission=route_pb2.READ_WRITE if writable else route_pb2.READ,
         message_type=route_pb2.TopicMessageType.Name(int(topic.message_type)),
         version=topic.version,
         retention_ms=topic.retention_ms,
@@ -27,15 +28,18 @@ def topic_info(topic: Topic) -> route_pb2.TopicInfo:
 
 def group_route(context: NodeContext) -> route_pb2.GroupRoute:
     """Return all that this node knows of its group."""
+    state = context.replica.state
+    active = state.mode is BrokerGroupMode.ACTIVE
     return route_pb2.GroupRoute(
         cluster=context.config.cluster,
         group=context.config.group,
         term=context.raft.term,
         leader_id=context.leadership.leader_id or "",
         nodes=context.members.all(),
-        topics=[topic_info(topic) for topic in context.replica.state.topics],
-        version=context.replica.state.applied_index,
-        writable=not context.replica.produce_refusal,
+        topics=[topic_info(topic, writable=active) for topic in state.topics],
+        version=state.applied_index,
+        writable=active and not context.replica.produce_refusal,
+        mode=route_pb2.BrokerGroupMode.Name(int(state.mode)),
         max_message_bytes=context.config.max_message_bytes,
         max_request_bytes=min(context.pipeline.max_request_bytes, 0xFFFFFFFF),
     )
@@ -104,6 +108,8 @@ def status(context: NodeContext, listener: str, started: float) -> admin_pb2.Get
         segments_going=retention.going,
         protection=retention.protection,
         held_back=raft.held_back,
+        mode=route_pb2.BrokerGroupMode.Name(int(context.replica.state.mode)),
+        mode_since_ms=context.replica.state.mode_since,
     )
 
 

@@ -37,7 +37,15 @@ from ledgermq.proto.record import (
 from ledgermq.proto.values import value
 
 from .command_codecs import encode
-from .commands import Command, DeleteTopic, EvictDedup, GrantLeases, SessionLost
+from .commands import (
+    BrokerGroupMode,
+    Command,
+    DeleteTopic,
+    EvictDedup,
+    GrantLeases,
+    SessionLost,
+    SetBrokerGroupMode,
+)
 from .consume_queue import QueueKey, record_starts
 from .dedup import MessageIds, StreamKey
 from .grant_plan import Delivery, GrantPlan, ReceiveRequest
@@ -74,6 +82,7 @@ class Verdict(Enum):
     STALE_EPOCH = "stale_epoch"
     TOPIC_GONE = "topic_gone"  # no topic of that id
     QUEUE_NOT_FOUND = "queue_not_found"
+    DRAINING = "draining"  # it is new, and the broker group takes no new messages
 
 
 @value
@@ -124,6 +133,7 @@ class Turn:
         self._taken: list[Taken] = []
         self._deleting: list[int] = []
         self.scan = ScanBudget()  # of all filters of this turn
+        self._closings = 0  # commands that end the taking of messages
 
     @property
     def is_empty(self) -> bool:
@@ -172,6 +182,9 @@ class Turn:
         if isinstance(command, DeleteTopic) and command.topic_id not in self._view._deleting:
             self._view._deleting.add(command.topic_id)
             self._deleting.append(command.topic_id)
+        elif isinstance(command, SetBrokerGroupMode) and command.mode is not BrokerGroupMode.ACTIVE:
+            self._view._closings += 1
+            self._closings += 1
         raw = encode(command) if raw is None else raw
         self.size += len(raw) + (0 if self._commands else SECTION_HEADER_SIZE)
         self._commands.append(raw)
@@ -224,6 +237,8 @@ class Turn:
 
     def _forget(self) -> None:
         view = self._view
+        view._closings -= self._closings
+        self._closings = 0
         for key in self._ids:
             known = view._ids.get(key)
             if known is not None and known.turn is self:
@@ -251,6 +266,7 @@ class LeaderView:
         self._streams: dict[StreamKey, deque[_PendingBatch]] = {}
         self._ids: dict[bytes, KnownMessage] = {}
         self._deleting: set[int] = set()  # topics whose deletion is proposed
+        self._closings = 0  # proposed commands that end the taking of messages
         self._sessions: dict[int, int] = {}  # session → log time when it was last seen
         self._next_eviction = timestamp + _EVICTION_PERIOD_MS
 
@@ -279,7 +295,13 @@ class LeaderView:
             return Admission(Verdict.TOPIC_GONE)
         if self._state.queues.get(header.topic_id, header.queue_id) is None:
             return Admission(Verdict.QUEUE_NOT_FOUND)
-        return self._judge_sequence(header) if header.producer_id else Admission(Verdict.ACCEPTED)
+        admission = self._judge_sequence(header) if header.producer_id else Admission(Verdict.ACCEPTED)
+        return admission if self.takes_messages else _when_closed(header, admission)
+
+    @property
+    def takes_messages(self) -> bool:
+        """Tell whether new messages are taken: from the proposal of a drain on they are not, until it is taken back."""
+        return not self._closings and self._state.mode is BrokerGroupMode.ACTIVE
 
     def _judge_sequence(self, header: SectionHeader) -> Admission:
         """Compare a batch with the newest one of its stream, applied or not."""
@@ -357,3 +379,13 @@ class LeaderView:
             ):
                 due.append(EvictDedup(ids, streams))
         return due
+
+
+def _when_closed(header: SectionHeader, admission: Admission) -> Admission:
+    """What was stored before is still recognised; a section that is not, or comes behind one that is not, is refused for good."""
+    behind_a_gap = (
+        admission.verdict is Verdict.SEQUENCE_GAP and header.base_sequence > admission.expected_sequence
+    )
+    if admission.verdict is Verdict.ACCEPTED or behind_a_gap:
+        return Admission(Verdict.DRAINING)
+    return admission

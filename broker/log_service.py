@@ -31,7 +31,7 @@ from .log_wire import BadProduceRequestError, checked_sections, split_produce_re
 from .membership_service import membership_handler
 from .messaging_validation import group_problem
 from .produce_works import ProduceWork, SectionOutcome
-from .refusals import REFUSABLE, RefusedError
+from .refusals import DRAINING_PAUSE_MS, DRAINING_TEXT, REFUSABLE, RefusedError
 from .topic_admin import ensure_group
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ _VERDICTS: Final = {
     ),
     Verdict.TOPIC_GONE: (route_pb2.STALE_ROUTE, "no topic has that id any more; refresh the route"),
     Verdict.QUEUE_NOT_FOUND: (route_pb2.QUEUE_NOT_FOUND, "the topic has no such queue; refresh the route"),
+    Verdict.DRAINING: (route_pb2.GROUP_DRAINING, ""),
 }
 _EOF: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
 _Pending = tuple[int, "ProduceWork | route_pb2.Refusal"]
@@ -189,6 +190,9 @@ class LogService:
             code, text = _VERDICTS[outcome.verdict]
             message = text.format(expected=outcome.expected_sequence)
             refusal = route_pb2.Refusal(code=code, message=message)
+            if outcome.verdict is Verdict.DRAINING:
+                refusal.message = DRAINING_TEXT.format(group=self._context.config.group)
+                refusal.retryable, refusal.retry_after_ms = True, DRAINING_PAUSE_MS
             return log_pb2.SectionResult(base_queue_offset=-1, count=outcome.count, refusal=refusal)
         return log_pb2.SectionResult(
             base_queue_offset=outcome.base_offset,

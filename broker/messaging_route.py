@@ -62,6 +62,7 @@ class GroupQueues:
     group: str
     queue_count: int
     nodes: LiveNodes
+    writable: bool = True  # False: the group is being drained; who sends goes by the permission
 
 
 def route(topic: v2.Resource, groups: Sequence[GroupQueues], message_type: int) -> list[v2.MessageQueue]:
@@ -72,7 +73,7 @@ def route(topic: v2.Resource, groups: Sequence[GroupQueues], message_type: int) 
         v2.MessageQueue(
             topic=topic,
             id=queue_id,
-            permission=v2.READ_WRITE,
+            permission=v2.READ_WRITE if each.writable else v2.READ,
             broker=_broker(each.group, node_id, addresses),
             accept_message_types=types,
         )

@@ -16,6 +16,7 @@ from .messaging_wire import OutgoingRecord, outgoing_record, varint
 from .polls import TooManyPollsError
 from .produce import TooManyRequestsError
 from .produce_works import SendWork, SentMessage
+from .refusals import DRAINING_TEXT
 from .topic_admin import ensure_topic
 from .topics import Topic
 
@@ -53,7 +54,8 @@ async def send(context: NodeContext, request: v2.SendMessageRequest) -> bytes:
         context.metrics.duplicates.labels("messaging").inc(duplicates)
     if len(placed) == 1 and placed[0].verdict in _STORED:
         return answer_of_one(ids[0], placed[0].offset)
-    entries = [_entry(message_id, sent) for message_id, sent in zip(ids, placed, strict=True)]
+    group = context.config.group
+    entries = [_entry(message_id, sent, group) for message_id, sent in zip(ids, placed, strict=True)]
     answer = v2.SendMessageResponse(status=overall([entry.status for entry in entries]), entries=entries)
     return bytes(answer.SerializeToString())
 
@@ -87,7 +89,10 @@ def _records(topic: Topic, request: v2.SendMessageRequest) -> list[tuple[Outgoin
     return found
 
 
-def _entry(message_id: str, sent: SentMessage) -> v2.SendResultEntry:
+def _entry(message_id: str, sent: SentMessage, broker_group: str) -> v2.SendResultEntry:
+    if sent.verdict is Verdict.DRAINING:  # as RocketMQ says it of a broker without write permission
+        status = v2.Status(code=v2.FORBIDDEN, message=DRAINING_TEXT.format(group=broker_group))
+        return v2.SendResultEntry(status=status, message_id=message_id)
     if sent.verdict not in _STORED:
         status = v2.Status(
             code=v2.TOPIC_NOT_FOUND, message="the topic was deleted while the message was sent"

@@ -19,6 +19,7 @@ from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostError, TransferringError
 
 from .acknowledge import acknowledge, change_invisible
+from .commands import BrokerGroupMode
 from .context import NodeContext
 from .forwarding import ForwardError, refuse_not_leader
 from .granted_receive import GrantedReceives
@@ -170,7 +171,8 @@ class MessagingService:
         groups = [queues for queues, _ in others]
         if own is not None:
             nodes = sorted(context.members.alive(call.listener), key=lambda node: node[0])
-            groups.append(GroupQueues(context.config.group, own.queue_count, nodes))
+            writable = context.replica.state.mode is BrokerGroupMode.ACTIVE
+            groups.append(GroupQueues(context.config.group, own.queue_count, nodes, writable))
         message_type = int(own.message_type) if own is not None else others[0][1]
         return sorted(groups, key=lambda each: each.group), message_type
 

@@ -75,7 +75,14 @@ class OtherGroups:
         """Take the newest view of all other groups."""
         listed = {view.group: view for view in views if view.group != self._own_group}
         for name in self._views.keys() - listed.keys():
-            self._absent_since.setdefault(name, self._clock())
+            if self._views[name].mode != route_pb2.MODE_ACTIVE:
+                del (
+                    self._views[name],
+                    self._topics[name],
+                )  # drained, and now removed: it does not come back by itself
+                self._absent_since.pop(name, None)
+            else:
+                self._absent_since.setdefault(name, self._clock())
         for name, view in listed.items():
             self._absent_since.pop(name, None)
             self._views[name] = view
@@ -94,7 +101,10 @@ class OtherGroups:
             nodes = self._nodes(name, ordered=v2.FIFO in accepted_types(int(info.message_type)))
             if nodes:
                 addresses = [(node.node_id, pick(node, listener)) for node in nodes]
-                found.append((GroupQueues(name, info.queue_count, addresses), int(info.message_type)))
+                writable = self._views[name].mode == route_pb2.MODE_ACTIVE
+                found.append(
+                    (GroupQueues(name, info.queue_count, addresses, writable), int(info.message_type))
+                )
         return found
 
     def _nodes(self, group: str, *, ordered: bool) -> list[route_pb2.NodeInfo]:

@@ -35,6 +35,12 @@ from .produce import TooManyRequestsError, TurnFailedError
 RETRY_AFTER_MS: Final = 50
 #: After a lost leader: the next attempt waits for the next leader at the node itself.
 LOST_RETRY_AFTER_MS: Final = 1
+#: A drained group takes messages again when a person says so; other groups take them at once.
+DRAINING_PAUSE_MS: Final = 1000
+DRAINING_TEXT: Final = (
+    "broker group {group} takes no new messages: it is being drained, or was removed. Nothing was stored. Send to another "
+    "group (the route names those that take messages), or take it back: ledgermq cluster undrain {group}"
+)
 
 
 class RefusedError(Exception):

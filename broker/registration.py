@@ -1,5 +1,5 @@
 """Keeps this node known to every nameserver (§8): full registration at start, every 30 s and at once on a change, and a
-beat every second on an open stream.
+beat every second on an open stream. A node whose broker group was removed from the cluster takes the group away instead.
 
 Owns: one task and one channel per nameserver. Must not: let a nameserver that is down disturb anything; it is logged
 once when it goes and once when it comes back.
@@ -40,6 +40,7 @@ class _Link:
         self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self._stub = nameserver_pb2_grpc.NameServerServiceStub(self._channel)
         self._answered: bool | None = None
+        self._gone = False  # the group was taken out of this nameserver's route
         self.wanted = asyncio.Event()
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -51,9 +52,12 @@ class _Link:
         """Register whenever it is wanted, and every 30 s; soon again after a failure."""
         while True:
             self.wanted.clear()
-            registered = await self._call()
+            withdrawn = self._registration.withdrawn()
+            done = await (self._withdraw() if withdrawn else self._call())
+            interval = REGISTER_INTERVAL if done else BEAT_INTERVAL
             try:
-                async with asyncio.timeout(REGISTER_INTERVAL if registered else BEAT_INTERVAL):
+                # A group that left is taken away once: another one may come under its name.
+                async with asyncio.timeout(None if done and withdrawn else interval):
                     await self.wanted.wait()
             except TimeoutError:
                 continue
@@ -73,22 +77,38 @@ class _Link:
             return False
         if self._answered is False:
             logger.info("nameserver answers again address=%s", self.address)
-        self._answered = True
+        self._answered, self._gone = True, False
+        return True
+
+    async def _withdraw(self) -> bool:
+        """Take the whole group out of the route: nodes that are down cannot say goodbye themselves."""
+        if self._gone:
+            return True
+        request = self._registration.goodbye(group_removed=True)
+        try:
+            await self._stub.Unregister(request, timeout=CALL_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            logger.debug("nameserver does not answer address=%s code=%s", self.address, error.code().name)
+            return False
+        self._gone, self._answered = True, None
         return True
 
     async def _beat(self) -> None:
         while True:
+            if self._registration.withdrawn():
+                await asyncio.sleep(BEAT_INTERVAL)
+                continue
             try:
                 call = self._stub.Heartbeat(self._beats())
                 async for reply in call:
-                    if reply.register_again:
+                    if reply.register_again and not self._registration.withdrawn():
                         self.wanted.set()
             except grpc.aio.AioRpcError:
                 pass  # it is down; `_call` says so once
             await asyncio.sleep(BEAT_INTERVAL)
 
     async def _beats(self) -> AsyncIterator[pb.HeartbeatBeat]:
-        while True:
+        while not self._registration.withdrawn():
             yield self._registration.beat()
             await asyncio.sleep(BEAT_INTERVAL)
 
@@ -114,9 +134,12 @@ class Registration:
         nameservers: tuple[str, ...],
         request: Callable[[], pb.RegisterRequest],
         beat: Callable[[], pb.HeartbeatBeat],
+        withdrawn: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`withdrawn`: the group left the cluster, no nameserver shall list it."""
         self.request = request
         self.beat = beat
+        self.withdrawn = withdrawn
         self._addresses = nameservers
         self._links: list[_Link] = []
 
@@ -133,6 +156,12 @@ class Registration:
 
     async def stop(self) -> None:
         """Unregister where a nameserver answers, and close."""
-        beat = self.beat()
-        goodbye = pb.UnregisterRequest(cluster=beat.cluster, group=beat.group, node_id=beat.node_id)
+        goodbye = self.goodbye()
         await asyncio.gather(*(link.stop(goodbye) for link in self._links))
+
+    def goodbye(self, *, group_removed: bool = False) -> pb.UnregisterRequest:
+        """Return how this node, or with it its whole group, takes itself out of the route."""
+        beat = self.beat()
+        return pb.UnregisterRequest(
+            cluster=beat.cluster, group=beat.group, node_id=beat.node_id, group_removed=group_removed
+        )

@@ -25,6 +25,7 @@ from . import group_view
 from .admin_service import AdminService
 from .checkpoint_store import CheckpointStore
 from .checkpointing import Checkpointing
+from .commands import BrokerGroupMode
 from .config import BrokerConfig, split_address
 from .consume_queue_files import ConsumeQueueFiles
 from .context import NodeContext
@@ -238,6 +239,7 @@ class BrokerNode:
             self.config.nameservers,
             lambda: group_view.registration(self._context, f"{self._raft.status().incarnation:016x}"),
             lambda: group_view.beat(self._context),
+            lambda: self._replica.state.mode is BrokerGroupMode.REMOVED,
         )
         self._probes = Probes(self._context)
         self._http = HttpServer(self._probes.routes(), self._raft.metrics.ports.add("http"))

@@ -35,6 +35,7 @@ from .effects import (
     CommitResult,
     Effects,
     GroupResult,
+    ModeResult,
     RowsResult,
     TopicResult,
 )
@@ -69,6 +70,8 @@ class BrokerState:
         self.log_start_index = 1
         self.log_start_offset = 0  # physical
         self.feature_level = 0
+        self.mode = c.BrokerGroupMode.ACTIVE
+        self.mode_since = 0  # log time, ms; 0 while it is active
 
     def apply(self, header: EntryHeader, payload: memoryview) -> Effects:
         """Apply the next committed entry. Raises: StateError (the node must stop), CorruptError."""
@@ -227,6 +230,14 @@ class BrokerState:
         self.feature_level = max(self.feature_level, command.level)
         return None
 
+    def _set_mode(self, command: c.SetBrokerGroupMode, effects: Effects) -> CommandResult:
+        changed = command.mode is not self.mode
+        if changed:
+            self.mode = command.mode
+            self.mode_since = 0 if command.mode is c.BrokerGroupMode.ACTIVE else effects.timestamp
+            effects.mode_changed = effects.topics_changed = True
+        return ModeResult(self.mode, self.mode_since, changed)
+
     # --- members of queue-exclusive groups ------------------------------------------------------------------
     def _join(self, command: c.JoinGroup, effects: Effects) -> CommandResult:
         group = self.groups.get(command.group_id)
@@ -331,4 +342,5 @@ _APPLY: Final[dict[type, Callable[[BrokerState, Any, Effects], CommandResult]]] 
     c.JoinGroup: BrokerState._join,
     c.LeaveGroup: BrokerState._leave,
     c.AssignQueues: BrokerState._assign,
+    c.SetBrokerGroupMode: BrokerState._set_mode,
 }

@@ -95,6 +95,14 @@ class RouteTable:
         self._forget((cluster, group, node_id))
         return self._bump_if_changed((cluster, group), before)
 
+    def remove(self, cluster: str, group: str) -> bool:
+        """The whole group left the cluster for good: forget it, and that it was here. Return whether a view changed."""
+        before = self._shown((cluster, group))
+        for key in [key for key in self._nodes if key[:2] == (cluster, group)]:
+            del self._nodes[key]
+        self._gone.pop((cluster, group), None)
+        return self._bump_if_changed((cluster, group), before)
+
     def expire(self, now: int) -> list[NodeKey]:
         """Drop nodes that were silent for `expiry_ms`; return them."""
         gone = [key for key, record in self._nodes.items() if now - record.heard_at >= self.expiry_ms]
@@ -181,6 +189,7 @@ class RouteTable:
         view = pb.GroupRoute(
             cluster=key[0], group=key[1], version=best.route.version, writable=best.route.writable,
             max_message_bytes=best.route.max_message_bytes, max_request_bytes=best.route.max_request_bytes,
+            mode=best.route.mode,
         )  # fmt: skip
         view.term, view.leader_id = _leader(records)
         view.topics.extend(sorted(best.route.topics, key=lambda info: info.name))

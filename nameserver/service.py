@@ -140,8 +140,13 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         request: pb.UnregisterRequest,
         context: aio.ServicerContext[pb.UnregisterRequest, pb.UnregisterResponse],
     ) -> pb.UnregisterResponse:
-        if self._table.unregister(request.cluster, request.group, request.node_id):
-            logger.info("unregistered node=%s group=%s", request.node_id, request.group)
+        if request.group_removed:
+            changed = self._table.remove(request.cluster, request.group)
+        else:
+            changed = self._table.unregister(request.cluster, request.group, request.node_id)
+        if changed:
+            what = "group removed" if request.group_removed else "unregistered"
+            logger.info("%s node=%s group=%s", what, request.node_id, request.group)
             self._changes.tell()
         return pb.UnregisterResponse()
 

@@ -271,7 +271,7 @@ class LogCheck(_message.Message):
     def __init__(self, read_bytes: _Optional[int] = ..., passes: _Optional[int] = ..., found: _Optional[int] = ..., repaired: _Optional[int] = ..., last: _Optional[str] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("cluster", "group", "node_id", "role", "term", "term_age_ms", "leader_id", "leader", "voters", "voters_in_contact", "flush", "nodes", "produce_refused", "produce_refused_reason", "version", "incarnation", "first_index", "log_bytes", "uptime_ms", "log_start_ms", "log_start_offset", "disk_step", "disk_step_text", "disk_used_bytes", "disk_limit_bytes", "segments_going", "protection", "held_back")
+    __slots__ = ("cluster", "group", "node_id", "role", "term", "term_age_ms", "leader_id", "leader", "voters", "voters_in_contact", "flush", "nodes", "produce_refused", "produce_refused_reason", "version", "incarnation", "first_index", "log_bytes", "uptime_ms", "log_start_ms", "log_start_offset", "disk_step", "disk_step_text", "disk_used_bytes", "disk_limit_bytes", "segments_going", "protection", "held_back", "mode", "mode_since_ms")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -300,6 +300,8 @@ class GetStatusResponse(_message.Message):
     SEGMENTS_GOING_FIELD_NUMBER: _ClassVar[int]
     PROTECTION_FIELD_NUMBER: _ClassVar[int]
     HELD_BACK_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    MODE_SINCE_MS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     group: str
     node_id: str
@@ -328,7 +330,9 @@ class GetStatusResponse(_message.Message):
     segments_going: int
     protection: str
     held_back: str
-    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., term_age_ms: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader: _Optional[_Union[_route_pb2.ListenerAddresses, _Mapping]] = ..., voters: _Optional[int] = ..., voters_in_contact: _Optional[int] = ..., flush: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., produce_refused: _Optional[bool] = ..., produce_refused_reason: _Optional[str] = ..., version: _Optional[str] = ..., incarnation: _Optional[str] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., log_start_ms: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., disk_step: _Optional[int] = ..., disk_step_text: _Optional[str] = ..., disk_used_bytes: _Optional[int] = ..., disk_limit_bytes: _Optional[int] = ..., segments_going: _Optional[int] = ..., protection: _Optional[str] = ..., held_back: _Optional[str] = ...) -> None: ...
+    mode: _route_pb2.BrokerGroupMode
+    mode_since_ms: int
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., term_age_ms: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader: _Optional[_Union[_route_pb2.ListenerAddresses, _Mapping]] = ..., voters: _Optional[int] = ..., voters_in_contact: _Optional[int] = ..., flush: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., produce_refused: _Optional[bool] = ..., produce_refused_reason: _Optional[str] = ..., version: _Optional[str] = ..., incarnation: _Optional[str] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., log_start_ms: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., disk_step: _Optional[int] = ..., disk_step_text: _Optional[str] = ..., disk_used_bytes: _Optional[int] = ..., disk_limit_bytes: _Optional[int] = ..., segments_going: _Optional[int] = ..., protection: _Optional[str] = ..., held_back: _Optional[str] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., mode_since_ms: _Optional[int] = ...) -> None: ...
 
 class TransferLeadershipRequest(_message.Message):
     __slots__ = ("to_node",)
@@ -437,3 +441,63 @@ class QueryMessagesResponse(_message.Message):
     stale: bool
     node_id: str
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., next_before: _Optional[int] = ..., unsearched_bytes: _Optional[int] = ..., stale: _Optional[bool] = ..., node_id: _Optional[str] = ...) -> None: ...
+
+class SetBrokerGroupModeRequest(_message.Message):
+    __slots__ = ("group", "mode", "force")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    mode: _route_pb2.BrokerGroupMode
+    force: bool
+    def __init__(self, group: _Optional[str] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class SetBrokerGroupModeResponse(_message.Message):
+    __slots__ = ("refusal", "mode", "since_ms", "changed")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    mode: _route_pb2.BrokerGroupMode
+    since_ms: int
+    changed: bool
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., since_ms: _Optional[int] = ..., changed: _Optional[bool] = ...) -> None: ...
+
+class GetProgressRequest(_message.Message):
+    __slots__ = ("group", "topic")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topic: str
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
+
+class TopicProgress(_message.Message):
+    __slots__ = ("group", "topic", "queues", "behind", "leased", "lost", "members")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topic: str
+    queues: int
+    behind: int
+    leased: int
+    lost: int
+    members: int
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., queues: _Optional[int] = ..., behind: _Optional[int] = ..., leased: _Optional[int] = ..., lost: _Optional[int] = ..., members: _Optional[int] = ...) -> None: ...
+
+class GetProgressResponse(_message.Message):
+    __slots__ = ("refusal", "topics", "mode", "mode_since_ms")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    MODE_SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    topics: _containers.RepeatedCompositeFieldContainer[TopicProgress]
+    mode: _route_pb2.BrokerGroupMode
+    mode_since_ms: int
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., topics: _Optional[_Iterable[_Union[TopicProgress, _Mapping]]] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., mode_since_ms: _Optional[int] = ...) -> None: ...

@@ -110,6 +110,16 @@ class AdminServiceStub:
                 request_serializer=ledgermq_dot_proto_dot_admin__pb2.QueryMessagesRequest.SerializeToString,
                 response_deserializer=ledgermq_dot_proto_dot_admin__pb2.QueryMessagesResponse.FromString,
                 _registered_method=True)
+        self.SetBrokerGroupMode = channel.unary_unary(
+                '/ledgermq.v1.AdminService/SetBrokerGroupMode',
+                request_serializer=ledgermq_dot_proto_dot_admin__pb2.SetBrokerGroupModeRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_admin__pb2.SetBrokerGroupModeResponse.FromString,
+                _registered_method=True)
+        self.GetProgress = channel.unary_unary(
+                '/ledgermq.v1.AdminService/GetProgress',
+                request_serializer=ledgermq_dot_proto_dot_admin__pb2.GetProgressRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_admin__pb2.GetProgressResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -209,6 +219,20 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetBrokerGroupMode(self, request, context):
+        """Drains the broker group, takes it back, or removes it from the cluster; the leader decides.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetProgress(self, request, context):
+        """How far consumer groups are in this broker group, topic by topic.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -286,6 +310,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.QueryMessages,
                     request_deserializer=ledgermq_dot_proto_dot_admin__pb2.QueryMessagesRequest.FromString,
                     response_serializer=ledgermq_dot_proto_dot_admin__pb2.QueryMessagesResponse.SerializeToString,
+            ),
+            'SetBrokerGroupMode': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetBrokerGroupMode,
+                    request_deserializer=ledgermq_dot_proto_dot_admin__pb2.SetBrokerGroupModeRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_admin__pb2.SetBrokerGroupModeResponse.SerializeToString,
+            ),
+            'GetProgress': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetProgress,
+                    request_deserializer=ledgermq_dot_proto_dot_admin__pb2.GetProgressRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_admin__pb2.GetProgressResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -693,6 +727,60 @@ class AdminService:
             '/ledgermq.v1.AdminService/QueryMessages',
             ledgermq_dot_proto_dot_admin__pb2.QueryMessagesRequest.SerializeToString,
             ledgermq_dot_proto_dot_admin__pb2.QueryMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetBrokerGroupMode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ledgermq.v1.AdminService/SetBrokerGroupMode',
+            ledgermq_dot_proto_dot_admin__pb2.SetBrokerGroupModeRequest.SerializeToString,
+            ledgermq_dot_proto_dot_admin__pb2.SetBrokerGroupModeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetProgress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ledgermq.v1.AdminService/GetProgress',
+            ledgermq_dot_proto_dot_admin__pb2.GetProgressRequest.SerializeToString,
+            ledgermq_dot_proto_dot_admin__pb2.GetProgressResponse.FromString,
             options,
             channel_credentials,
             insecure,

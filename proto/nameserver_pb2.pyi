@@ -48,14 +48,16 @@ class HeartbeatReply(_message.Message):
     def __init__(self, register_again: _Optional[bool] = ...) -> None: ...
 
 class UnregisterRequest(_message.Message):
-    __slots__ = ("cluster", "group", "node_id")
+    __slots__ = ("cluster", "group", "node_id", "group_removed")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_REMOVED_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     group: str
     node_id: str
-    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ...) -> None: ...
+    group_removed: bool
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., group_removed: _Optional[bool] = ...) -> None: ...
 
 class UnregisterResponse(_message.Message):
     __slots__ = ()

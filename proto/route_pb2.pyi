@@ -31,6 +31,7 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INTERNAL: _ClassVar[RefusalCode]
     CATCHING_UP: _ClassVar[RefusalCode]
     FENCED: _ClassVar[RefusalCode]
+    GROUP_DRAINING: _ClassVar[RefusalCode]
 
 class QueuePermission(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -48,6 +49,12 @@ class TopicMessageType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DELAY: _ClassVar[TopicMessageType]
     TRANSACTION: _ClassVar[TopicMessageType]
     MIXED: _ClassVar[TopicMessageType]
+
+class BrokerGroupMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODE_ACTIVE: _ClassVar[BrokerGroupMode]
+    MODE_DRAINING: _ClassVar[BrokerGroupMode]
+    MODE_REMOVED: _ClassVar[BrokerGroupMode]
 REFUSAL_CODE_UNSPECIFIED: RefusalCode
 NOT_LEADER: RefusalCode
 NO_QUORUM: RefusalCode
@@ -70,6 +77,7 @@ NOT_SUPPORTED: RefusalCode
 INTERNAL: RefusalCode
 CATCHING_UP: RefusalCode
 FENCED: RefusalCode
+GROUP_DRAINING: RefusalCode
 QUEUE_PERMISSION_UNSPECIFIED: QueuePermission
 NONE: QueuePermission
 READ: QueuePermission
@@ -81,6 +89,9 @@ FIFO: TopicMessageType
 DELAY: TopicMessageType
 TRANSACTION: TopicMessageType
 MIXED: TopicMessageType
+MODE_ACTIVE: BrokerGroupMode
+MODE_DRAINING: BrokerGroupMode
+MODE_REMOVED: BrokerGroupMode
 
 class Refusal(_message.Message):
     __slots__ = ("code", "message", "retryable", "retry_after_ms", "leader_id", "leader_address")
@@ -141,7 +152,7 @@ class TopicInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., queue_count: _Optional[int] = ..., permission: _Optional[_Union[QueuePermission, str]] = ..., message_type: _Optional[_Union[TopicMessageType, str]] = ..., version: _Optional[int] = ..., retention_ms: _Optional[int] = ...) -> None: ...
 
 class GroupRoute(_message.Message):
-    __slots__ = ("cluster", "group", "term", "leader_id", "nodes", "topics", "version", "writable", "max_message_bytes", "max_request_bytes")
+    __slots__ = ("cluster", "group", "term", "leader_id", "nodes", "topics", "version", "writable", "max_message_bytes", "max_request_bytes", "mode")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +163,7 @@ class GroupRoute(_message.Message):
     WRITABLE_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     group: str
     term: int
@@ -162,4 +174,5 @@ class GroupRoute(_message.Message):
     writable: bool
     max_message_bytes: int
     max_request_bytes: int
-    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicInfo, _Mapping]]] = ..., version: _Optional[int] = ..., writable: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., max_request_bytes: _Optional[int] = ...) -> None: ...
+    mode: BrokerGroupMode
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicInfo, _Mapping]]] = ..., version: _Optional[int] = ..., writable: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., mode: _Optional[_Union[BrokerGroupMode, str]] = ...) -> None: ...

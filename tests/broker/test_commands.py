@@ -40,6 +40,7 @@ EXAMPLES: list[c.Command] = [
     c.JoinGroup(3, "worker-ü", ("orders", "paid"), "average", "z1", "a || b", 3000, 1000),
     c.LeaveGroup(3, ("worker-1", "worker-2")),
     c.AssignQueues(3, ("worker-1",), c.assignment_rows([(1, 0, 77, 0), (1, 1, 78, c.NOBODY)])),
+    c.SetBrokerGroupMode(c.BrokerGroupMode.DRAINING),
 ]
 
 
@@ -76,6 +77,13 @@ def test_a_command_cut_short_is_damage() -> None:
     (raw,) = walk_commands(codecs.encode(EXAMPLES[6]), 1)
     with pytest.raises(CorruptError):
         codecs.decode(raw[0], raw[1], raw[2][:-3], 1)
+
+
+def test_a_mode_that_this_build_does_not_know_is_damage() -> None:
+    ((number, version, payload),) = walk_commands(codecs.encode(EXAMPLES[-1]), 1)
+    assert (number, version, bytes(payload)) == (20, 1, b"\1")
+    with pytest.raises(CorruptError):
+        codecs.decode(number, version, memoryview(b"\7"), 1)
 
 
 def test_a_start_position_is_read_from_words_and_times() -> None:
