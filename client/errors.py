@@ -16,6 +16,7 @@ LedgerMQError
 ├── RefusedError                a node or nameserver refused; `code` names the reason
 │   ├── NotLeaderError · NoQuorumError · TooManyRequestsError · DiskFullError · StaleRouteError
 │   ├── GroupNotFoundError · AlreadyExistsError · OffsetOutOfRangeError · SequenceGapError
+│   ├── GroupDrainingError      the broker group is being drained
 │   ├── FencedError             another consumer owns the queue now
 │   └── InvalidHandleError      a receipt handle that is no longer valid
 ├── OutcomeUnknownError         sent, but no answer: it may or may not have been stored
@@ -271,6 +272,13 @@ class DiskFullError(RefusedError):
     retryable = True
 
 
+class GroupDrainingError(RefusedError):
+    """The broker group takes no new messages until it is taken back; other groups do. Send it again."""
+
+    retryable = True
+    refresh_route = True
+
+
 class StaleRouteError(RefusedError):
     """The topic was created again or lost queues since the route was fetched."""
 
@@ -395,6 +403,7 @@ _BY_CODE: dict[int, type[RefusedError]] = {
     pb.SHUTTING_DOWN: NoQuorumError,
     pb.TOO_MANY_REQUESTS: TooManyRequestsError,
     pb.DISK_FULL: DiskFullError,
+    pb.GROUP_DRAINING: GroupDrainingError,
     pb.STALE_ROUTE: StaleRouteError,
     pb.QUEUE_NOT_FOUND: StaleRouteError,
     pb.GROUP_NOT_FOUND: GroupNotFoundError,

@@ -35,6 +35,8 @@ REFUSED_PAUSE_S: Final = 0.1
 PARKED_S: Final = 1.0
 #: At a follower that was suggested: it has much to send, so one with nothing has caught up, or lags.
 _FOLLOWER_POLL_MS: Final = 1_000
+#: The route of a group in which nobody answers is asked for again after so long, s; changes are pushed besides.
+_REFRESH_S: Final = 2.0
 _ANSWER_GRACE_S: Final = 3.0  # a node that is silent for longer than the poll and this is left
 _CONNECT_S: Final = 3.0  # a node that cannot be connected to, or takes no request, for so long is left
 
@@ -52,6 +54,8 @@ class GroupFetcher(ABC, Generic[Q]):
         self._poll_ms = poll_ms
         self._read = ReadSource()
         self._address = ""  # of the open stream
+        self._news = asyncio.Event()  # the route of the group changed
+        self._refreshed_at = -_REFRESH_S
         self._exchanging: asyncio.Task[None] | None = None
         self._timers: set[asyncio.TimerHandle] = set()
         leader = group.leader
@@ -97,6 +101,8 @@ class GroupFetcher(ABC, Generic[Q]):
 
     def update(self, group: BrokerGroup) -> None:
         """Take a newer route."""
+        if group != self.group:
+            self._news.set()
         self.group = group
         if group.leader is not None:
             self.leader_is(group.term, group.leader.log_address)
@@ -130,10 +136,17 @@ class GroupFetcher(ABC, Generic[Q]):
                 continue
             address, pause_ms = self._read.next(self.group)
             if pause_ms:
-                await self.refresh()
-                await asyncio.sleep(pause_ms / 1000)
+                self._news.clear()
+                await self._refresh_sometimes()
+                await _happens(self._news, pause_ms / 1000)
             if address:
                 await self._read_from(address)
+
+    async def _refresh_sometimes(self) -> None:
+        now = time.monotonic()
+        if now - self._refreshed_at >= _REFRESH_S:
+            self._refreshed_at = now
+            await self.refresh()
 
     async def _read_from(self, address: str) -> None:
         """Fetch from one node until its stream breaks or the assignment changes."""
@@ -212,3 +225,12 @@ class GroupFetcher(ABC, Generic[Q]):
             self.source = source
         suggested, empty = response.suggested_node_id, not response.queues
         return self._read.answered(self.group, source, suggested, empty, time.monotonic())
+
+
+async def _happens(event: asyncio.Event, within_s: float) -> None:
+    """Wait for an event, and not longer than that."""
+    try:
+        async with asyncio.timeout(within_s):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -396,12 +396,28 @@ class Producer:
         known = self._outbox.topics.get(route.topic)
         if known is None or self._outbox.closed:
             return
+        for part in route.parts:  # also those that are not written any more: they may still owe an answer
+            if (connection := self._connections.get(part.group.name)) is not None:
+                connection.update(part.group)
         try:
             self._use_route(route, known.encoder)
         except LedgerMQError as error:
             logger.warning("route not usable topic=%s reason=%s", route.topic, error)
+        self._leave_removed()
         for connection in self._connections.values():
             connection.wake()
+
+    def _leave_removed(self) -> None:
+        """Close the connections to groups that were drained and then left every route: they do not come back by themselves."""
+        for name, connection in list(self._connections.items()):
+            if connection.group.draining and connection.window.idle and not self._is_listed(name):
+                logger.info("broker group was removed broker_group=%s", name)
+                del self._connections[name]
+                self._in_background(connection.close())
+
+    def _is_listed(self, broker_group: str) -> bool:
+        routes = (self._routes.cached(topic) for topic in self._outbox.topics)
+        return any(route is not None and route.part(broker_group) for route in routes)
 
     def _refresh(self, topic: str) -> None:
         """Fetch the route again in the background."""
@@ -431,10 +447,10 @@ class Producer:
         for topic in outcome.refresh_topics:
             self._refresh(topic)
         if outcome.find_leader and not outcome.leader_hint:
-            for topic, lanes in self._outbox.topics.items():
-                if connection in lanes.ordered.groups:  # which has them all
-                    self._refresh(topic)
-                    break
+            topics = self._outbox.topics
+            its = [topic for topic, lanes in topics.items() if connection in lanes.ordered.groups]
+            for topic in [*its, *topics][:1]:  # one that is drained has no lanes
+                self._refresh(topic)
         if outcome.try_other_group:
             self._move_sections(connection)
 

@@ -93,6 +93,7 @@ class PushConsumer:
         self._file = OffsetsFile(Path(broadcast_file), group) if broadcast_file is not None else None
         self._filters: dict[str, str] = {}
         self._groups: dict[str, QueueGroup] = {}
+        self._ending: set[asyncio.Task[None]] = set()  # of groups that were removed
         self._channels = Channels()
         self._routes = Routes(nameservers, self._channels, cluster)
         self._routes.on_change(self._on_route)
@@ -157,7 +158,7 @@ class PushConsumer:
         groups = list(self._groups.values())
         await asyncio.gather(*(group.stop_fetching() for group in groups))
         await self._calls.close(timeout_ms / 1000)
-        await asyncio.gather(*(group.close() for group in groups))
+        await asyncio.gather(*(group.close() for group in groups), *self._ending)
         if self._trace is not None:
             await self._trace.close()
         if self._file is not None:
@@ -212,6 +213,20 @@ class PushConsumer:
                 group.read(route.topic, route.part(name))
             elif isinstance(group, MemberGroup):
                 group.subscribe(self._topics_in(name, route))
+        for name in [each for each in self._groups if not self._topics_in(each, route)]:
+            self._lost(name)
+
+    def _lost(self, name: str) -> None:
+        """No route names a broker group any more: it is silent and may come back, or was drained and removed for good."""
+        group = self._groups[name]
+        if not group.group.draining:
+            group.unlisted()
+            return
+        logger.info("broker group was removed broker_group=%s", name)
+        del self._groups[name]
+        task = asyncio.create_task(_end(group), name=f"ledgermq-end-{name}")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     def _make(self, group: BrokerGroup, start: str) -> QueueGroup:
         if self._file is not None:
@@ -226,7 +241,8 @@ class PushConsumer:
     # --- for its parts ----------------------------------------------------------------------------------------
 
     def _on_done(self, owned: OwnedQueue, moved: bool) -> None:
-        self._groups[owned.queue.broker_group].on_done(owned, moved)
+        if (its := self._groups.get(owned.queue.broker_group)) is not None:
+            its.on_done(owned, moved)
         self._look_for_room()
 
     def _look_for_room(self) -> None:
@@ -234,7 +250,8 @@ class PushConsumer:
             group.look_for_room()
 
     async def _settle(self, owned: OwnedQueue) -> None:
-        await self._groups[owned.queue.broker_group].commits.settled(owned)
+        if (its := self._groups.get(owned.queue.broker_group)) is not None:
+            await its.commits.settled(owned)
 
     async def _refresh(self, topics: Iterable[str]) -> None:
         for topic in topics:
@@ -297,3 +314,11 @@ class PushConsumer:
         if part is None:
             raise TopicNotFoundError(topic)
         return part.group
+
+
+async def _end(group: QueueGroup) -> None:
+    """Leave a broker group that was removed: store what is finished if somebody still takes it, and keep nothing."""
+    await group.stop_fetching()
+    await group.close()
+    for owned in list(group.queues.values()):
+        group.lose(owned)

@@ -95,6 +95,9 @@ class QueueGroup:
         """Take a newer route."""
         self._fetcher.update(group)
 
+    def unlisted(self) -> None:
+        """No route names the broker group: its nodes are silent, or no nameserver hears them."""
+
     async def stop_fetching(self) -> None:
         await self._fetcher.close()
 
@@ -215,6 +218,8 @@ class MemberGroup(QueueGroup):
         self._handing_over: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()  # some queue has no batch out
         self._closing = False
+        self._listed = asyncio.Event()
+        self._listed.set()
         self.commits = GroupCommits(
             shared.consumer_group,
             shared.channels,
@@ -239,6 +244,10 @@ class MemberGroup(QueueGroup):
     def update(self, group: BrokerGroup) -> None:
         super().update(group)
         self._membership.update(group)
+        self._listed.set()
+
+    def unlisted(self) -> None:
+        self._listed.clear()
 
     def subscribe(self, topics: Iterable[str]) -> None:
         """Be a member for these topics of this broker group."""
@@ -271,6 +280,7 @@ class MemberGroup(QueueGroup):
                 logger.info("group cannot be joined yet broker_group=%s reason=%s", self.group.name, error)
                 await shared.refresh(self._topics)
                 await asyncio.sleep(_JOIN_RETRY_S)
+                await self._listed.wait()  # what nobody has heard of for long is not asked all the time
         if not shared.options.max_attempts and not shared.orderly and found.max_attempts:
             shared.calls.max_attempts = found.max_attempts
         self._membership.start(self._topics, self._filters())

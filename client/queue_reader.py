@@ -51,6 +51,7 @@ class QueueReader:
         self._routes.on_change(self._on_route)
         self._max_buffer_bytes = max_buffer_bytes
         self._fetchers: dict[str, _Fetcher] = {}
+        self._ending: set[asyncio.Task[None]] = set()  # of groups that were removed
         self._assigned: dict[MessageQueue, AssignedQueue] = {}
         self._paused: set[MessageQueue] = set()
         self._arrived = asyncio.Event()
@@ -62,8 +63,9 @@ class QueueReader:
         """Close every stream; who waits for messages is woken."""
         self._closed = True
         self.arrived()
-        for fetcher in self._fetchers.values():
+        for fetcher in list(self._fetchers.values()):
             await fetcher.close()
+        await asyncio.gather(*self._ending)
 
     # --- queues -----------------------------------------------------------------------------------------------
 
@@ -212,6 +214,22 @@ class QueueReader:
             fetcher = self._fetchers.get(part.group.name)
             if fetcher is not None:
                 fetcher.update(part.group)
+        for name, fetcher in list(self._fetchers.items()):
+            if fetcher.group.draining and not any(self._has(topic, name) for topic in fetcher.topics):
+                self._leave(name, fetcher)
+
+    def _has(self, topic: str, broker_group: str) -> bool:
+        route = self._routes.cached(topic)
+        return route is not None and route.part(broker_group) is not None
+
+    def _leave(self, name: str, fetcher: _Fetcher) -> None:
+        """A broker group that was drained is in no route any more: it was removed. One that is only silent is kept."""
+        logger.info("broker group was removed broker_group=%s", name)
+        self.give_up([queue for queue in self._assigned if queue.broker_group == name])
+        del self._fetchers[name]
+        task = asyncio.create_task(fetcher.close(), name=f"ledgermq-end-{name}")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def on_refused(self, fetcher: _Fetcher, refused: list[Refused[AssignedQueue]]) -> None:
         """Heal what can be healed: offsets that were deleted, a node that is behind, a topic that was re-created.

@@ -3,7 +3,7 @@
 The rules:
     stored or not unknown     the same bytes again, to the same group: its brokers recognise the sequence
     a definite no             the leader's hint, another group, or a pause and the same group, as the reason says
-    message group set         never another group: order holds per queue
+    message group set         never another group: order holds per queue; a group that is drained fails it
     the caller must change    fail at once; repeating cannot help
 One deadline per message bounds all of it; it is kept by `batching`, not here.
 """
@@ -18,7 +18,11 @@ from ledgermq.proto import route_pb2 as pb
 
 _FIRST_PAUSE_MS: Final = 10
 _LONGEST_PAUSE_MS: Final = 500
-_LONGEST_SEARCH_PAUSE_MS: Final = 100  # an election takes a few hundred ms: look often
+_SEARCH_PAUSE_MS: Final = 100  # an election takes a few hundred ms: look often
+#: After so many rounds nobody is coming back soon, and news of the route end the pause: it doubles with every few rounds.
+_PATIENT_ROUNDS: Final = 50
+_ROUNDS_PER_STEP: Final = 4
+_LONGEST_SEARCH_PAUSE_MS: Final = 2_000
 
 
 class Action(Enum):
@@ -67,6 +71,11 @@ def decide(refusal: pb.Refusal, attempt: int, *, first_of_queue: bool, fifo: boo
         return Decision(Action.NEW_SESSION, definite=True)
     if code in (pb.STALE_ROUTE, pb.QUEUE_NOT_FOUND):
         return Decision(Action.REFRESH_ROUTE, definite=True, pause_ms=pause)
+    if code == pb.GROUP_DRAINING:
+        # Looked up first, so certain. Messages of a message group must not change their queue unseen: the caller sends
+        # them again, to the queue that the group has from now on.
+        action = Action.FAIL if fifo else Action.REFRESH_ROUTE
+        return Decision(action, definite=True, pause_ms=pause, try_other_group=not fifo)
     if code in _ELSEWHERE:
         action = Action.FIND_LEADER if code in (pb.NO_QUORUM, pb.SHUTTING_DOWN) else Action.RESEND
         return Decision(action, definite=True, unseen=True, pause_ms=pause, try_other_group=not fifo)
@@ -125,6 +134,11 @@ class LeaderSearch:
                 return address, 0
         self._failed.clear()
         self._rounds += 1
-        return (candidates[0] if candidates else ""), min(
-            backoff_ms(self._rounds + 1), _LONGEST_SEARCH_PAUSE_MS
-        )
+        return (candidates[0] if candidates else ""), _search_pause_ms(self._rounds)
+
+
+def _search_pause_ms(rounds: int) -> int:
+    if rounds <= _PATIENT_ROUNDS:
+        return min(backoff_ms(rounds + 1), _SEARCH_PAUSE_MS)
+    steps = min((rounds - _PATIENT_ROUNDS) // _ROUNDS_PER_STEP + 1, 16)
+    return min(_SEARCH_PAUSE_MS << steps, _LONGEST_SEARCH_PAUSE_MS)

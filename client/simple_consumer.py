@@ -81,7 +81,10 @@ class SimpleConsumer:
         self.invisible_ms = invisible_ms
         self._channels = Channels()
         self._routes = Routes(nameservers, self._channels, cluster)
-        self._routes.on_change(lambda route: None)  # keeps the watch open: a new leader is asked at once
+        self._routes.on_change(self._on_route)  # also keeps the watch open: a new leader is asked at once
+        self._groups: dict[
+            str, BrokerGroup
+        ] = {}  # as they were known last, also when no route names them any more
         self._filters: dict[str, v2.FilterExpression] = {}
         self._turn = 0
         self._acks: dict[tuple[str, str], list[tuple[LeasedMessage, asyncio.Future[None]]]] = defaultdict(
@@ -369,9 +372,15 @@ class SimpleConsumer:
     def _group(self, topic: str, broker_group: str) -> BrokerGroup:
         route: TopicRoute | None = self._routes.cached(topic)
         part = route.part(broker_group) if route else None
-        if part is None:
+        if part is not None:
+            return part.group
+        if broker_group not in self._groups:
             raise TopicNotFoundError(topic)
-        return part.group
+        return self._groups[broker_group]
+
+    def _on_route(self, route: TopicRoute) -> None:
+        for part in route.parts:
+            self._groups[part.group.name] = part.group
 
     async def _refresh(self, topic: str) -> None:
         try:

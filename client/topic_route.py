@@ -34,6 +34,7 @@ class BrokerGroup:
     writable: bool
     max_message_bytes: int = MAX_BODY_SIZE  # largest body
     max_request_bytes: int = 4 * MAX_BODY_SIZE  # all sections of a produce request
+    draining: bool = False  # takes no new messages; when it leaves the route it is gone for good
 
     @property
     def leader(self) -> Node | None:
@@ -99,6 +100,7 @@ def group_of(view: pb.GroupRoute) -> BrokerGroup:
         view.writable,
         view.max_message_bytes or MAX_BODY_SIZE,
         view.max_request_bytes or 4 * MAX_BODY_SIZE,
+        view.mode != pb.MODE_ACTIVE,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from ledgermq.proto import admin_pb2 as pb
@@ -100,6 +100,39 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         self.group.leader = request.to_node or "n2"
         self.group.term += 1
         return pb.TransferLeadershipResponse(leader_id=self.group.leader)
+
+    set_mode: Callable[[FakeGroup, route_pb2.BrokerGroupMode], None] = staticmethod(lambda group, mode: None)
+
+    async def SetBrokerGroupMode(
+        self, request: pb.SetBrokerGroupModeRequest, context: Any
+    ) -> pb.SetBrokerGroupModeResponse:
+        removes = request.mode == route_pb2.MODE_REMOVED
+        if removes and not request.force and self.group.mode == route_pb2.MODE_ACTIVE:
+            refusal = route_pb2.Refusal(code=route_pb2.INVALID_ARGUMENT, message="drain it first")
+            return pb.SetBrokerGroupModeResponse(refusal=refusal)
+        changed = self.group.mode != request.mode
+        self.group.modes.append(request.mode)
+        self.set_mode(self.group, request.mode)
+        since = 0 if request.mode == route_pb2.MODE_ACTIVE else 77
+        return pb.SetBrokerGroupModeResponse(mode=request.mode, since_ms=since, changed=changed)
+
+    async def GetProgress(self, request: pb.GetProgressRequest, context: Any) -> pb.GetProgressResponse:
+        answer = pb.GetProgressResponse(mode=self.group.mode)
+        consumers = {(topic, group) for group, topic, _ in self.group.committed}
+        for topic, (topic_id, queues) in sorted(self.group.topics.items()):
+            held = [self.group.queues[topic_id, number] for number in range(queues)]
+            names = sorted(group for each, group in consumers if each == topic)
+            held_count: int = sum(queue.end - queue.begin for queue in held)
+            if not names and not request.group and held_count:
+                answer.topics.add(topic=topic, behind=held_count)
+            for name in names:
+                behind = sum(
+                    queue.end - self.group.committed.get((name, topic, number), 0)
+                    for number, queue in enumerate(held)
+                )
+                if request.group in ("", name) and request.topic in ("", topic):
+                    answer.topics.add(group=name, topic=topic, behind=behind)
+        return answer
 
     async def Clean(self, request: pb.CleanRequest, context: Any) -> pb.CleanResponse:
         self.cleaned = request

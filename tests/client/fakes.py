@@ -57,6 +57,9 @@ class FakeGroup:
         self.leader = "n1"
         self.zones: dict[str, str] = {}  # by node id
         self.permission = pb.READ_WRITE  # of every topic
+        self.mode = pb.MODE_ACTIVE
+        self.modes: list[pb.BrokerGroupMode] = []  # that were asked for, in order
+        self.types: dict[str, pb.TopicMessageType] = {}  # by topic; others are normal
         self.store_timestamp = 1  # of what is stored next
         self.grown = asyncio.Event()
         self._next_topic_id = 1
@@ -83,6 +86,11 @@ class FakeGroup:
         if header.base_sequence in known:
             base, count = known[header.base_sequence]
             return log_pb2.SectionResult(base_queue_offset=base, count=count, duplicate=True)
+        if self.mode != pb.MODE_ACTIVE:
+            refusal = pb.Refusal(
+                code=pb.GROUP_DRAINING, message="drained", retryable=True, retry_after_ms=1000
+            )
+            return log_pb2.SectionResult(base_queue_offset=-1, count=header.count, refusal=refusal)
         if header.base_sequence != expected:
             return log_pb2.SectionResult(refusal=pb.Refusal(code=pb.SEQUENCE_GAP, message="gap"))
         base = queue.end
@@ -280,6 +288,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
             return admin_pb2.CreateTopicResponse(refusal=refusal)
         if request.topic not in self.group.topics:
             self.group.create_topic(request.topic, request.queue_count or 4)
+            self.group.types[request.topic] = request.message_type
             self.group.retention_ms[request.topic] = request.retention_ms
             self.register(self.group)
         await self._maybe_drop(context)
@@ -327,8 +336,8 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
             name=name,
             topic_id=topic_id,
             queue_count=queues,
-            permission=self.group.permission,
-            message_type=pb.NORMAL,
+            permission=self.group.permission if self.group.mode == pb.MODE_ACTIVE else pb.READ,
+            message_type=self.group.types.get(name) or pb.NORMAL,
             retention_ms=self.group.retention_ms.get(name, 0),
         )
 
@@ -336,7 +345,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
         """The group as this node would register it."""
         route = pb.GroupRoute(
             cluster="local", group=self.group.name, term=self.group.term, leader_id=self.group.leader,
-            writable=True, version=len(self.group.topics),
+            writable=self.group.mode == pb.MODE_ACTIVE, version=len(self.group.topics), mode=self.group.mode,
         )  # fmt: skip
         for node in self.peers.values():
             listener = pb.ListenerAddresses(
@@ -373,8 +382,18 @@ class FakeCluster:
         for node in members:
             node.peers = {each.node_id: each for each in members}
             node.register = self.register
+            node.set_mode = self.set_mode
             self.nodes[group.name, node.node_id] = node
         self.register(group)
+
+    def set_mode(self, group: FakeGroup, mode: pb.BrokerGroupMode) -> None:
+        """Drain a group, take it back, or remove it, and tell the nameserver."""
+        group.mode = mode
+        if mode == pb.MODE_REMOVED:
+            self.nameserver.table.remove("local", group.name)
+            self.nameserver._changes.tell()
+        else:
+            self.register(group)
 
     async def lose(self, group: FakeGroup) -> None:
         """Stop all nodes of a group; the nameserver hears of it."""

@@ -18,6 +18,7 @@ from ledgermq.proto import route_pb2 as pb
         (pb.TOO_MANY_REQUESTS, Action.RESEND, True),
         (pb.DISK_FULL, Action.RESEND, True),
         (pb.STALE_ROUTE, Action.REFRESH_ROUTE, True),
+        (pb.GROUP_DRAINING, Action.REFRESH_ROUTE, True),
         (pb.STALE_PRODUCER_EPOCH, Action.NEW_SESSION, True),
         (pb.MESSAGE_TOO_LARGE, Action.FAIL, True),
         (pb.CORRUPT_SECTION, Action.FAIL, True),
@@ -80,3 +81,27 @@ def test_without_any_node_there_is_only_a_pause() -> None:
     address, pause = LeaderSearch().next("", [])
     assert address == ""
     assert pause > 0
+
+
+def test_a_group_that_stays_dead_is_searched_less_and_less_and_a_success_ends_that() -> None:
+    search, pauses = LeaderSearch(), []
+    for _ in range(150):
+        address, pause = search.next("n1", ["n1", "n2"])
+        search.failed(address)
+        pauses += [pause] * bool(pause)
+    assert pauses == sorted(pauses)
+    assert pauses[20:50] == [100] * 30, "an election is not waited for any longer than before"
+    assert pauses[-1] == 2_000
+    search.succeeded()
+    search.failed("n1")
+    search.failed("n2")
+    assert search.next("n1", ["n1", "n2"])[1] < 100
+
+
+def test_a_drained_group_moves_messages_at_once_but_fails_those_with_an_order() -> None:
+    refusal = pb.Refusal(code=pb.GROUP_DRAINING, retryable=True, retry_after_ms=1000)
+    decision = decide(refusal, 1, first_of_queue=True, fifo=False)
+    assert decision.try_other_group
+    assert not decision.unseen, "it was looked up before it was refused"
+    ordered = decide(refusal, 1, first_of_queue=True, fifo=True)
+    assert (ordered.action, ordered.try_other_group) == (Action.FAIL, False)
