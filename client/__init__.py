@@ -20,6 +20,7 @@ os.environ.update({name: _SETTINGS[name] for name in _OURS})
 
 from .admin import Admin
 from .errors import LedgerMQError
+from .group_admin import GroupAdmin
 from .message import LeasedMessage, Message, MessageQueue, MessageView, SendReceipt
 from .message_query import FoundMessages
 from .owned_queue import QueueLimits
@@ -35,6 +36,7 @@ for name in _OURS:
 __all__ = [
     "Admin",
     "FoundMessages",
+    "GroupAdmin",
     "LeasedMessage",
     "LedgerMQError",
     "Message",

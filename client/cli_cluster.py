@@ -1,4 +1,4 @@
-"""`ledgermq cluster status|leader|transfer`, and where `recover` hangs: what the nodes say about themselves, also without a nameserver.
+"""`ledgermq cluster status|leader|transfer`, and where the other commands hang: what the nodes say about themselves, also without a nameserver.
 
 Owns: finding the nodes, asking all of them at once, the loop of `--watch` and `--wait`.
 Must not: judge (that is `status_report`).
@@ -7,7 +7,6 @@ Must not: judge (that is `status_report`).
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from dataclasses import dataclass
 from typing import Annotated
@@ -24,7 +23,7 @@ from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import nameserver_pb2, nameserver_pb2_grpc, route_pb2
 from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 
-from . import status_report
+from . import cli_broker_groups, status_report
 from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, out, print_error, print_json, run
 from .cli_recover import recover
 from .errors import (
@@ -35,6 +34,7 @@ from .errors import (
     UsageError,
     error_of,
 )
+from .lengths_of_time import parse_duration
 from .routes import check_address, is_stranger, parse_addresses
 from .status_report import GroupAnswers, GroupReport, Verdict
 from .text_table import text_table
@@ -73,6 +73,7 @@ def register(app: typer.Typer) -> None:
     cluster.command("leader")(leader)
     cluster.command("transfer")(transfer)
     cluster.command("recover")(recover)
+    cli_broker_groups.add_to(cluster)
     app.add_typer(cluster, name="cluster")
 
 
@@ -138,14 +139,6 @@ def transfer(
     if answer.HasField("refusal") and answer.refusal.code:
         raise error_of(answer.refusal)
     out.print(escape(f"{answer.leader_id} leads"))
-
-
-def parse_duration(text: str) -> float:
-    """Return seconds of `30s`, `500ms`, `2m`, `30`. Raises: UsageError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip())
-    if match is None:
-        raise UsageError(f'"{text}" is not a length of time', "", "Write it like 30s, 500ms or 2m")
-    return float(match[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}[match[2]]
 
 
 async def collect(nameserver: str, nodes: list[str]) -> tuple[list[GroupReport], LedgerMQError | None]:

@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from ledgermq.proto import admin_pb2 as pb
+from ledgermq.proto import route_pb2
 
 #: The disk step (GetStatusResponse.disk_step) from which on a leader refuses messages.
 REFUSING_STEP: Final = 3
@@ -77,6 +78,8 @@ class GroupReport:
     cluster: str = ""
     log_begin: str = ""
     log_start_ms: int = 0  # when the first entry of the log was stored, ms since 1970; 0: not known
+    mode: str = "active"  # draining: takes no new messages; removed: it left the cluster
+    mode_since_ms: int = 0  # ms since 1970; 0: active
 
     def headline(self) -> str:
         """Return `GROUP g0   HEALTHY   leader n2   term 7 (3 m 12 s)   quorum 3/3   flush sync`."""
@@ -85,6 +88,8 @@ class GroupReport:
         parts.append(f"quorum {self.voters_in_contact}/{self.voters}")
         if self.flush:
             parts.append(f"flush {self.flush}")
+        if self.mode != "active":
+            parts.append(self.mode.upper())
         return "   ".join(parts)
 
     def as_json(self) -> dict[str, object]:
@@ -100,6 +105,8 @@ class GroupReport:
             "cluster",
             "log_begin",
             "log_start_ms",
+            "mode",
+            "mode_since_ms",
         )
         values: dict[str, object] = {name: getattr(self, name) for name in names}
         values["verdict"] = self.verdict.name.lower()
@@ -134,7 +141,7 @@ def report(asked: GroupAnswers) -> GroupReport:
     verdict, notes = _judge(view, leader, rows, voters, in_contact, _held_back_notes(asked.answers, leader))
     if verdict is Verdict.HEALTHY and any(each.disk_step > 1 for each in asked.answers.values()):
         verdict = Verdict.DEGRADED
-    notes += tuple(_retention_notes(asked.answers, leader))
+    notes += (*_retention_notes(asked.answers, leader), *_mode_notes(view))
     return GroupReport(
         group=view.group or asked.group,
         verdict=verdict,
@@ -149,6 +156,8 @@ def report(asked: GroupAnswers) -> GroupReport:
         cluster=view.cluster,
         log_begin=_log_begin(view),
         log_start_ms=view.log_start_ms,
+        mode=_mode(view),
+        mode_since_ms=view.mode_since_ms,
     )
 
 
@@ -355,6 +364,22 @@ def _retention_notes(
         if answer.protection:
             notes.append(f"{name}: {answer.protection}")
     return notes
+
+
+def _mode(view: pb.GetStatusResponse) -> str:
+    return route_pb2.BrokerGroupMode.Name(view.mode).removeprefix("MODE_").lower()
+
+
+def _mode_notes(view: pb.GetStatusResponse) -> list[str]:
+    """Say that a group is on its way out of the cluster, and what comes next."""
+    if view.mode == route_pb2.MODE_DRAINING:
+        return [
+            f"{view.group} is drained: it takes no new messages. What is left: ledgermq cluster drain {view.group}. "
+            f"Then ledgermq cluster remove-group {view.group}, or take it back: ledgermq cluster undrain {view.group}"
+        ]
+    if view.mode == route_pb2.MODE_REMOVED:
+        return [f"{view.group} was removed from the cluster: no client is sent there. Stop its nodes"]
+    return []
 
 
 def _damage_note(row: NodeRow) -> str:

@@ -1,0 +1,280 @@
+"""`ledgermq cluster add-group|drain|undrain|remove-group`: growing and shrinking a cluster by whole broker groups.
+
+Owns: what is printed, the wait for consumers. Must not: decide (GroupAdmin and the brokers do).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any, Final
+
+import typer
+from rich.markup import escape
+
+from ledgermq.proto import admin_pb2 as pb
+from ledgermq.proto import route_pb2
+
+from .cli_output import (
+    DEFAULT_NAMESERVER,
+    JsonOption,
+    NameserverOption,
+    confirm,
+    out,
+    print_error,
+    print_json,
+    print_table,
+    run,
+)
+from .errors import LedgerMQError
+from .group_admin import AddedGroup, GroupAdmin
+from .lengths_of_time import parse_duration
+
+_POLL_S: Final = 0.5
+_MODES: Final = {
+    route_pb2.MODE_ACTIVE: "active",
+    route_pb2.MODE_DRAINING: "draining",
+    route_pb2.MODE_REMOVED: "removed",
+}
+
+BrokerGroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the broker group.")]
+ReorderingOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-reordering",
+        help="Although messages of ordered topics are not consumed, which later ones may overtake.",
+    ),
+]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until consumers have everything.")]
+TimeoutOption = Annotated[
+    str, typer.Option("--timeout", help="Longest time for --wait, e.g. 30s or 10m.", metavar="TIME")
+]
+
+
+def add_to(cluster: typer.Typer) -> None:
+    """Add the commands to `ledgermq cluster`."""
+    cluster.command("add-group")(add_group)
+    cluster.command("drain")(drain)
+    cluster.command("undrain")(undrain)
+    cluster.command("remove-group")(remove_group)
+
+
+# --- add ----------------------------------------------------------------------------------------------------------
+def add_group(
+    group: BrokerGroupArgument,
+    from_group: Annotated[
+        str, typer.Option("--from-group", help="Take them from this group alone. Default: from all others.")
+    ] = "",
+    topics: Annotated[
+        str, typer.Option("--topics", help="Only these topics, comma-separated. Default: all.")
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")] = False,
+    allow_reordering: ReorderingOption = False,
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    as_json: JsonOption = False,
+) -> int:
+    """Give a new broker group the topics and consumer groups of the others. May be repeated. Exit code 1: conflicts."""
+
+    async def work() -> AddedGroup:
+        async with GroupAdmin(nameserver) as admin:
+            return await admin.add_group(
+                group,
+                source=from_group,
+                topics=[name.strip() for name in topics.split(",") if name.strip()],
+                dry_run=dry_run,
+                allow_reordering=allow_reordering,
+            )
+
+    added = run(work())
+    if as_json:
+        print_json(_added_as_dict(added))
+    else:
+        _print_added(added)
+    return 1 if added.conflicts else 0
+
+
+def _added_as_dict(added: AddedGroup) -> dict[str, Any]:
+    return {
+        "group": added.group,
+        "dry_run": added.dry_run,
+        "draining": added.draining,
+        "topics_created": [info.name for info in added.topics.missing],
+        "topics_existing": added.topics.existing,
+        "consumer_groups_created": [info.name for info in added.consumer_groups.missing],
+        "consumer_groups_existing": added.consumer_groups.existing,
+        "conflicts": added.conflicts,
+    }
+
+
+def _print_added(added: AddedGroup) -> None:
+    verb = "would create" if added.dry_run else "created"
+    for what, found in (("topics", added.topics), ("consumer groups", added.consumer_groups)):
+        names = ", ".join(info.name for info in found.missing) or "none"
+        out.print(escape(f"{added.group}: {verb} {len(found.missing)} {what}: {names}"))
+        if found.existing:
+            out.print(escape(f"    {len(found.existing)} were there already: {', '.join(found.existing)}"))
+    for text in added.conflicts:
+        print_error(f"{text}. Nothing was changed there: delete the one that is wrong, or name --from-group")
+    if added.draining:
+        out.print(
+            f"{added.group} is being drained and takes no messages. Next: ledgermq cluster undrain {added.group}"
+        )
+
+
+# --- drain --------------------------------------------------------------------------------------------------------
+def drain(
+    group: BrokerGroupArgument,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = "10m",
+    undo: Annotated[bool, typer.Option("--undo", help="Take it back, as cluster undrain does.")] = False,
+    allow_reordering: ReorderingOption = False,
+    even_the_last: Annotated[
+        bool, typer.Option("--even-the-last", help="Although no other group takes messages then.")
+    ] = False,
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    as_json: JsonOption = False,
+) -> int:
+    """Let a broker group take no new messages; consumers go on. Exit code 1: not everything was consumed in time."""
+    if undo:
+        undrain(group, allow_reordering, "", nameserver)
+        return 0
+    seconds = parse_duration(timeout)
+
+    async def begin() -> pb.SetBrokerGroupModeResponse:
+        async with GroupAdmin(nameserver) as admin:
+            return await admin.drain(group, allow_reordering=allow_reordering, even_the_last=even_the_last)
+
+    answer = run(begin())
+    if not as_json:
+        out.print(
+            f"{group} takes no new messages{'' if answer.changed else ' (it did not before either)'}. "
+            f"Take it back: ledgermq cluster undrain {group}"
+        )
+    try:
+        left = run(_left(nameserver, group, seconds if wait else 0.0, quiet=as_json))
+    except KeyboardInterrupt:
+        print_error(f"{group} goes on being drained. Take it back: ledgermq cluster undrain {group}")
+        raise
+    waited_for = [row for row in left if row.group]
+    if as_json:
+        print_json(_drain_as_dict(group, answer, left))
+    else:
+        _print_left(group, left, in_time=seconds if wait else None)
+    return 1 if wait and waited_for else 0
+
+
+def _drain_as_dict(
+    group: str, answer: pb.SetBrokerGroupModeResponse, left: list[pb.TopicProgress]
+) -> dict[str, Any]:
+    return {
+        "group": group,
+        "mode": _MODES[answer.mode],
+        "since_ms": answer.since_ms,
+        "changed": answer.changed,
+        "left": [progress_as_dict(group, row) for row in left if row.group],
+        "nobody_consumes": {row.topic: row.behind for row in left if not row.group},
+    }
+
+
+def progress_as_dict(broker_group: str, row: pb.TopicProgress) -> dict[str, Any]:
+    """Return a row of progress for `--json`."""
+    return {
+        "group": row.group, "topic": row.topic, "broker_group": broker_group, "behind": row.behind, "queues": row.queues,
+        "leased": row.leased, "lost": row.lost, "members": row.members,
+    }  # fmt: skip
+
+
+async def _left(nameserver: str, group: str, seconds: float, *, quiet: bool) -> list[pb.TopicProgress]:
+    """Return what is not consumed, as soon as consumers have all that they want, at the latest after so many seconds."""
+    end, told = time.monotonic() + seconds, ""
+    async with GroupAdmin(nameserver) as admin:
+        while True:
+            try:
+                rows = [row for _, row in await admin.progress(broker_group=group) if row.behind]
+            except LedgerMQError as error:
+                if not error.retryable or time.monotonic() >= end:
+                    raise
+                await asyncio.sleep(_POLL_S)
+                continue
+            waiting = [row for row in rows if row.group]
+            if not waiting or time.monotonic() >= end:
+                return rows
+            text = ", ".join(f"{row.group} on {row.topic}: {row.behind:,}" for row in waiting)
+            if text != told and not quiet:
+                told = text
+                out.print(escape(f"waiting for {text}"))
+            await asyncio.sleep(_POLL_S)
+
+
+def _print_left(group: str, left: list[pb.TopicProgress], in_time: float | None) -> None:
+    waiting = [row for row in left if row.group]
+    for row in left:
+        if not row.group:
+            out.print(
+                escape(f'nobody consumes topic "{row.topic}": {row.behind:,} messages are in {group} alone')
+            )
+    if not waiting:
+        out.print(f"consumers have everything. Next: ledgermq cluster remove-group {group}")
+        return
+    print_table(
+        ("CONSUMER GROUP", "TOPIC", "BEHIND>", "LEASED>", "MEMBERS>"),
+        [(row.group, row.topic, row.behind, row.leased, row.members) for row in waiting],
+    )
+    late = "" if in_time is None else f"not everything was consumed within {in_time:g} s; "
+    out.print(f"{late}{group} goes on being drained. Wait: ledgermq cluster drain {group} --wait")
+
+
+def undrain(
+    group: BrokerGroupArgument,
+    allow_reordering: ReorderingOption = False,
+    node: Annotated[
+        str, typer.Option("--node", help="host:port of a node's log port, of a group that was removed.")
+    ] = "",
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+) -> None:
+    """Let a broker group take messages again that was drained, or removed."""
+
+    async def work() -> pb.SetBrokerGroupModeResponse:
+        async with GroupAdmin(nameserver) as admin:
+            return await admin.undrain(group, allow_reordering=allow_reordering, node=node)
+
+    changed = run(work()).changed
+    out.print(f"{group} takes messages{'' if changed else ' (it did before, too)'}")
+
+
+# --- remove -------------------------------------------------------------------------------------------------------
+def remove_group(
+    group: BrokerGroupArgument,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Although it takes messages, or holds some that were not consumed."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask (with --force).")] = False,
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+) -> None:
+    """Take a drained broker group out of the cluster. Its nodes go on without serving clients until they are stopped."""
+    if force:
+        _tell_what_is_lost(nameserver, group)
+        if not yes:
+            confirm(f"Remove {group} nevertheless?")
+
+    async def work() -> pb.SetBrokerGroupModeResponse:
+        async with GroupAdmin(nameserver) as admin:
+            return await admin.remove_group(group, force=force)
+
+    run(work())
+    out.print(
+        f"{group} is removed: no nameserver lists it, and clients leave it. Stop its nodes now; their folders keep all data. "
+        f"Until then it can be taken back: ledgermq cluster undrain {group} --node HOST:8082"
+    )
+
+
+def _tell_what_is_lost(nameserver: str, group: str) -> None:
+    left = run(_left(nameserver, group, 0.0, quiet=True))
+    if not left:
+        out.print(f"{group} holds nothing that was not consumed")
+    for row in left:
+        by = (
+            f'that consumer group "{row.group}" has not consumed' if row.group else "that nobody has consumed"
+        )
+        out.print(escape(f'lost to consumers: {row.behind:,} messages of topic "{row.topic}" {by}'))

@@ -1,0 +1,149 @@
+"""Growing and shrinking a cluster by broker groups, against fake nodes on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from ledgermq.client import GroupAdmin
+from ledgermq.client.errors import RefusedError, UsageError
+from ledgermq.proto import route_pb2 as pb
+from ledgermq.proto.admin_pb2 import ConsumerGroupInfo
+
+from .fakes import FakeCluster, FakeGroup
+from .reading import fill
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+def old_and_new() -> tuple[FakeGroup, FakeGroup]:
+    """A group with two topics, of which one is consumed, and one that has just come."""
+    old, new = FakeGroup("g0", {"orders": 2, "news": 1}), FakeGroup("g1")
+    old.groups["billing"] = ConsumerGroupInfo(name="billing", start_position="latest", max_attempts=5)
+    old.committed["billing", "orders", 0] = 0
+    return old, new
+
+
+def test_a_new_group_gets_topics_and_consumer_groups_which_begin_at_its_first_message() -> None:
+    async def scenario() -> None:
+        old, new = old_and_new()
+        async with FakeCluster(old, new) as cluster, GroupAdmin(cluster.address) as admin:
+            added = await admin.add_group("g1")
+            assert [info.name for info in added.topics.missing] == ["news", "orders"]
+            assert {name: queues for name, (_, queues) in new.topics.items()} == {"orders": 2, "news": 1}
+            assert new.groups["billing"].max_attempts == 5
+            assert new.committed == {("billing", "orders", 0): 0, ("billing", "orders", 1): 0}
+            assert new.modes == [pb.MODE_DRAINING, pb.MODE_ACTIVE], "no message came in between"
+            again = await admin.add_group("g1")
+            assert again.topics.existing == ["news", "orders"]
+            assert again.consumer_groups.existing == ["billing"]
+            assert not (again.topics.missing or again.conflicts)
+            assert len(new.modes) == 2
+
+    run(scenario())
+
+
+def test_a_dry_run_and_conflicts_change_nothing() -> None:
+    async def scenario() -> None:
+        old, new = old_and_new()
+        async with FakeCluster(old, new) as cluster, GroupAdmin(cluster.address) as admin:
+            added = await admin.add_group("g1", dry_run=True)
+            assert len(added.topics.missing) == 2
+            assert (new.topics, new.groups, new.modes) == ({}, {}, [])
+            new.create_topic("orders", 9)
+            added = await admin.add_group("g1")
+            assert added.conflicts == ['topic "orders" differs (g0: 2 queues, normal; g1: 9 queues, normal)']
+            assert {name: queues for name, (_, queues) in new.topics.items()} == {"orders": 9, "news": 1}
+
+    run(scenario())
+
+
+def test_only_some_topics_of_one_group_are_taken() -> None:
+    async def scenario() -> None:
+        old, new = old_and_new()
+        third = FakeGroup("g2", {"orders": 5})
+        async with FakeCluster(old, new, third) as cluster, GroupAdmin(cluster.address) as admin:
+            added = await admin.add_group("g1", source="g0", topics=["orders"])
+            assert not added.conflicts
+            assert new.topics.keys() == {"orders"}
+            with pytest.raises(UsageError, match="no other group has order"):
+                await admin.add_group("g1", topics=["order"])
+            with pytest.raises(UsageError, match="not another group"):
+                await admin.add_group("g1", source="g1")
+            with pytest.raises(UsageError, match="Known: g0, g1, g2"):
+                await admin.add_group("g7")
+
+    run(scenario())
+
+
+def test_a_group_that_is_drained_gets_topics_and_stays_drained() -> None:
+    async def scenario() -> None:
+        old, new = old_and_new()
+        new.mode = pb.MODE_DRAINING
+        async with FakeCluster(old, new) as cluster, GroupAdmin(cluster.address) as admin:
+            assert (await admin.add_group("g1")).draining
+            assert (new.mode, new.modes) == (pb.MODE_DRAINING, [])
+            assert len(new.topics) == 2
+
+    run(scenario())
+
+
+def test_a_group_is_drained_taken_back_and_removed() -> None:
+    async def scenario() -> None:
+        groups = FakeGroup("g0", {"orders": 1}), FakeGroup("g1", {"orders": 1})
+        async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+            with pytest.raises(RefusedError, match="drain it first"):
+                await admin.remove_group("g0")
+            assert (await admin.drain("g0")).changed
+            assert not (await admin.drain("g0")).changed
+            assert (await admin.undrain("g0")).changed
+            await admin.drain("g0")
+            await admin.remove_group("g0")
+            assert [each.name for each in await admin.groups()] == ["g1"]
+            with pytest.raises(UsageError, match="--node HOST:8082"):
+                await admin.undrain("g0")
+            assert (await admin.undrain("g0", node=cluster.node("n1", "g0").address)).changed
+
+    run(scenario())
+
+
+def test_the_last_group_that_takes_messages_is_not_drained_unasked() -> None:
+    async def scenario() -> None:
+        groups = FakeGroup("g0", {"orders": 1}), FakeGroup("g1", {"orders": 1})
+        groups[1].mode = pb.MODE_DRAINING
+        async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+            with pytest.raises(UsageError, match="no other broker group takes messages"):
+                await admin.drain("g0")
+            assert (await admin.drain("g0", even_the_last=True)).changed
+
+    run(scenario())
+
+
+def test_ordered_messages_that_are_not_consumed_anywhere_hold_up_what_would_move_message_groups() -> None:
+    async def scenario() -> None:
+        groups = FakeGroup("g0", {"orders": 1}), FakeGroup("g1", {"orders": 1}), FakeGroup("g2")
+        for group in groups[:2]:
+            group.types["orders"] = pb.FIFO
+        async with FakeCluster(groups[1]) as alone:
+            await fill(alone, [b"first"])
+        groups[1].committed["billing", "orders", 0] = 0
+        async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+            for change in (admin.drain("g0"), admin.add_group("g2")):
+                with pytest.raises(
+                    UsageError, match="ordered topics have messages that are not consumed: orders"
+                ):
+                    await change
+            assert [group.modes for group in groups] == [[], [], []]
+            assert (await admin.drain("g0", allow_reordering=True)).changed
+            with pytest.raises(UsageError, match="--allow-reordering"):
+                await admin.undrain("g0")
+            groups[1].committed["billing", "orders", 0] = 1
+            assert (await admin.undrain("g0")).changed
+            assert not (await admin.add_group("g2")).conflicts
+
+    run(scenario())
