@@ -224,9 +224,17 @@ class PushConsumer:
             return
         logger.info("broker group was removed broker_group=%s", name)
         del self._groups[name]
-        task = asyncio.create_task(_end(group), name=f"ledgermq-end-{name}")
+        task = asyncio.create_task(self._end(group), name=f"ledgermq-end-{name}")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+    async def _end(self, group: QueueGroup) -> None:
+        """Leave a broker group that was removed: store what is finished if somebody still takes it, and keep nothing."""
+        await group.stop_fetching()
+        await group.close()
+        for owned in list(group.queues.values()):
+            group.lose(owned)
+        self._calls.resume(group.group.name, ())  # if it is taken back, nobody has lost contact
 
     def _make(self, group: BrokerGroup, start: str) -> QueueGroup:
         if self._file is not None:
@@ -314,11 +322,3 @@ class PushConsumer:
         if part is None:
             raise TopicNotFoundError(topic)
         return part.group
-
-
-async def _end(group: QueueGroup) -> None:
-    """Leave a broker group that was removed: store what is finished if somebody still takes it, and keep nothing."""
-    await group.stop_fetching()
-    await group.close()
-    for owned in list(group.queues.values()):
-        group.lose(owned)

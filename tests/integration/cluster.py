@@ -5,7 +5,7 @@
         cluster.kill(leader)                 # kill -9
         cluster.wait_leader(other_than=leader)
 
-Verbs: start_all · start · kill · pause · resume · terminate · restart · wait_leader · wait_ready · status · address · log.
+Verbs: start_all · add_group · start · kill · pause · resume · terminate · restart · wait_leader · wait_ready · status · address · log.
 Ports are free ones of 127.0.0.1; data and logs stay in `folder`. Only processes that this object started are signalled.
 """
 
@@ -18,7 +18,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
@@ -93,14 +93,18 @@ class Cluster:
         self.groups = {
             f"g{group}": [f"n{group * nodes + i + 1}" for i in range(nodes)] for group in range(groups)
         }
-        kinds = ("raft", "messaging", "log", "http")
-        options = {"segment-size": "64MiB", "auto-create-topics": "true", **(settings or {})}
+        self._options = {"segment-size": "64MiB", "auto-create-topics": "true", **(settings or {})}
         self.nodes: dict[str, Process] = {}
-        for group, names in self.groups.items():
-            node_ports = {name: {kind: next(ports) for kind in kinds} for name in names}
-            peers = ",".join(f"{name}=127.0.0.1:{node_ports[name]['raft']}" for name in names)
-            for name in names:
-                self.nodes[name] = self._broker(name, node_ports[name], peers, {"group": group, **options})
+        for group in self.groups:
+            self._make_nodes(group, ports)
+
+    def _make_nodes(self, group: str, ports: Iterator[int]) -> None:
+        names, kinds = self.groups[group], ("raft", "messaging", "log", "http")
+        node_ports = {name: {kind: next(ports) for kind in kinds} for name in names}
+        peers = ",".join(f"{name}=127.0.0.1:{node_ports[name]['raft']}" for name in names)
+        for name in names:
+            options = {"group": group, **self._options}
+            self.nodes[name] = self._broker(name, node_ports[name], peers, options)
 
     def _nameserver(self, number: int, port: int) -> Process:
         arguments = ["-m", "ledgermq.nameserver", "--bind", f"127.0.0.1:{port}"]
@@ -142,6 +146,14 @@ class Cluster:
                 process.start()
         for name in self.nodes:
             self.wait_ready(name)
+
+    def add_group(self, nodes: int) -> str:
+        """Start one more broker group beside those that run, and wait until it is ready; return its name."""
+        group, known = f"g{len(self.groups)}", len(self.nodes)
+        self.groups[group] = [f"n{known + i + 1}" for i in range(nodes)]
+        self._make_nodes(group, iter(free_ports(4 * nodes)))
+        self.start_all()
+        return group
 
     def start(self, name: str) -> None:
         """Start a node that does not run; does not wait."""

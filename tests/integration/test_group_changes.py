@@ -1,0 +1,287 @@
+"""A cluster that grows and shrinks by whole broker groups while clients use it: add, drain, failover, remove, take back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from ledgermq.client import (
+    Admin,
+    GroupAdmin,
+    MessageView,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    SimpleConsumer,
+)
+from ledgermq.client.cli import run_cli
+from ledgermq.client.errors import UsageError
+from ledgermq.client.queue_selection import StrictRoundRobin
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.proto import rocketmq_v2_pb2_grpc, route_pb2
+
+from .cluster import Cluster, wait_until
+
+TOPIC = "orders"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    with Cluster(tmp_path, nodes=3) as running:
+        monkeypatch.setenv("LEDGERMQ_NAMESERVER", running.nameserver_addresses[0])
+        monkeypatch.setenv("COLUMNS", "200")
+        yield running
+
+
+def run(coroutine: Coroutine[Any, Any, None], seconds: float = 120) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, seconds))
+
+
+async def command(*arguments: str) -> int:
+    return await asyncio.to_thread(run_cli, list(arguments))
+
+
+async def until(done: Callable[[], bool]) -> None:
+    while not done():  # noqa: ASYNC110 (nothing tells)
+        await asyncio.sleep(0.02)
+
+
+class Load:
+    """Numbered messages, a few at a time, and where each was stored."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self.sent = 0  # numbers below it have been handed to the producer
+        self.groups: dict[int, str] = {}  # by number: the broker group that acknowledged it
+        self._enough = asyncio.Event()
+
+    async def run(self) -> None:
+        while not self._enough.is_set():
+            numbers = range(self.sent, self.sent + 4)
+            self.sent += 4
+            receipts = await asyncio.gather(*(self._producer.send(TOPIC, b"%d" % each) for each in numbers))
+            for number, receipt in zip(numbers, receipts, strict=True):
+                self.groups[number] = receipt.broker_group
+            await asyncio.sleep(0.01)
+
+    def end(self) -> None:
+        self._enough.set()
+
+    async def more(self, count: int) -> None:
+        """Wait until so many more were acknowledged, all of them sent from now on."""
+        last = self.sent + count
+        await until(lambda: last in self.groups)
+
+
+class Consumers:
+    """One of each kind, in consumer groups of their own; what each got, and from which broker groups."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.got: dict[str, set[int]] = defaultdict(set)
+        self.groups: dict[str, set[str]] = defaultdict(set)
+        self.push: PushConsumer
+        self.pull: PullConsumer
+
+    def _take(self, kind: str, message: Any) -> None:
+        self.got[kind].add(int(message.body))
+        self.groups[kind].add(message.queue.broker_group)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async def listener(messages: list[MessageView]) -> None:
+            for message in messages:
+                self._take("push", message)
+
+        async with AsyncExitStack() as stack:
+            enter = stack.enter_async_context
+            self.push = await enter(
+                PushConsumer(self._address, group="push", listener=listener, start="latest")
+            )
+            self.pull = await enter(PullConsumer(self._address, group="pull", start="latest"))
+            simple = await enter(SimpleConsumer(self._address, group="simple"))
+            for consumer in (self.push, self.pull, simple):
+                await consumer.subscribe(TOPIC)
+            await until(lambda: len(self.push.statistics().queues) == 2)
+            tasks = [asyncio.create_task(self._pull()), asyncio.create_task(self._simple(simple))]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pull(self) -> None:
+        while True:
+            for message in await self.pull.poll(timeout_ms=200):
+                self._take("pull", message)
+            await self.pull.commit()
+
+    async def _simple(self, consumer: SimpleConsumer) -> None:
+        while True:
+            messages = await consumer.receive(timeout_ms=500)
+            for message in messages:
+                self._take("simple", message)
+            await asyncio.gather(*(consumer.ack(message) for message in messages))
+
+    async def saw(self, broker_group: str) -> None:
+        kinds = ("push", "pull", "simple")
+        await until(lambda: all(broker_group in self.groups[kind] for kind in kinds))
+
+
+def send_officially(cluster: Cluster, node: str) -> v2.SendMessageResponse:
+    """Send one message as an official client does, to that node."""
+    message = v2.Message(topic=v2.Resource(name=TOPIC), body=b"-1")
+    message.system_properties.message_id = "01AABBCCDDEEFF00112233445566778899"
+    message.system_properties.message_type = v2.NORMAL
+    with grpc.insecure_channel(cluster.address(node, "messaging")) as channel:
+        stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(channel)
+        answer: v2.SendMessageResponse = stub.SendMessage(
+            v2.SendMessageRequest(messages=[message]), timeout=10, metadata=(("x-mq-client-id", "test"),)
+        )
+    return answer
+
+
+def permissions(cluster: Cluster, node: str) -> dict[str, int]:
+    """Return the permission of each broker group's queues, as official clients are told it."""
+    with grpc.insecure_channel(cluster.address(node, "messaging")) as channel:
+        stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(channel)
+        request = v2.QueryRouteRequest(topic=v2.Resource(name=TOPIC))
+        answer = stub.QueryRoute(request, timeout=10, metadata=(("x-mq-client-id", "test"),))
+    return {queue.broker.name.partition(".")[0]: queue.permission for queue in answer.message_queues}
+
+
+def test_a_group_is_added_drained_and_removed_under_load_and_nothing_acknowledged_is_lost(
+    cluster: Cluster,
+) -> None:
+    async def scenario() -> None:
+        address = cluster.nameserver_addresses[0]
+        async with Admin(address) as admin:
+            await admin.create_topic(TOPIC, 2)
+        consumers = Consumers(address)
+        async with (
+            Producer(address, selector=StrictRoundRobin(), timeout_ms=30_000) as producer,
+            GroupAdmin(address) as admin,
+            consumers.running(),
+        ):
+            load = Load(producer)
+            sending = asyncio.create_task(load.run())
+            await load.more(20)
+
+            assert await asyncio.to_thread(cluster.add_group, 1) == "g1"
+            assert await command("cluster", "add-group", "g1") == 0
+            await consumers.saw("g1")  # nobody was started again
+            assert "g1" in load.groups.values()
+
+            await drain_with_a_change_of_leader(cluster, load)
+
+            assert await command("cluster", "drain", "g0", "--wait", "--timeout", "60s") == 0
+            assert [row.behind for _, row in await admin.progress(broker_group="g0")] == [0, 0, 0]
+            assert await command("cluster", "remove-group", "g0") == 0
+            await until(lambda: "g0" not in producer._connections)
+            await until(lambda: "g0" not in consumers.push._groups)
+            await until(lambda: {queue.broker_group for queue in consumers.pull.assignment} == {"g1"})
+            assert [group.name for group in await admin.groups()] == ["g1"]
+            assert await command("cluster", "status") == 0
+            await load.more(20)
+
+            await come_back(cluster, load)
+            await consumers.saw("g0")
+            load.end()
+            await sending
+            await until(lambda: all(len(got) == load.sent for got in consumers.got.values()))
+        assert load.groups.keys() == set(range(load.sent)), "each was acknowledged"
+
+    run(scenario())
+
+
+async def drain_with_a_change_of_leader(cluster: Cluster, load: Load) -> None:
+    """Drain g0, kill its leader: from the answer on it takes nothing, whoever leads, and consumers go on."""
+    assert await command("cluster", "drain", "g0") == 0
+    first_behind = load.sent
+    leader = await asyncio.to_thread(cluster.wait_leader, group="g0")
+    await asyncio.to_thread(cluster.kill, leader)
+    successor = await asyncio.to_thread(cluster.wait_leader, leader, group="g0")
+    await load.more(100)
+    behind = {group for number, group in load.groups.items() if number >= first_behind}
+    assert behind == {"g1"}
+    status = await asyncio.to_thread(cluster.status, successor)
+    assert status is not None
+    assert status.mode == route_pb2.MODE_DRAINING
+    answer = await asyncio.to_thread(send_officially, cluster, successor)
+    assert answer.status.code == v2.FORBIDDEN, answer
+    told = await asyncio.to_thread(permissions, cluster, cluster.groups["g1"][0])
+    assert told == {"g0": v2.READ, "g1": v2.READ_WRITE}
+    await asyncio.to_thread(cluster.restart, leader)
+    status = await asyncio.to_thread(cluster.status, leader)
+    assert status is not None
+    assert status.mode == route_pb2.MODE_DRAINING, "it survives a restart"
+
+
+async def come_back(cluster: Cluster, load: Load) -> None:
+    """Take the removed group back by one of its nodes: clients use it again."""
+    node = cluster.groups["g0"][0]
+    assert await command("cluster", "undrain", "g0", "--node", cluster.address(node)) == 0
+    seen = load.sent
+    await until(lambda: any(group == "g0" for number, group in load.groups.items() if number > seen))
+
+
+def test_what_is_not_consumed_holds_up_a_removal_and_is_named(
+    cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    address = cluster.nameserver_addresses[0]
+    cluster.add_group(1)
+
+    def ledgermq(*arguments: str) -> tuple[int, str]:
+        code = run_cli(list(arguments))
+        printed = capfd.readouterr()
+        return code, printed.out + printed.err
+
+    assert ledgermq("topic", "create", TOPIC, "-q", "1")[0] == 0
+    assert ledgermq("topic", "create", "lonely", "-q", "1")[0] == 0
+
+    async def fill() -> None:
+        async with Producer(address, selector=StrictRoundRobin()) as producer:
+            for topic in (TOPIC, "lonely"):
+                for _ in range(4):
+                    await producer.send(topic, b"x")
+        async with PullConsumer(address, group="billing") as consumer:
+            await consumer.subscribe(TOPIC)
+            await consumer.commit()  # it stands at the beginning
+
+    run(fill())
+    code, text = ledgermq("cluster", "remove-group", "g1")
+    assert (code, "cluster drain g1 --wait" in text) == (1, True)
+    code, text = ledgermq("cluster", "drain", "g1", "--wait", "--timeout", "300ms")
+    assert code == 1
+    assert 'nobody consumes topic "lonely": 2 messages' in text
+    assert "not everything was consumed within 0.3 s; g1 goes on being drained" in text
+    code, text = ledgermq("cluster", "drain", "g1", "--json")
+    assert code == 0
+    found = json.loads(text)
+    assert (found["mode"], found["changed"], found["nobody_consumes"]) == ("draining", False, {"lonely": 2})
+    assert [(row["group"], row["topic"], row["behind"]) for row in found["left"]] == [("billing", TOPIC, 2)]
+    code, text = ledgermq("cluster", "remove-group", "g1")
+    assert code == 1
+    assert f'2 of topic "lonely" by anybody, 2 of topic "{TOPIC}" by group "billing"' in text
+    code, text = ledgermq("cluster", "status")
+    assert "DRAINING" in text
+    code, text = ledgermq("cluster", "remove-group", "g1", "--force", "--yes")
+    assert code == 0
+    assert 'lost to consumers: 2 messages of topic "lonely" that nobody has consumed' in text
+    wait_until(lambda: "g1" not in ledgermq("cluster", "status")[1], "g1 is forgotten")
+    with pytest.raises(UsageError, match="no other broker group takes messages"):
+        run(drain_the_last(address))
+
+
+async def drain_the_last(address: str) -> None:
+    async with GroupAdmin(address) as admin:
+        await admin.drain("g0")
