@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from .context import NodeContext
 from .http import TEXT, Answer
+from .lag_metrics import LagMetrics
 
 
 class Probes:
@@ -67,8 +68,18 @@ class Probes:
                 lambda: retention.protected_bytes,
             ),
         )
+        readings += (
+            (
+                "ledgermq_broker_group_mode",
+                "0 takes messages, 1 is drained, 2 was removed",
+                lambda: context.replica.state.mode,
+            ),
+        )
         for name, text, read in readings:
             metrics.add_reading(name, "gauge", text, read)
+        metrics.registry.register(
+            LagMetrics(lambda: context.replica.state if context.leadership.ready else None)
+        )
 
     def routes(self) -> dict[str, Callable[[], Answer]]:
         """Return the paths."""

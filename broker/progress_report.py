@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .commands import LATEST
-from .consume_queue import ConsumeQueue, QueueKey
+from .consume_queue import ConsumeQueue
 from .consumption import ConsumptionKey
 from .groups import ConsumerGroup
 from .leases import Consumption
@@ -44,14 +44,12 @@ def progress(state: BrokerState, group: str = "", topic: str = "") -> list[Topic
     for each in sorted(state.topics, key=lambda each: each.name):
         if topic not in ("", each.name):
             continue
-        names = {
-            known.name: known
-            for group_id in consumers.get(each.topic_id, ())
-            if (known := state.groups.get(group_id)) is not None
-        }
+        known = [state.groups.get(group_id) for group_id in consumers.get(each.topic_id, ())]
+        names = {one.name: one for one in known if one is not None}
+        queues = state.queues_of(each)
         if not names and not group:
-            found += _untouched(state, each)
-        found += [_of(state, table, names[name], each) for name in sorted(names) if group in ("", name)]
+            found += _untouched(queues, each)
+        found += [_of(table, names[name], queues, each) for name in sorted(names) if group in ("", name)]
     return found
 
 
@@ -60,30 +58,26 @@ def unfinished(rows: list[TopicProgress]) -> list[TopicProgress]:
     return [row for row in rows if row.behind]
 
 
-def _untouched(state: BrokerState, topic: Topic) -> Iterator[TopicProgress]:
-    held = [queue.end - queue.begin for queue in state.queues_of(topic)]
+def _untouched(queues: list[ConsumeQueue], topic: Topic) -> Iterator[TopicProgress]:
+    held = [queue.end - queue.begin for queue in queues]
     if any(held):
         yield TopicProgress("", topic.name, sum(map(bool, held)), sum(held))
 
 
 def _of(
-    state: BrokerState, table: dict[ConsumptionKey, Consumption], group: ConsumerGroup, topic: Topic
+    table: dict[ConsumptionKey, Consumption], group: ConsumerGroup, queues: list[ConsumeQueue], topic: Topic
 ) -> TopicProgress:
-    queues = behind = leased = lost = 0
-    for queue in state.queues_of(topic):
-        left = queue.end - _finished(table, group, queue.key, queue)
-        queues += bool(left)
-        behind += left
-        leased += state.leased_count(group.group_id, *queue.key)
-        lost += state.lost_count(group.group_id, *queue.key)
-    return TopicProgress(group.name, topic.name, queues, behind, leased, lost)
-
-
-def _finished(
-    table: dict[ConsumptionKey, Consumption], group: ConsumerGroup, key: QueueKey, queue: ConsumeQueue
-) -> int:
-    """Everything below it is finished, or was never meant for the group."""
-    known = table.get((group.group_id, *key))
-    if known is not None:
-        return min(max(known.committed, queue.begin), queue.end)
-    return queue.end if group.start == LATEST else queue.begin
+    count = behind = leased = lost = 0
+    group_id, topic_id, untouched_is_done = group.group_id, topic.topic_id, group.start == LATEST
+    for number, queue in enumerate(queues):
+        known = table.get((group_id, topic_id, number))
+        if known is not None:
+            left = queue.end - max(known.committed, queue.begin)
+            leased += known.leased_count
+            lost += known.lost
+        else:
+            left = 0 if untouched_is_done else queue.end - queue.begin
+        if left > 0:
+            count += 1
+            behind += left
+    return TopicProgress(group.name, topic.name, count, behind, leased, lost)

@@ -199,11 +199,15 @@ async def _left(nameserver: str, group: str, seconds: float, *, quiet: bool) -> 
             waiting = [row for row in rows if row.group]
             if not waiting or time.monotonic() >= end:
                 return rows
-            text = ", ".join(f"{row.group} on {row.topic}: {row.behind:,}" for row in waiting)
+            text = _waiting_text(waiting)
             if text != told and not quiet:
                 told = text
                 out.print(escape(f"waiting for {text}"))
             await asyncio.sleep(_POLL_S)
+
+
+def _waiting_text(rows: list[pb.TopicProgress]) -> str:
+    return ", ".join(f"{row.group} on {row.topic}: {row.behind:,}" for row in rows)
 
 
 def _print_left(group: str, left: list[pb.TopicProgress], in_time: float | None) -> None:

@@ -10,6 +10,7 @@ import typer
 from ledgermq.proto import admin_pb2
 
 from .admin import Admin
+from .cli_broker_groups import progress_as_dict
 from .cli_output import (
     DEFAULT_NAMESERVER,
     JsonOption,
@@ -20,6 +21,7 @@ from .cli_output import (
     print_table,
     run,
 )
+from .group_admin import GroupAdmin
 
 #: Numbers that are taken for ms since 1970: from March 1973 to the year 5138. Smaller ones are meant as offsets or
 #: seconds, larger ones as microseconds.
@@ -32,12 +34,13 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
     group = typer.Typer(
         no_args_is_help=True,
-        help="Create, list, describe, reset and delete consumer groups.",
+        help="Create, list, describe, reset and delete consumer groups, and see how far they are.",
         rich_markup_mode=None,
     )
     group.command("create")(create)
     group.command("list")(list_groups)
     group.command("describe")(describe)
+    group.command("lag")(lag)
     group.command("reset")(reset)
     group.command("delete")(delete)
     app.add_typer(group, name="group")
@@ -169,6 +172,99 @@ def _member(broker_group: str, member: admin_pb2.GroupMember) -> dict[str, Any]:
     return {
         "member": member.member_id, "broker_group": broker_group, "queues": member.queues, "topics": list(member.topics),
         "filter": member.filter, "allocation": member.allocation or "sticky", "zone": member.zone, "joined_ms": member.joined_ms,
+    }  # fmt: skip
+
+
+def lag(
+    group: Annotated[
+        str, typer.Argument(metavar="[GROUP]", help="Only this consumer group. Default: all.")
+    ] = "",
+    topic: Annotated[str, typer.Option("--topic", help="Only this topic.")] = "",
+    queues: Annotated[bool, typer.Option("--queues", help="A row for every queue.")] = False,
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how many messages consumer groups have not finished, in every topic and broker group."""
+
+    async def work() -> tuple[list[tuple[str, admin_pb2.TopicProgress]], list[dict[str, Any]]]:
+        async with GroupAdmin(nameserver) as admin:
+            if group:
+                await admin.describe_group(group, topic)  # says so when there is none
+            rows = await admin.progress(group, topic)
+            names = sorted({row.group for _, row in rows if row.group})
+            found = [
+                _queue_as_dict(name, where, each)
+                for name in (names if queues else ())
+                for where, each in (await admin.describe_group(name, topic))[1]
+            ]
+            return rows, found
+
+    rows, found = run(work())
+    if as_json:
+        topics = [progress_as_dict(where, row) for where, row in rows]
+        print_json({"topics": topics, **({"queues": found} if queues else {})})
+    elif queues:
+        _print_queue_lag(found)
+    else:
+        _print_lag(rows)
+
+
+def _print_lag(rows: list[tuple[str, admin_pb2.TopicProgress]]) -> None:
+    if not rows:
+        out.print("nothing is stored, and nothing was consumed")
+        return
+    print_table(
+        ("CONSUMER GROUP", "TOPIC", "GROUP", "BEHIND>", "QUEUES>", "LEASED>", "LOST>", "MEMBERS>"),
+        [
+            (
+                row.group or "(nobody)",
+                row.topic,
+                where,
+                row.behind,
+                row.queues,
+                row.leased,
+                row.lost,
+                row.members,
+            )
+            for where, row in sorted(rows, key=lambda each: (each[1].group, each[1].topic, each[0]))
+        ],
+    )
+
+
+def _print_queue_lag(queues: list[dict[str, Any]]) -> None:
+    columns = (
+        "CONSUMER GROUP",
+        "TOPIC",
+        "GROUP",
+        "QUEUE>",
+        "COMMITTED>",
+        "END>",
+        "BEHIND>",
+        "LEASED>",
+        "LOST>",
+        "OWNER",
+    )
+    names = (
+        "group",
+        "topic",
+        "broker_group",
+        "queue_id",
+        "committed_offset",
+        "end_offset",
+        "behind",
+        "leased",
+        "lost",
+        "owner",
+    )
+    print_table(columns, [[each[name] for name in names] for each in queues])
+
+
+def _queue_as_dict(group: str, broker_group: str, each: admin_pb2.GroupQueueProgress) -> dict[str, Any]:
+    return {
+        "group": group, "topic": each.topic, "broker_group": broker_group, "queue_id": each.queue_id,
+        "committed_offset": each.committed_offset, "end_offset": each.end_offset,
+        "behind": each.end_offset - max(each.committed_offset, each.begin_offset), "leased": each.leased,
+        "lost": each.lost, "owner": each.owner,
     }  # fmt: skip
 
 

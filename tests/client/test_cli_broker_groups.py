@@ -1,0 +1,136 @@
+"""`ledgermq cluster add-group|drain|undrain|remove-group` and `group lag`, against fake groups."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ledgermq.client.cli import run_cli
+from ledgermq.proto import route_pb2 as pb
+from ledgermq.proto.admin_pb2 import ConsumerGroupInfo
+
+from .fakes import FakeCluster, FakeGroup, FakeQueue
+from .served import Served, served
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served[FakeCluster]]:
+    """g0 has two topics: five messages of one, of which billing has finished two, and three that nobody consumes."""
+    monkeypatch.setenv("COLUMNS", "200")
+    old = FakeGroup("g0", {"orders": 1, "lonely": 1})
+    old.groups["billing"] = ConsumerGroupInfo(name="billing", start_position="earliest", max_attempts=5)
+    old.committed["billing", "orders", 0] = 2
+    old.queues[1, 0] = FakeQueue(end=5)
+    old.queues[2, 0] = FakeQueue(end=3)
+    with served(lambda: FakeCluster(old, FakeGroup("g1"))) as running:
+        monkeypatch.setenv("LEDGERMQ_NAMESERVER", running.address)
+        yield running
+
+
+@pytest.fixture
+def ledgermq(cluster: Served[FakeCluster], capsys: pytest.CaptureFixture[str]) -> Any:
+    def command(*arguments: str) -> tuple[int, str, str]:
+        code = run_cli(list(arguments))
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return command
+
+
+def test_a_group_is_filled_and_says_what_it_got_and_what_was_there(ledgermq: Any) -> None:
+    code, out, _ = ledgermq("cluster", "add-group", "g1", "--dry-run")
+    assert code == 0
+    assert "g1: would create 2 topics: lonely, orders" in out
+    code, out, _ = ledgermq("cluster", "add-group", "g1", "--topics", "orders")
+    assert "g1: created 1 topics: orders" in out
+    assert "g1: created 1 consumer groups: billing" in out
+    code, out, _ = ledgermq("cluster", "add-group", "g1", "--json")
+    found = json.loads(out)
+    assert (code, found["topics_created"], found["topics_existing"]) == (0, ["lonely"], ["orders"])
+    assert found["consumer_groups_existing"] == ["billing"]
+
+
+def test_conflicts_are_errors_and_the_exit_code_says_so(ledgermq: Any, cluster: Served[FakeCluster]) -> None:
+    cluster.call(cluster.cluster.groups[1].create_topic, "orders", 7)
+    code, out, err = ledgermq("cluster", "add-group", "g1")
+    assert code == 1
+    assert "created 1 topics: lonely" in out
+    assert (
+        'topic "orders" differs (g0: 1 queues, normal; g1: 7 queues, normal). Nothing was changed there'
+        in err
+    )
+
+
+def test_a_drain_says_what_is_left_and_who_consumes_nothing(ledgermq: Any) -> None:
+    code, out, _ = ledgermq("cluster", "drain", "g0")
+    assert code == 0, "nobody asked to wait"
+    assert "g0 takes no new messages. Take it back: ledgermq cluster undrain g0" in out
+    assert 'nobody consumes topic "lonely": 3 messages are in g0 alone' in out
+    assert ["billing", "orders", "3", "0", "0"] in [line.split() for line in out.splitlines()]
+    code, out, _ = ledgermq("cluster", "drain", "g0", "--wait", "--timeout", "0s")
+    assert code == 1
+    assert "(it did not before either)" in out
+    code, out, _ = ledgermq("cluster", "drain", "g0", "--undo")
+    assert (code, out) == (0, "g0 takes messages\n")
+    assert ledgermq("cluster", "undrain", "g0")[1] == "g0 takes messages (it did before, too)\n"
+
+
+def test_a_drain_that_waits_ends_when_consumers_have_everything(
+    ledgermq: Any, cluster: Served[FakeCluster]
+) -> None:
+    group = cluster.cluster.groups[0]
+    group.committed["billing", "orders", 0] = 5
+    code, out, _ = ledgermq("cluster", "drain", "g0", "--wait")
+    assert code == 0
+    assert "consumers have everything. Next: ledgermq cluster remove-group g0" in out
+
+
+def test_an_interrupted_wait_says_that_the_group_goes_on_being_drained(
+    ledgermq: Any, cluster: Served[FakeCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ledgermq.client.cli_broker_groups._waiting_text", interrupt)
+    code, _, err = ledgermq("cluster", "drain", "g0", "--wait")
+    assert code == 130
+    assert "g0 goes on being drained. Take it back: ledgermq cluster undrain g0" in err
+    assert cluster.cluster.groups[0].mode == pb.MODE_DRAINING
+
+
+def test_a_removal_is_refused_before_a_drain_and_by_force_names_what_is_lost(
+    ledgermq: Any, cluster: Served[FakeCluster]
+) -> None:
+    code, _, err = ledgermq("cluster", "remove-group", "g0")
+    assert (code, "drain it first" in err) == (1, True)
+    code, out, _ = ledgermq("cluster", "remove-group", "g0", "--force", "--yes")
+    assert code == 0
+    assert 'lost to consumers: 3 messages of topic "lonely" that nobody has consumed' in out
+    assert (
+        'lost to consumers: 3 messages of topic "orders" that consumer group "billing" has not consumed'
+        in out
+    )
+    assert "ledgermq cluster undrain g0 --node HOST:8082" in out
+    node = cluster.cluster.node("n1", "g0").address
+    assert ledgermq("cluster", "undrain", "g0", "--node", node)[:2] == (0, "g0 takes messages\n")
+
+
+def test_lag_is_shown_for_every_consumer_group_topic_and_broker_group(ledgermq: Any) -> None:
+    code, out, _ = ledgermq("group", "lag")
+    assert code == 0
+    assert [line.split() for line in out.splitlines()] == [
+        ["CONSUMER", "GROUP", "TOPIC", "GROUP", "BEHIND", "QUEUES", "LEASED", "LOST", "MEMBERS"],
+        ["(nobody)", "lonely", "g0", "3", "0", "0", "0", "0"],
+        ["billing", "orders", "g0", "3", "0", "0", "0", "0"],
+    ]
+    rows = json.loads(ledgermq("group", "lag", "billing", "--queues", "--json")[1])
+    assert [(row["group"], row["behind"]) for row in rows["topics"]] == [("billing", 3)]
+    assert [(row["queue_id"], row["committed_offset"], row["behind"]) for row in rows["queues"]] == [
+        (0, 2, 3)
+    ]
+    assert len(ledgermq("group", "lag", "--queues")[1].splitlines()) == 2
+    code, _, err = ledgermq("group", "lag", "billin")
+    assert (code, 'Did you mean "billing"?' in err) == (1, True)
