@@ -243,6 +243,31 @@ def test_sends_go_on_through_the_other_group_when_one_is_gone(cluster: Cluster, 
     assert "GROUP g0   NO ANSWER" in text
 
 
+def test_with_a_dead_group_every_message_is_stored_elsewhere_within_3_s_and_the_group_is_used_when_it_is_back(
+    cluster: Cluster,
+) -> None:
+    """The deadline of a message is 3 s, so one that takes longer fails the batch."""
+
+    async def scenario() -> None:
+        address = cluster.nameserver_addresses[0]
+        async with Admin(address) as admin:
+            await admin.create_topic("comes-back", 2)
+        async with Producer(address, selector=StrictRoundRobin(), timeout_ms=3_000) as producer:
+            send = Sender(producer, "comes-back")
+            assert {each.broker_group for each in await send(20)} == {"g0", "g1"}
+            for node in cluster.groups["g0"]:
+                await asyncio.to_thread(cluster.kill, node)
+            await send.disconnected("g0")
+            for _ in range(20):
+                assert {each.broker_group for each in await send(10)} == {"g1"}
+            starting = asyncio.create_task(asyncio.to_thread(cluster.start_all))
+            while "g0" not in {each.broker_group for each in await send(10)}:
+                pass
+            await starting
+
+    run(scenario())
+
+
 def test_a_pull_consumer_reads_what_lives_at_once_and_the_dead_group_when_it_is_back(
     cluster: Cluster,
 ) -> None:
