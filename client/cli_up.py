@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from .cli_cluster import collect
+from .cli_cluster import collect, known_nodes
 from .cli_output import DEFAULT_NAMESERVER, out, run
 from .errors import UsageError
 from .local_cluster import LocalCluster, require_server
@@ -57,10 +57,20 @@ def up(
         str,
         typer.Option("--rejoin", metavar="NODE", help="Let this node come back with an empty data folder."),
     ] = "",
+    join: Annotated[
+        str,
+        typer.Option(
+            "--join",
+            metavar="HOST:PORT",
+            help="Start only brokers, as further groups of the cluster with this nameserver.",
+        ),
+    ] = "",
 ) -> None:
     """Start a whole cluster on this machine: a nameserver and three brokers per group. Ctrl-C stops it; the data stay."""
     _check(nodes, data, groups)
     cluster = LocalCluster(data.resolve())
+    if join:
+        cluster.joins = (join, *run(_known_by(join)))
     with signals_as_interrupt():
         try:
             plan = cluster.prepare(nodes, groups)
@@ -68,7 +78,8 @@ def up(
                 raise UsageError(
                     f'there is no node "{rejoin}" in {data}', f"The nodes are {', '.join(plan.nodes)}"
                 )
-            out.print(f"starting a nameserver and {_brokers(plan)}, data in {escape(str(data))} ...")
+            what = "" if plan.joins else "a nameserver and "
+            out.print(f"starting {what}{_brokers(plan)}, data in {escape(str(data))} ...")
             cluster.start(rejoin=rejoin, on_ready=lambda name: out.print(f"  {name} is ready"))
             run(_until_healthy(plan.nameserver))
             _print_cluster(cluster, plan)
@@ -119,6 +130,12 @@ def _check(nodes: int | None, data: Path, groups: int | None) -> None:
         )
 
 
+async def _known_by(nameserver: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the groups and nodes of a cluster. Raises: LedgerMQError."""
+    known = await known_nodes(nameserver, [])
+    return frozenset(each.group for each in known), frozenset(each.node_id for each in known)
+
+
 async def _until_healthy(nameserver: str) -> None:
     """Wait a moment until the leader hears all and the nameserver knows all, so that what comes next just works."""
     end = time.monotonic() + _HEALTHY_SECONDS
@@ -156,8 +173,13 @@ def _print_cluster(cluster: LocalCluster, plan: LocalPlan) -> None:
     if cluster.added:
         out.print(
             f"\nNew: {', '.join(cluster.added)}. Topics that were there before have no queues in it yet; "
-            "one gets them by: ledgermq topic create TOPIC --if-not-exists"
+            f"it gets them by: ledgermq cluster add-group {cluster.added[0]}"
         )
+    if plan.joins:
+        out.print(f"\nPart of the cluster at {plan.joins}. It gets the topics of the others by:")
+        for group in plan.groups:
+            out.print(f"  ledgermq cluster add-group {group}")
+        out.print(f"Before it goes for good: ledgermq cluster drain {next(iter(plan.groups))} --wait")
     out.print("\nNext, in another terminal:")
     if plan.nameserver != DEFAULT_NAMESERVER:
         out.print(f"  export LEDGERMQ_NAMESERVER={plan.nameserver}")

@@ -1,4 +1,5 @@
-"""A whole cluster on this machine: one nameserver and the nodes of its broker groups, as processes, with data in a folder.
+"""A whole cluster on this machine: one nameserver and the nodes of its broker groups, as processes, with data in a folder; or
+only further groups of a cluster that runs already.
 
 Owns: the folder's lock, the flags of every process, the order of start and stop. What the cluster consists of is in
 `local_plan`. Must not: print. `ledgermq up` and `ledgermq demo` do.
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import LedgerMQError, MissingExtraError, UsageError
-from .local_plan import LocalPlan, more_groups, new_plan, read_plan, with_free_ports
+from .local_plan import LocalPlan, joining_plan, more_groups, new_plan, read_plan, with_free_ports
 from .local_ports import NodePorts, PortReservations
 from .local_processes import ServerProcess, stop_all
 
@@ -35,6 +36,8 @@ class LocalCluster:
         self.plan: LocalPlan | None = None
         self.nameserver: ServerProcess | None = None
         self.nodes: dict[str, ServerProcess] = {}
+        #: Of the cluster that a new folder joins: its nameserver, and the groups and nodes that this knows.
+        self.joins: tuple[str, frozenset[str], frozenset[str]] | None = None
         self.added: tuple[str, ...] = ()  # groups that a folder got in addition
         self._lock: IO[str] | None = None
         self._reserved = PortReservations()
@@ -56,12 +59,15 @@ class LocalCluster:
         self._take_lock()
         path = self.folder / "cluster.json"
         known = read_plan(path)
-        if known is None:
+        if known is None and self.joins is not None:
+            self.plan = joining_plan(*self.joins, wanted or default, self._reserved, groups or 1)
+        elif known is None:
             self.plan = new_plan(
                 wanted or default, self._reserved, groups or 1, free_ports_only=free_ports_only
             )
         else:
             self._check_shape(known, wanted, groups)
+            self._check_cluster(known, groups)
             self.plan = more_groups(with_free_ports(known, self._reserved), self._reserved, groups)
             self.added = tuple(name for name in self.plan.groups if name not in known.groups)
         if self.plan != known:
@@ -88,13 +94,31 @@ class LocalCluster:
                 as_it_is,
             )
 
+    def _check_cluster(self, known: LocalPlan, groups: int | None) -> None:
+        """Refuse to let the groups of a folder change their cluster, or a joined folder get more. Raises: UsageError."""
+        if self.joins is not None and self.joins[0] != known.joins:
+            whose = f"the cluster at {known.joins}" if known.joins else "a cluster of their own"
+            raise UsageError(
+                f"the groups in {self.folder} belong to {whose}, not to that at {self.joins[0]}",
+                "Nothing was changed",
+                "Use another folder: ledgermq up --data OTHER --join HOST:PORT",
+            )
+        if known.joins and groups is not None and groups > len(known.groups):
+            raise UsageError(
+                f"{self.folder} holds {', '.join(known.groups)} of the cluster at {known.joins}; a joined folder gets no more",
+                "Nothing was changed",
+                f"Start them in another folder: ledgermq up --data OTHER --join {known.joins}",
+            )
+
     def start(self, *, rejoin: str = "", on_ready: Callable[[str], None] = lambda name: None) -> None:
         """Start all; return when every node is ready. `on_ready(name)` is called for each. Raises: ProcessEndedError."""
-        assert self.nameserver is not None, "prepare() comes first"
-        self.nameserver.start()
+        assert self.plan is not None, "prepare() comes first"
+        if self.nameserver is not None:
+            self.nameserver.start()
         for name, process in self.nodes.items():
             process.start(*(["--rejoin"] if name == rejoin else []))
-        self.nameserver.require_running()
+        if self.nameserver is not None:
+            self.nameserver.require_running()
         for name in self.nodes:
             self.wait_ready(name)
             on_ready(name)
@@ -180,8 +204,9 @@ class LocalCluster:
 
     def _make_processes(self, plan: LocalPlan) -> None:
         logs = self.folder / "logs"
-        arguments = ["-m", "ledgermq.nameserver", "--bind", plan.nameserver]
-        self.nameserver = ServerProcess("nameserver", arguments, logs / "nameserver.log")
+        if not plan.joins:
+            arguments = ["-m", "ledgermq.nameserver", "--bind", plan.nameserver]
+            self.nameserver = ServerProcess("nameserver", arguments, logs / "nameserver.log")
         for group, nodes in plan.groups.items():
             for name, ports in nodes.items():
                 flags = broker_flags(group, name, ports, plan, self.folder / name)

@@ -3,13 +3,14 @@
 Owns: the file's formats, names of groups and nodes, the choice of ports. Must not: start anything, lock the folder.
 Groups are g0, g1, ...; their nodes are numbered through (g0: n1 n2 n3, g1: n4 n5 n6), so a node's name says which one is
 meant in the whole cluster, and its data are in the folder of that name. A folder with one group is written in format 1,
-which versions before several groups read as well.
+which versions before several groups read as well. A folder whose groups belong to the cluster of another one (format 3) has
+no nameserver of its own, and goes on with the numbers of that cluster.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,8 @@ from .errors import UsageError
 from .local_ports import NodePorts, PortReservations
 
 _ONE_GROUP: Final = 1
-_FORMAT: Final = 2
+_SEVERAL_GROUPS: Final = 2
+_FORMAT: Final = 3  # joined to another cluster
 
 Groups = dict[str, dict[str, NodePorts]]
 
@@ -28,14 +30,15 @@ Groups = dict[str, dict[str, NodePorts]]
 class LocalPlan:
     """Invariant: every group has the same number of nodes; no two nodes have the same name or a port in common."""
 
-    nameserver_port: int
+    nameserver_port: int  # 0 when it joins another cluster
     groups: Groups
     segment_size: str = "64MiB"
     queues_per_topic: int = 4
+    joins: str = ""  # host:port of the nameserver of the cluster that these groups belong to, "" = its own
 
     @property
     def nameserver(self) -> str:
-        return f"127.0.0.1:{self.nameserver_port}"
+        return self.joins or f"127.0.0.1:{self.nameserver_port}"
 
     @property
     def nodes(self) -> dict[str, NodePorts]:
@@ -56,10 +59,12 @@ class LocalPlan:
             "segment_size": self.segment_size,
             "queues_per_topic": self.queues_per_topic,
         }
-        if len(groups) == 1:
+        if self.joins:
+            content = {"format": _FORMAT, **content, "joins": self.joins, "groups": groups}
+        elif len(groups) == 1:
             content = {"format": _ONE_GROUP, **content, "nodes": groups["g0"]}
         else:
-            content = {"format": _FORMAT, **content, "groups": groups}
+            content = {"format": _SEVERAL_GROUPS, **content, "groups": groups}
         return json.dumps(content, indent=2) + "\n"
 
 
@@ -70,7 +75,7 @@ def read_plan(path: Path) -> LocalPlan | None:
     try:
         found = json.loads(path.read_text())
         version = found["format"]
-        if version in (_ONE_GROUP, _FORMAT):
+        if version in (_ONE_GROUP, _SEVERAL_GROUPS, _FORMAT):
             return _plan_of(found)
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         raise UsageError(
@@ -93,7 +98,11 @@ def _plan_of(found: dict[str, Any]) -> LocalPlan:
     if not groups or len({len(nodes) for nodes in groups.values()}) > 1 or not all(groups.values()):
         raise ValueError("its groups have no nodes, or not the same number of them")
     return LocalPlan(
-        found["nameserver_port"], groups, found["segment_size"], found.get("queues_per_topic", 4)
+        found["nameserver_port"],
+        groups,
+        found["segment_size"],
+        found.get("queues_per_topic", 4),
+        found["joins"] if found["format"] == _FORMAT else "",
     )
 
 
@@ -114,6 +123,30 @@ def new_plan(
     return LocalPlan(local_ports.nameserver_port(reserved.take), numbered, segment_size)
 
 
+def joining_plan(
+    joins: str,
+    known_groups: Collection[str],
+    known_nodes: Collection[str],
+    nodes: int,
+    reserved: PortReservations,
+    groups: int = 1,
+) -> LocalPlan:
+    """Reserve ports for further groups of the cluster whose nameserver is at `joins`, named behind those that it knows."""
+    first_group = 1 + max(
+        (number for name in known_groups if (number := _number(name, "g")) >= 0), default=-1
+    )
+    first_node = 1 + max((number for name in known_nodes if (number := _number(name, "n")) >= 0), default=0)
+    ports = local_ports.node_ports(reserved.take)
+    numbered = _numbered(groups, nodes, ports, first_group=first_group, first_node=first_node)
+    return LocalPlan(0, numbered, joins=joins)
+
+
+def _number(name: str, prefix: str) -> int:
+    """Return the number of a group or node that is named as here, -1 of others."""
+    digits = name.removeprefix(prefix)
+    return int(digits) if name.startswith(prefix) and digits.isascii() and digits.isdecimal() else -1
+
+
 def more_groups(plan: LocalPlan, reserved: PortReservations, groups: int | None) -> LocalPlan:
     """Add groups, of as many nodes as the others have, until there are so many; their ports are reserved."""
     known = len(plan.groups)
@@ -127,7 +160,7 @@ def with_free_ports(plan: LocalPlan, reserved: PortReservations) -> LocalPlan:
     """Keep every port that is free; give a node whose ports are taken the next free set."""
     kept = {name: all(reserved.take(port) for port in ports.all()) for name, ports in plan.nodes.items()}
     nameserver = plan.nameserver_port
-    if not reserved.take(nameserver):
+    if not plan.joins and not reserved.take(nameserver):
         nameserver = local_ports.nameserver_port(reserved.take)
     taken = {port for ports in plan.nodes.values() for port in ports.all()}
     fresh = (ports for ports in local_ports.node_ports(reserved.take) if not taken & set(ports.all()))
@@ -138,12 +171,22 @@ def with_free_ports(plan: LocalPlan, reserved: PortReservations) -> LocalPlan:
     return replace(plan, nameserver_port=nameserver, groups=groups)
 
 
-def _numbered(groups: int, nodes: int, ports: Iterator[NodePorts], *, first_group: int = 0) -> Groups:
+def _numbered(
+    groups: int,
+    nodes: int,
+    ports: Iterator[NodePorts],
+    *,
+    first_group: int = 0,
+    first_node: int | None = None,
+) -> Groups:
     """Name the groups and number their nodes through. Raises: UsageError, when there are not enough ports."""
+    first = 1 + first_group * nodes if first_node is None else first_node
     try:
         return {
-            f"g{group}": {f"n{group * nodes + number}": _next(ports) for number in range(1, nodes + 1)}
-            for group in range(first_group, first_group + groups)
+            f"g{first_group + group}": {
+                f"n{first + group * nodes + each}": _next(ports) for each in range(nodes)
+            }
+            for group in range(groups)
         }
     except LookupError:
         raise UsageError(

@@ -43,9 +43,9 @@ def test_a_plan_survives_the_file(tmp_path: Path) -> None:
 def test_a_plan_of_a_newer_format_is_refused_with_both_versions(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     path.write_text(
-        LocalPlan(9876, {"g0": {"n1": NodePorts()}}).to_json().replace('"format": 1', '"format": 3')
+        LocalPlan(9876, {"g0": {"n1": NodePorts()}}).to_json().replace('"format": 1', '"format": 9')
     )
-    with pytest.raises(UsageError, match=r"format 3; this version of LedgerMQ knows 1 to 2"):
+    with pytest.raises(UsageError, match=r"format 9; this version of LedgerMQ knows 1 to 3"):
         read_plan(path)
 
 
@@ -114,6 +114,46 @@ def test_a_folder_is_not_started_with_fewer_groups_than_it_has(tmp_path: Path) -
         second.prepare(None, 1)
     second.stop()
     assert read_plan(tmp_path / "cluster.json") == plan
+
+
+def test_a_folder_that_joins_a_cluster_goes_on_with_its_names_and_has_no_nameserver(tmp_path: Path) -> None:
+    known = ("127.0.0.1:9999", frozenset({"g0", "g3", "east"}), frozenset({"n1", "n12", "left"}))
+    first = LocalCluster(tmp_path)
+    first.joins = known
+    plan = first.prepare(3, 2)
+    assert {group: list(nodes) for group, nodes in plan.groups.items()} == {
+        "g4": ["n13", "n14", "n15"],
+        "g5": ["n16", "n17", "n18"],
+    }
+    assert first.nameserver is None
+    assert all("127.0.0.1:9999" in process.arguments for process in first.nodes.values())
+    first.stop()
+    assert read_plan(tmp_path / "cluster.json") == plan
+    again = LocalCluster(tmp_path)
+    assert again.prepare(None).groups == plan.groups, "the nameserver is kept in the folder"
+    again.stop()
+
+
+def test_the_groups_of_a_folder_stay_in_their_cluster(tmp_path: Path) -> None:
+    own, joined = LocalCluster(tmp_path / "own"), LocalCluster(tmp_path / "joined")
+    own.prepare(1, free_ports_only=True)
+    own.stop()
+    joined.joins = ("127.0.0.1:9999", frozenset({"g0"}), frozenset({"n1"}))
+    joined.prepare(1)
+    joined.stop()
+    for folder, groups, text in (
+        ("own", None, "belong to a cluster of their own"),
+        ("joined", None, "belong to the cluster at 127.0.0.1:9999"),
+    ):
+        other = LocalCluster(tmp_path / folder)
+        other.joins = ("127.0.0.1:7777", frozenset(), frozenset())
+        with pytest.raises(UsageError, match=f"{text}.*Nothing was changed"):
+            other.prepare(None, groups)
+        other.stop()
+    more = LocalCluster(tmp_path / "joined")
+    with pytest.raises(UsageError, match=r"a joined folder gets no more.*--join 127\.0\.0\.1:9999"):
+        more.prepare(None, 2)
+    more.stop()
 
 
 def test_nodes_are_told_the_voters_of_their_own_group_only(tmp_path: Path) -> None:

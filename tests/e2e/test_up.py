@@ -73,6 +73,25 @@ def test_messages_survive_a_killed_node_and_a_restart(tmp_path: Path) -> None:
         assert "one" in got.stdout and "two" in got.stdout
 
 
+def test_a_second_folder_joins_a_cluster_that_runs_and_leaves_it(tmp_path: Path) -> None:
+    def ledgermq(*arguments: str) -> str:
+        done = run([*arguments, "-n", nameserver])
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    with up(tmp_path / "data", "--nodes", "1") as (nameserver, _):
+        ledgermq("send", "orders", "one")
+        with up(tmp_path / "more", "--nodes", "1", "--join", nameserver) as (_, output):
+            assert "ledgermq cluster add-group g1" in output.read_text()
+            assert "created 1 topics: orders" in ledgermq("cluster", "add-group", "g1")
+            described = json.loads(ledgermq("topic", "describe", "orders", "--json"))
+            assert {each["broker_group"] for each in described["offsets"]} == {"g0", "g1"}
+            ledgermq("cluster", "drain", "g1", "--wait")
+            ledgermq("cluster", "remove-group", "g1")
+            ledgermq("cluster", "status", "--wait", "30s")
+        assert "GROUP g1" not in ledgermq("cluster", "status")
+
+
 def test_leadership_is_handed_over_on_request(tmp_path: Path) -> None:
     with up(tmp_path / "data") as (nameserver, _):
         leader = run(["cluster", "leader", "-q", "-n", nameserver]).stdout.strip()
