@@ -24,7 +24,8 @@ from .group_admin import GroupAdmin
 from .message import LeasedMessage, Message, MessageQueue, MessageView, SendReceipt
 from .message_query import FoundMessages
 from .owned_queue import QueueLimits
-from .producer import Producer, ProducerStatistics
+from .producer import Producer
+from .producer_statistics import GroupStatistics, ProducerStatistics
 from .pull_consumer import PullConsumer
 from .push_consumer import PushConsumer
 from .push_options import PushOptions, RetryLater
@@ -37,6 +38,7 @@ __all__ = [
     "Admin",
     "FoundMessages",
     "GroupAdmin",
+    "GroupStatistics",
     "LeasedMessage",
     "LedgerMQError",
     "Message",

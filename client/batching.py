@@ -204,6 +204,12 @@ class SendWindow:
         return not any(lane.waiting or lane.unacked for lane in self._all_lanes())
 
     @property
+    def open_messages(self) -> int:
+        """Messages that are not decided."""
+        lanes = self._all_lanes()
+        return sum(section.count for lane in lanes for section in (*lane.waiting, *lane.unacked))
+
+    @property
     def wants_to_send(self) -> bool:
         """Something could be cut if the limits allow it."""
         return bool(self._ready)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -47,6 +48,16 @@ def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+@dataclass(slots=True)
+class GroupCounts:
+    """Messages; see GroupStatistics."""
+
+    stored: int = 0
+    repeated: int = 0
+    failed: int = 0
+    moved: int = 0
+
+
 class GroupConnection:
     """Drives one `SendWindow`. `add` to the window, then call `wake`."""
 
@@ -63,6 +74,7 @@ class GroupConnection:
         self.group = group
         self.window = window
         self.calls = calls
+        self.counts = GroupCounts()  # kept by the producer
         self.last_error = ""  # why the last stream broke, for people
         self._channels = channels
         self._on_outcome = on_outcome

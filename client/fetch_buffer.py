@@ -71,6 +71,7 @@ class FetchBuffer(Intake[AssignedQueue]):
         return min(FETCH_BYTES, self._max_bytes)
 
     def _take(self, assigned: AssignedQueue, found: log_pb2.FetchedQueue) -> None:
+        assigned.end_offset = max(assigned.end_offset, found.end_offset)
         for section in found.sections:
             records = open_section(assigned.queue, section, assigned.fetch_offset)
             if records is None:

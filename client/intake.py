@@ -34,6 +34,7 @@ class AssignedQueue:
     fetch_offset: int  # next offset to ask for
     generation: int = 0  # changes when it is moved: answers to older questions are dropped
     parked: bool = False  # it was refused, and is asked for again later
+    end_offset: int = 0  # of the queue, when it was last heard of
 
     @property
     def key(self) -> tuple[int, int]:

@@ -76,7 +76,6 @@ class OwnedQueue(AssignedQueue):
     budget: ByteBudget
     tags: np.ndarray | None = None  # hashes of the tags that pass; None: all
     committed: int = -1  # the last offset that is known to be stored
-    end_offset: int = 0  # of the queue, when it was last heard of
     stage: Stage = Stage.ACTIVE
     unfinished: int = 0  # messages: fetched and not finished
     bytes: int = 0  # of the sections with unfinished messages

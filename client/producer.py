@@ -16,7 +16,7 @@ import secrets
 import socket
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from ledgermq.proto.record import MAX_BODY_SIZE
 
@@ -36,6 +36,7 @@ from .latency_fault import SEED_TABLE, CallTimes, LatencyFaultTable, LatencyTabl
 from .message import Message, MessageQueue, SendReceipt
 from .one_way import OneWay
 from .outbox import Outbox
+from .producer_statistics import GroupStatistics, ProducerStatistics, statistics_of
 from .queue_selection import CustomChoice, QueueSelector, StickyRoundRobin, selector_of
 from .routes import Routes
 from .send_trace import trace_section
@@ -51,19 +52,6 @@ SEND_TIMEOUT_MS: Final = 10_000
 #: Bytes of messages that may wait for their acknowledgement.
 MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
 _CHECK_S: Final = 0.1
-
-
-class ProducerStatistics(NamedTuple):
-    """Messages since the start, of those that were taken. `stored` and `failed` count the one-way ones, too; some of what
-    failed may be stored.
-    """
-
-    group: str
-    stored: int
-    failed: int
-    one_way_stored: int
-    one_way_failed: int
-    one_way_dropped: int
 
 
 class Producer:
@@ -271,6 +259,11 @@ class Producer:
             self.group, self._stored, failed, one_way.stored, one_way.failed, one_way.dropped
         )
 
+    def group_statistics(self) -> dict[str, GroupStatistics]:
+        """Return what this producer has done in each broker group that it sends to, and how it sees it now."""
+        now = now_ms()
+        return {name: statistics_of(each, now) for name, each in sorted(self._connections.items())}
+
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("producer")
@@ -439,7 +432,7 @@ class Producer:
 
     def _on_outcome(self, connection: GroupConnection, outcome: Outcome) -> None:
         for delivered in outcome.delivered:
-            self._deliver(delivered)
+            self._deliver(delivered, connection)
         for failed in outcome.failed:
             self._fail(failed, connection)
         if outcome.pause_ms or outcome.try_other_group:
@@ -454,9 +447,11 @@ class Producer:
         if outcome.try_other_group:
             self._move_sections(connection)
 
-    def _deliver(self, delivered: Delivered) -> None:
+    def _deliver(self, delivered: Delivered, connection: GroupConnection) -> None:
         section, offset = delivered.section, delivered.base_offset
         self._stored += section.count
+        connection.counts.stored += section.count
+        connection.counts.repeated += section.count * delivered.duplicate
         for ticket in section.tickets:
             offset += ticket.deliver(section.lane.queue, offset, delivered.duplicate)
         if self._tracer is not None:
@@ -467,6 +462,7 @@ class Producer:
     def _fail(self, failed: Failed, connection: GroupConnection) -> None:
         section = failed.section
         self._failed += section.count
+        connection.counts.failed += section.count
 
         def error() -> Exception:
             if failed.refusal is not None:
@@ -491,6 +487,7 @@ class Producer:
         for section in source.window.release():
             choices = targets.get(section.lane.queue.topic)
             lane, target = choices[secrets.randbelow(len(choices))] if choices else (section.lane, source)
+            source.counts.moved += section.count * (target is not source)
             target.window.adopt(section, lane)
             target.wake()
 

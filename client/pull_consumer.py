@@ -23,6 +23,7 @@ from ledgermq.proto import log_pb2 as pb
 
 from .channels import Channels
 from .consume_trace import consume_trace
+from .consumer_statistics import PullStatistics
 from .encoding import check_count, check_name
 from .errors import ClosedError, RefusedError, UsageError
 from .fetch_buffer import MAX_BUFFER_BYTES, check_offset
@@ -104,6 +105,17 @@ class PullConsumer:
     def deleted_count(self) -> int:
         """Messages that retention deleted before they were read."""
         return self._reader.deleted_count
+
+    def statistics(self) -> PullStatistics:
+        """Return figures of this moment. Asks nobody: ends and lag are those of the last answers, see `lag`."""
+        reader = self._reader
+        return PullStatistics(
+            reader.delivered_count,
+            reader.deleted_count,
+            reader.statistics,
+            self._wanted.missing,
+            reader.sources,
+        )
 
     # --- queues -----------------------------------------------------------------------------------------------
 

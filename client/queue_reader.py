@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from .channels import Channels
+from .consumer_statistics import PulledQueue
 from .errors import LedgerMQError, MessagesDeletedError, UsageError, error_of
 from .fetch_buffer import MAX_BUFFER_BYTES, FetchBuffer
 from .group_fetcher import REFUSED_PAUSE_S, GroupFetcher
@@ -44,6 +45,7 @@ class QueueReader:
                 f"when_deleted is {when_deleted!r}", "", 'It must be "earliest", "latest" or "raise"'
             )
         self.channels = channels
+        self.delivered_count = 0  # messages that were handed out
         #: Messages that retention deleted before they were read.
         self.deleted_count = 0
         self.when_deleted = when_deleted
@@ -81,6 +83,15 @@ class QueueReader:
     def positions(self) -> dict[MessageQueue, int]:
         """The offset of the next message of each queue that will be handed out."""
         return {queue: assigned.position for queue, assigned in self._assigned.items()}
+
+    @property
+    def statistics(self) -> tuple[PulledQueue, ...]:
+        """The figures of every queue that is read, by queue."""
+        found = []
+        for queue, each in sorted(self._assigned.items()):
+            end, paused = max(each.end_offset, each.fetch_offset), queue in self._paused
+            found.append(PulledQueue(queue, each.position, end, each.fetch_offset - each.position, paused))
+        return tuple(found)
 
     def __contains__(self, queue: MessageQueue) -> bool:
         return queue in self._assigned
@@ -172,6 +183,7 @@ class QueueReader:
             fetcher = fetchers[(self._turn + step) % len(fetchers)]
             had_room = fetcher.buffer.has_room
             if messages := fetcher.buffer.take(max_messages):
+                self.delivered_count += len(messages)
                 if not had_room and fetcher.buffer.has_room:
                     fetcher.changed.set()
                 return messages

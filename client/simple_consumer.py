@@ -32,6 +32,7 @@ from ledgermq.proto import rocketmq_v2_pb2_grpc
 from .calls import raise_if_closed
 from .channels import Channels, unreachable
 from .consume_trace import consume_trace
+from .consumer_statistics import LeaseCounts, LeaseStatistics
 from .encoding import check_name, check_tag_filter
 from .errors import (
     ClosedError,
@@ -92,6 +93,7 @@ class SimpleConsumer:
         )
         self._ack_tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._client_id = f"{socket.gethostname()}@{secrets.token_hex(8)}"
+        self._counts: defaultdict[str, LeaseCounts] = defaultdict(LeaseCounts)  # by broker group
         self._closed = False
         self._trace = consume_trace("simple", group, self._client_id, nameservers, cluster) if trace else None
 
@@ -217,6 +219,7 @@ class SimpleConsumer:
             async for frame in call:
                 if frame.HasField("message"):
                     messages.append(LeasedMessage(frame.message, broker_group))
+                    self._counts[broker_group].received(messages[-1])
                 elif frame.HasField("status") and frame.status.code != v2.MESSAGE_NOT_FOUND and not messages:
                     self._raise(frame.status, request.message_queue.topic.name)
                     if frame.status.message not in ("", "OK"):
@@ -238,6 +241,13 @@ class SimpleConsumer:
                 return
             for message in messages:
                 yield message
+
+    def statistics(self) -> dict[str, LeaseStatistics]:
+        """Return what this consumer did so far, by broker group. Asks nobody."""
+        waiting: defaultdict[str, int] = defaultdict(int)
+        for (broker_group, _), acks in self._acks.items():
+            waiting[broker_group] += len(acks)
+        return {name: each.statistics(waiting[name]) for name, each in sorted(self._counts.items())}
 
     # --- acknowledging ----------------------------------------------------------------------------------------
 
@@ -270,6 +280,7 @@ class SimpleConsumer:
                 if self._trace is not None:
                     for (message, _), error in zip(waiting, outcomes, strict=True):
                         self._trace.ended(message, "consumed", error)
+                self._counts[key[0]].answered(outcomes)
                 _end(waiting, outcomes)
         finally:
             del self._ack_tasks[key]

@@ -33,7 +33,7 @@ from .kept_message import message_of
 from .loop_thread import Closing
 from .message import LeasedMessage, Message, SendReceipt
 from .producer import Producer as AsyncProducer
-from .producer import ProducerStatistics
+from .producer_statistics import GroupStatistics, ProducerStatistics
 from .simple_consumer import INVISIBLE_MS, RECEIVE_BATCH, SimpleConsumer
 from .sync_admin import Admin
 from .sync_pull_consumer import PullConsumer
@@ -122,6 +122,14 @@ class Producer(Closing):
     def statistics(self) -> ProducerStatistics:
         """Return what this producer has done so far."""
         return self._producer.statistics()
+
+    def group_statistics(self) -> dict[str, GroupStatistics]:
+        """Return what this producer has done in each broker group that it sends to, and how it sees it now."""
+
+        async def found() -> dict[str, GroupStatistics]:
+            return self._producer.group_statistics()
+
+        return self._thread.call(found())
 
     def close(self) -> None:
         """Wait for what is open (until its deadlines), then close every connection. May be called twice."""

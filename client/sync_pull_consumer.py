@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from .consumer_statistics import PullStatistics
 from .errors import ClosedError
 from .loop_thread import Closing, make
 from .message import MessageQueue, MessageView
@@ -80,6 +81,10 @@ class PullConsumer(Closing):
     def sources(self) -> dict[str, FetchSource]:
         """Of each broker group that is read, the node that answered last."""
         return self._now(lambda: self._consumer.sources)
+
+    def statistics(self) -> PullStatistics:
+        """Return figures of this moment, as those of the last answers."""
+        return self._now(self._consumer.statistics)
 
     @property
     def deleted_count(self) -> int:
