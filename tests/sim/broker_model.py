@@ -103,6 +103,7 @@ class BrokerModel:
         self.positions: dict[tuple[int, int, int], Position] = {}
         self.streams: dict[tuple[int, int, int], Stream] = {}
         self.members = MemberModel()
+        self.mode = 0  # of the broker group
         self.next_topic = self.next_group = 1
         self.places: dict[bytes, list[tuple[int, int, int]]] = {}  # message id -> where it is stored
         self.stored_at: dict[bytes, int] = {}  # log time
@@ -424,6 +425,10 @@ class BrokerModel:
     def _feature_level(self, _raw: bytes, _version: int) -> None:
         return None
 
+    def _set_mode(self, raw: bytes, _version: int) -> tuple[int, bool]:
+        changed, self.mode = raw[0] != self.mode, raw[0]
+        return 0, changed
+
 
 def _finish_first(found: Position) -> None:
     """Acknowledged messages that no open one precedes are done."""
@@ -452,5 +457,5 @@ _COMMANDS: dict[int, Callable[[BrokerModel, bytes, int], Any]] = {
     8: BrokerModel._ack, 9: BrokerModel._change, 10: BrokerModel._release, 11: BrokerModel._session_lost,
     12: BrokerModel._evict, 13: BrokerModel._log_start, 14: BrokerModel._feature_level,
     15: BrokerModel._set_retention, 16: BrokerModel._trim, 17: BrokerModel._join, 18: BrokerModel._leave,
-    19: BrokerModel._assign,
+    19: BrokerModel._assign, 20: BrokerModel._set_mode,
 }  # fmt: skip

@@ -209,6 +209,7 @@ class BrokerWorld:
              {g.group_id: (g.name, g.start, g.fifo) for g in model.groups.values()}),
             ("queues", {q.key: (q.begin, q.end) for q in state.queues},
              {key: (q.begin, q.end) for key, q in model.queues.items()}),
+            ("mode", int(state.mode), model.mode),
             ("streams", {key: (s.epoch, s.next_sequence, s.timestamp) for key, s in state.streams.copy().items()},
              {key: (s.epoch, s.next_sequence, s.stamp) for key, s in model.streams.items()}),
         ]  # fmt: skip
