@@ -66,3 +66,12 @@ def test_the_scheme_follows_the_host() -> None:
     assert routes.endpoints("127.0.0.1:1").scheme == v2.IPv4
     assert routes.endpoints("[::1]:1").addresses[0].host == "::1"
     assert routes.endpoints("broker:1").scheme == v2.DOMAIN_NAME
+
+
+def test_the_queues_of_a_drained_group_may_be_read_only_and_are_polled_as_before() -> None:
+    groups = [routes.GroupQueues("g0", 1, NODES[:1], writable=False), routes.GroupQueues("g1", 1, NODES[1:])]
+    queues = routes.route(TOPIC, groups, TopicMessageType.NORMAL)
+    assert [(q.broker.name, q.permission) for q in queues] == [("g0.n1", v2.READ), ("g1.n2", v2.READ_WRITE)]
+    assert all(q.accept_message_types for q in queues)
+    assigned = routes.assignments(TOPIC, groups, fifo=False)
+    assert [a.message_queue.permission for a in assigned] == [v2.READ_WRITE] * 2

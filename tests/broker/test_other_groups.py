@@ -70,3 +70,17 @@ def test_a_dead_group_keeps_its_place_where_messages_have_an_order() -> None:
     others.take([])
     clock.now = 100.0
     assert found(others) == {"g1": ["n4:8081", "n5:8081"]}
+
+
+def test_a_drained_group_is_told_of_as_read_only_and_is_gone_for_good_when_it_leaves() -> None:
+    """Else its dead queues would keep their places in the hash of message groups for ever."""
+    others = groups()
+    drained = view("g1", "n4", kind=pb.FIFO)
+    drained.mode = pb.MODE_DRAINING
+    others.take([drained, view("g2", "n7", kind=pb.FIFO)])
+    assert [(queues.group, queues.writable) for queues, _ in others.queues("orders", "internal")] == [
+        ("g1", False),
+        ("g2", True),
+    ]
+    others.take([])
+    assert list(found(others)) == ["g2"]

@@ -274,6 +274,10 @@ def test_what_is_not_consumed_holds_up_a_removal_and_is_named(
     assert f'2 of topic "lonely" by anybody, 2 of topic "{TOPIC}" by group "billing"' in text
     code, text = ledgermq("cluster", "status")
     assert "DRAINING" in text
+    metrics = cluster.http(cluster.wait_leader(group="g1"), "/metrics")[1]
+    assert f'rocketmq_consumer_lag_messages{{consumer_group="billing",topic="{TOPIC}"}} 2.0' in metrics
+    assert "ledgermq_broker_group_mode 1.0" in metrics
+    assert f"billing {TOPIC} g1 2 1 0 0 0".split() in map(str.split, ledgermq("group", "lag")[1].splitlines())
     code, text = ledgermq("cluster", "remove-group", "g1", "--force", "--yes")
     assert code == 0
     assert 'lost to consumers: 2 messages of topic "lonely" that nobody has consumed' in text

@@ -266,3 +266,29 @@ def test_so_many_groups_that_left_are_remembered_and_no_more() -> None:
         table.unregister("local", view.group, "n1")
     names = [view.group for view in table.gone_groups("local")]
     assert names == [f"g{number:03}" for number in range(1, MAX_GONE_GROUPS + 1)]
+
+
+def test_a_removed_group_is_forgotten_with_its_dead_nodes_and_that_it_was_here() -> None:
+    table = table_with("n1", "n2")
+    table.suspect("local", "g0", "n2", 1)
+    revision = table.revision
+    assert table.remove("local", "g0")
+    assert table.revision == revision + 1
+    assert table.groups("local") == table.gone_groups("local") == []
+    assert not table.remove("local", "g0")
+    assert not table.beat("local", "g0", "n1", 1, "n1", 2), "it has to register again"
+    table.register("n1", "i", route(), True, 3)
+    assert table.groups("local")
+    table.unregister("local", "g0", "n1")
+    assert table.gone_groups("local")
+    assert not table.remove("local", "g0"), "no answer for clients changes by that"
+    assert table.gone_groups("local") == []
+
+
+def test_the_mode_of_a_group_is_that_of_its_newest_view() -> None:
+    table = table_with("n1", "n2")
+    drained = route(version=5, nodes="n1 n2")
+    drained.mode, drained.writable = pb.MODE_DRAINING, False
+    table.register("n1", "i", drained, True, 1)
+    (view,) = table.groups("local")
+    assert (view.mode, view.writable) == (pb.MODE_DRAINING, False)
