@@ -46,6 +46,7 @@ from .errors import (
 )
 from .message import LeasedMessage
 from .routes import Routes
+from .silent_groups import SilentGroups
 from .topic_route import BrokerGroup, TopicRoute
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class SimpleConsumer:
         )
         self._ack_tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._client_id = f"{socket.gethostname()}@{secrets.token_hex(8)}"
+        self._silent = SilentGroups()
         self._counts: defaultdict[str, LeaseCounts] = defaultdict(LeaseCounts)  # by broker group
         self._closed = False
         self._trace = consume_trace("simple", group, self._client_id, nameservers, cluster) if trace else None
@@ -147,10 +149,11 @@ class SimpleConsumer:
         while True:
             if self._closed:
                 raise ClosedError("consumer")
-            sources = await self._sources()
+            every = await self._sources()
+            sources = self._silent.among(every, time.monotonic())
             rest_ms = _POLL_MS if end is None else max(int((end - time.monotonic()) * 1000), 0)
             # With several sources a long poll would hold up the others: it is cut into slices.
-            poll_ms = min(rest_ms, _POLL_MS if len(sources) == 1 else 500)
+            poll_ms = min(rest_ms, _POLL_MS if len(every) == 1 else 500)
             self._turn += 1
             topic, broker_group = sources[self._turn % len(sources)]
             messages = await self._receive_from(
@@ -200,11 +203,14 @@ class SimpleConsumer:
                 break
             request.long_polling_timeout.FromMilliseconds(max(int((rest_s - _POLL_GRACE_S) * 1000), 0))
             try:
-                return await self._receive_once(address, request, broker_group, rest_s)
+                messages = await self._receive_once(address, request, broker_group, rest_s)
+                self._silent.answered(broker_group)
+                return messages
             except grpc.RpcError as error:
                 logger.info("receive failed address=%s reason=%s", address, unreachable(address, error))
             except TooManyRequestsError as error:
                 logger.info("receive refused address=%s reason=%s", address, error)
+        self._silent.failed(broker_group, time.monotonic())
         await asyncio.sleep(_PAUSE_S)
         await self._refresh(topic)
         return []

@@ -1,0 +1,38 @@
+"""Which broker groups are not asked for a while, because none of their nodes answered. Pure.
+
+Must not: read clocks (`now` is monotonic seconds); keep anybody from asking when nobody else is there to be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+#: How long a group is left alone after it did not answer, s. Doubled with every further time.
+FIRST_S: Final = 0.5
+LONGEST_S: Final = 5.0
+
+Source = tuple[str, str]  # topic, broker group
+
+
+class SilentGroups:
+    """Tell `failed` and `answered`; ask for `among`."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, tuple[float, float]] = {}  # broker group → (until, for how long the next time)
+
+    def failed(self, broker_group: str, now: float) -> None:
+        """No node of the group answered."""
+        _, seconds = self._until.get(broker_group, (0.0, FIRST_S))
+        self._until[broker_group] = (now + seconds, min(2 * seconds, LONGEST_S))
+
+    def answered(self, broker_group: str) -> None:
+        """Some node did."""
+        self._until.pop(broker_group, None)
+
+    def among(self, sources: Sequence[Source], now: float) -> Sequence[Source]:
+        """Return those of the sources that are to be asked now: all of them when every group is silent."""
+        if not self._until:
+            return sources
+        found = [each for each in sources if self._until.get(each[1], (now, 0.0))[0] <= now]
+        return found or sources
