@@ -9,6 +9,7 @@ from ledgermq.broker.commands import (
     EARLIEST,
     LATEST,
     Ack,
+    BrokerGroupMode,
     ChangeInvisible,
     Command,
     CommitOffsets,
@@ -18,6 +19,7 @@ from ledgermq.broker.commands import (
     DeleteTopic,
     EvictDedup,
     ReleaseLeases,
+    SetBrokerGroupMode,
     SetTopicRetention,
     TrimQueues,
     change_rows,
@@ -275,6 +277,29 @@ class Administrator(Client):
         return CommitOffsets(group.group_id, rows, self.rng.random() < 0.5)
 
 
+class Operator(Client):
+    """Drains the broker group for a moment, or removes it, and takes it back; at the end it takes messages."""
+
+    think_ms = (100, 1200)
+
+    @property
+    def may_go_on(self) -> bool:
+        """A drain that was late may come when all others are at rest."""
+        return not self.world.is_quiet
+
+    def step(self) -> None:
+        mode, command = BrokerGroupMode(self.world.model.mode), None
+        if mode is not BrokerGroupMode.ACTIVE:
+            command = SetBrokerGroupMode(BrokerGroupMode.ACTIVE)
+        elif not self.world.is_draining and self.rng.random() < 0.4:
+            modes = (BrokerGroupMode.DRAINING, BrokerGroupMode.REMOVED)
+            command = SetBrokerGroupMode(self.rng.choice(modes))
+        if command is None:
+            self.soon()
+        else:
+            self.ask("command", command, lambda answer, newest: self.soon())
+
+
 class Clients:
     """All of one run."""
 
@@ -291,15 +316,16 @@ class Clients:
         self._others: list[Client] = [Administrator(world), Puller(world), *consumers]
         self._members = [GroupMember(world, number) for number in range(world.member_count)]
         self._drainers = [Drainer(world, name) for name, _, _ in LEASING]
+        self._operators = [Operator(world) for _ in range(world.operator_count)]
 
     def start(self) -> None:
         """Everybody begins, or goes on."""
-        for client in (*self._others, *self._members, *self.producers):
+        for client in (*self._others, *self._members, *self.producers, *self._operators):
             client.wake()
 
     def drain(self) -> None:
         """Producers learn what became of their last messages; then all of it is consumed."""
-        for client in (*self.producers, *self._members, *self._drainers):
+        for client in (*self.producers, *self._members, *self._drainers, *self._operators):
             client.wake()
 
     def undrained(self) -> str:

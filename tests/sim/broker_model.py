@@ -140,6 +140,7 @@ class BrokerModel:
         self, key: tuple[int, int], base: int, count: int, body: bytes, place: int,
         producer: int, epoch: int, sequence: int,
     ) -> None:  # fmt: skip
+        demand(not self.mode, f"B closed: entry {self.index} has records, the group takes none")
         queue = self.queues.get(key)
         if queue is None:
             demand(0 < key[0] < self.next_topic, f"B: entry {self.index} has records of topic id {key[0]}")

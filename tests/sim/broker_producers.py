@@ -150,6 +150,11 @@ class StreamProducer(Producer):
                 self._epoch, self._sequence = self._epoch + 1, 0
             return
         verdicts = self._check(batch, key, False, answer, newest)
+        if Verdict.DRAINING in verdicts:  # what else is in the call was stored before
+            self.on_failed(batch, Answer("refused"))
+            if self.batch is None and batch.is_unknown:
+                self._epoch, self._sequence = self._epoch + 1, 0
+            return
         if any(verdict in _NO_TOPIC for verdict in verdicts):
             self._key = self.batch = None
         elif all(verdict in _STORED for verdict in verdicts):
@@ -171,7 +176,7 @@ class StreamProducer(Producer):
             if outcome.verdict in _STORED and outcome.base_offset >= 0:
                 for place, value in enumerate(values):
                     self.world.on_acked(value, (*key, outcome.base_offset + place))
-            elif outcome.verdict not in _NO_TOPIC and newest and not is_late:
+            elif outcome.verdict not in (*_NO_TOPIC, Verdict.DRAINING) and newest and not is_late:
                 demand(
                     self.world.model.streams_before >= 0,
                     f"B1: {outcome} for the next batch of stream {self.number} epoch {self._epoch}",
@@ -205,7 +210,10 @@ class MessageSender(Producer):
         return record, self.rng.choice(("", "", "a", "b"))
 
     def _on_answer(self, batch: Batch, topic: int, answer: Answer, newest: bool) -> None:
-        if answer.status == "ok":
+        if answer.status == "ok" and any(sent.verdict is Verdict.DRAINING for sent in answer.value):
+            self._check(batch, topic, answer, newest)
+            self.on_failed(batch, Answer("refused"))
+        elif answer.status == "ok":
             self._check(batch, topic, answer, newest)
             self.batch = None
             self.soon()

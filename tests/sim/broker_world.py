@@ -7,6 +7,7 @@ B rebuild    ... and equal to those of a state that is built again from the firs
 B model      topics, queues, positions, leases and producers are those of the model
 B epochs     a queue of a group has one owner per epoch, and its epochs only grow; a commit under another one moves nothing
 B acked      an acknowledged send is stored exactly once, at the place that the answer named, also in every retry's answer
+B closed     no entry behind a drain holds messages, until the group is taken back
 B7           what was refused, and never had an unknown outcome, is not stored
 B visible    whoever reads, on whatever node, sees committed messages only, and what is there
 B leased     what leaves was granted to that group, by an applied entry
@@ -84,6 +85,7 @@ class BrokerWorld:
         own = random.Random(f"members {world.seed}")  # the other runs are drawn as ever
         self.member_count = own.choice((0, 0, 2, 5))
         self.exclusive_start = own.choice((EARLIEST, LATEST))
+        self.operator_count = int(random.Random(f"operators {world.seed}").random() < 0.2)
         world.segment_size = rng.choice((32_768, 65_536))
         world.limits["max_uncommitted_bytes"] = rng.choice((4_000, 20_000, 1 << 20))
         self.clients = Clients(self)

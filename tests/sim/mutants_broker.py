@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ledgermq.broker import checkpoint, checkpoint_store
-from ledgermq.broker.commands import CommitOffsets, GrantLeases
+from ledgermq.broker.commands import BrokerGroupMode, CommitOffsets, GrantLeases
 from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.consumption import ConsumptionTable
 from ledgermq.broker.coordinator import Coordinator
@@ -117,6 +117,26 @@ def _judge_pending_only(self: LeaderView, header: SectionHeader) -> Admission:
 broker_mutant(
     "KnowsOnlyItsOwnProducers", "B1", "A retry is recognised while its first copy is pending on this leader, not later.",
     (LeaderView, "_judge_sequence", _judge_pending_only),
+)  # fmt: skip
+
+
+def _by_the_state_alone(self: LeaderView) -> bool:
+    return self._state.mode is BrokerGroupMode.ACTIVE
+
+
+broker_mutant(
+    "TakesMessagesUntilADrainIsApplied", "B8", "A leader takes messages behind the drain that it has proposed.",
+    (LeaderView, "takes_messages", property(_by_the_state_alone)),
+)  # fmt: skip
+
+
+def _by_the_view_alone(self: LeaderView) -> bool:
+    return not self._closings
+
+
+broker_mutant(
+    "ForgetsADrainWhenItIsApplied", "B8", "A leader refuses messages while a drain is under way, and takes them again after it.",
+    (LeaderView, "takes_messages", property(_by_the_view_alone)),
 )  # fmt: skip
 
 _on_leader_ready = Replica.on_leader_ready
