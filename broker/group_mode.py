@@ -14,6 +14,7 @@ from .context import NodeContext
 from .effects import ModeResult
 from .progress_report import TopicProgress, progress, unfinished
 from .refusals import RefusedError
+from .trace_topic import TRACE_TOPIC
 
 _NAMED_MAX: Final = 5  # of what is not consumed; the rest is counted
 
@@ -53,7 +54,7 @@ def _check_drained(context: NodeContext) -> None:
         )
     if state.mode is BrokerGroupMode.REMOVED:
         return
-    left = unfinished(progress(state))
+    left = [row for row in unfinished(progress(state)) if row.group or row.topic != TRACE_TOPIC]
     if left:
         raise RefusedError(
             route_pb2.INVALID_ARGUMENT,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from .encoding import varint
 from .latency_fault import CallTimes
 from .leader_question import who_leads
 from .retry_policy import LeaderSearch
-from .topic_route import BrokerGroup
+from .topic_route import BrokerGroup, TopicRoute
 
 logger = logging.getLogger(__name__)
 
@@ -272,3 +272,16 @@ def encoded(request: Request) -> bytes:
         varint(request.request_id), varint(len(request.sections)), varint(size),
     )  # fmt: skip
     return b"".join((head, *request.parts))
+
+
+def removed(connections: Mapping[str, GroupConnection], routes: Iterable[TopicRoute | None]) -> list[str]:
+    """Return the groups that were drained and then left every route: they do not come back by themselves.
+
+    One that still owes an answer is kept until its messages have their end.
+    """
+    listed = {part.group.name for route in routes if route is not None for part in route.parts}
+    return [
+        name
+        for name, each in connections.items()
+        if each.group.draining and each.window.idle and name not in listed
+    ]

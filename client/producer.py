@@ -22,7 +22,7 @@ from ledgermq.proto.record import MAX_BODY_SIZE
 
 from .batching import Delivered, Failed, Outcome, SendWindow
 from .channels import Channels
-from .connection import GroupConnection, now_ms
+from .connection import GroupConnection, now_ms, removed
 from .encoding import COMPRESS_ABOVE, RecordEncoder, check_count, check_name
 from .errors import (
     ClosedError,
@@ -396,21 +396,11 @@ class Producer:
             self._use_route(route, known.encoder)
         except LedgerMQError as error:
             logger.warning("route not usable topic=%s reason=%s", route.topic, error)
-        self._leave_removed()
+        for name in removed(self._connections, map(self._routes.cached, self._outbox.topics)):
+            logger.info("broker group was removed broker_group=%s", name)
+            self._in_background(self._connections.pop(name).close())
         for connection in self._connections.values():
             connection.wake()
-
-    def _leave_removed(self) -> None:
-        """Close the connections to groups that were drained and then left every route: they do not come back by themselves."""
-        for name, connection in list(self._connections.items()):
-            if connection.group.draining and connection.window.idle and not self._is_listed(name):
-                logger.info("broker group was removed broker_group=%s", name)
-                del self._connections[name]
-                self._in_background(connection.close())
-
-    def _is_listed(self, broker_group: str) -> bool:
-        routes = (self._routes.cached(topic) for topic in self._outbox.topics)
-        return any(route is not None and route.part(broker_group) for route in routes)
 
     def _refresh(self, topic: str) -> None:
         """Fetch the route again in the background."""

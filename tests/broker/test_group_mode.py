@@ -29,6 +29,7 @@ from ledgermq.broker.produce_works import SentMessage
 from ledgermq.broker.progress_report import TopicProgress, progress, unfinished
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.state import BrokerState
+from ledgermq.broker.trace_topic import TRACE_TOPIC
 from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
@@ -284,6 +285,13 @@ def test_a_group_is_not_removed_before_it_is_drained_and_consumed_unless_by_forc
     assert '2 of topic "lonely" by anybody, 2 of topic "orders" by group "billing"' in str(refused.value)
     assert node.state.mode is BrokerGroupMode.DRAINING
     assert leader.ask(route_pb2.MODE_REMOVED, force=True).changed
+
+
+def test_traces_that_nobody_reads_hold_up_no_removal() -> None:
+    leader = Leader()
+    leader.node.fill(leader.node.topic(TRACE_TOPIC), 0, 2)
+    leader.node.command(DRAIN)
+    assert leader.ask(route_pb2.MODE_REMOVED).changed
 
 
 def test_progress_is_told_with_the_mode_and_the_members() -> None:
