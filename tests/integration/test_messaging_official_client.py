@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
+from ledgermq.client import GroupAdmin
 from ledgermq.proto import admin_pb2, admin_pb2_grpc
 
 from .cluster import Cluster
@@ -49,6 +51,18 @@ def create_topic(cluster: Cluster, name: str) -> None:
 
 def run_client(python: Path, mode: str, cluster: Cluster, topic: str, *, kill: str, access: str) -> str:
     """Run the client against node `access`; kill -9 node `kill` ("" = none) while it sends. Return what it printed."""
+
+    def at_half_time() -> None:
+        if kill:
+            cluster.kill(kill)
+
+    return run_client_and(at_half_time, python, mode, cluster, topic, access)
+
+
+def run_client_and(
+    at_half_time: Callable[[], None], python: Path, mode: str, cluster: Cluster, topic: str, access: str
+) -> str:
+    """Run the client against node `access`; do something while it sends. Return what it printed."""
     arguments = [
         str(python),
         str(HERE / "official_client.py"),
@@ -64,8 +78,8 @@ def run_client(python: Path, mode: str, cluster: Cluster, topic: str, *, kill: s
     with process:
         for line in process.stdout:
             output.append(line)
-            if kill and line.startswith(KILL_AT):
-                cluster.kill(kill)
+            if line.startswith(KILL_AT):
+                at_half_time()
     text = "".join(output)
     assert process.returncode == 0, text + "".join(cluster.nodes[name].log() for name in cluster.nodes)
     return text
@@ -89,3 +103,40 @@ def test_the_leader_itself_serves_the_client(client_python: Path, cluster: Clust
     leader = cluster.wait_leader()
     text = run_client(client_python, "simple", cluster, "official-leader", kill="", access=leader)
     assert f"RESULT sent={MESSAGES} received={MESSAGES}" in text
+
+
+def test_when_a_broker_group_is_drained_the_client_goes_on_through_the_other_and_reads_both(
+    client_python: Path, tmp_path: Path
+) -> None:
+    at_the_drain: dict[str, int] = {}
+
+    async def stored(admin: GroupAdmin) -> dict[str, int]:
+        found = {"g0": 0, "g1": 0}
+        for queue, each in (await admin.describe_topic("drained"))[1]:
+            found[queue.broker_group] += each.end_offset
+        return found
+
+    async def create() -> None:
+        async with GroupAdmin(address) as admin:
+            await admin.create_topic("drained", 2)
+
+    async def drain() -> None:
+        async with GroupAdmin(address) as admin:
+            await admin.drain("g0")
+            at_the_drain.update(await stored(admin))
+
+    async def in_the_end() -> dict[str, int]:
+        async with GroupAdmin(address) as admin:
+            return await stored(admin)
+
+    with Cluster(tmp_path, nodes=1, groups=2) as two_groups:
+        address = two_groups.nameserver_addresses[0]
+        asyncio.run(create())
+        text = run_client_and(
+            lambda: asyncio.run(drain()), client_python, "simple", two_groups, "drained", access="n2"
+        )
+        found = asyncio.run(in_the_end())
+    assert f"RESULT sent={MESSAGES} received={MESSAGES}" in text
+    assert "send failed" not in text, "what the drained group refuses it sends to the other one by itself"
+    assert found["g0"] == at_the_drain["g0"] > 0
+    assert sum(found.values()) == MESSAGES
