@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -316,3 +317,58 @@ def test_a_fetcher_of_a_dead_group_asks_for_its_route_rarely_and_wakes_when_that
         await channels.close()
 
     run(scenario())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_is_drained_taken_back_and_left_unanswered_each_message_is_stored_once(seed: int) -> None:
+    """Also those of message groups, which their callers send again when a drained group refuses them."""
+    choose = Random(seed)
+
+    async def scenario() -> None:
+        groups = (
+            FakeGroup("g0", {"orders": 2}),
+            FakeGroup("g1", {"orders": 1}),
+            FakeGroup("g2", {"orders": 3}),
+        )
+        async with FakeCluster(*groups) as cluster, Producer(cluster.address, timeout_ms=20_000) as producer:
+            places: list[tuple[str, int, int]] = []
+
+            async def send(number: int) -> None:
+                message_group = choose.choice(("", "", "a", "b"))
+                while True:
+                    try:
+                        receipt = await producer.send("orders", b"%d" % number, message_group=message_group)
+                    except GroupDrainingError:
+                        await asyncio.sleep(0)
+                        continue
+                    places.append((receipt.broker_group, receipt.queue_id, receipt.queue_offset))
+                    return
+
+            async def disturb() -> None:
+                for _ in range(30):
+                    group = choose.choice(groups)
+                    if choose.random() < 0.4:
+                        cluster.node("n1", group.name).drop_answers = 1
+                    else:
+                        drained = sum(each.mode == pb.MODE_DRAINING for each in groups)
+                        wanted = pb.MODE_ACTIVE if drained == 2 or choose.random() < 0.5 else pb.MODE_DRAINING
+                        known = choose.random() < 0.7  # else producers hear of it by refusals alone
+                        (cluster.set_mode if known else _set_unseen)(group, wanted)
+                    await asyncio.sleep(0.002)
+                for group in groups:
+                    cluster.set_mode(group, pb.MODE_ACTIVE)
+
+            disturbing = asyncio.create_task(disturb())
+            number = 0
+            while not disturbing.done() or number < 200:
+                await asyncio.gather(*(send(number + each) for each in range(8)))
+                number += 8
+            await disturbing
+            assert len(set(places)) == len(places) == number
+            assert sum(group.stored() for group in groups) == number, "none twice"
+
+    run(scenario())
+
+
+def _set_unseen(group: FakeGroup, mode: pb.BrokerGroupMode) -> None:
+    group.mode = mode
