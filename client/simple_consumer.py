@@ -57,6 +57,7 @@ RECEIVE_BATCH: Final = 32
 _CALL_TIMEOUT_S: Final = 10.0
 _ATTEMPT_TIMEOUT_S: Final = 3.0
 _POLL_MS: Final = 10_000
+_SLICE_MS: Final = 500
 _POLL_GRACE_S: Final = 3.0
 _PAUSE_S: Final = 0.1
 _MAX_ACKS: Final = 256
@@ -89,6 +90,7 @@ class SimpleConsumer:
         ] = {}  # as they were known last, also when no route names them any more
         self._filters: dict[str, v2.FilterExpression] = {}
         self._turn = 0
+        self._empty = 0  # answers in a row without a message
         self._acks: dict[tuple[str, str], list[tuple[LeasedMessage, asyncio.Future[None]]]] = defaultdict(
             list
         )
@@ -152,8 +154,10 @@ class SimpleConsumer:
             every = await self._sources()
             sources = self._silent.among(every, time.monotonic())
             rest_ms = _POLL_MS if end is None else max(int((end - time.monotonic()) * 1000), 0)
-            # With several sources a long poll would hold up the others: it is cut into slices.
-            poll_ms = min(rest_ms, _POLL_MS if len(every) == 1 else 500)
+            # With several sources a long poll would hold up the others: it is cut into slices, and nothing is waited for
+            # before each of them has said that it has nothing.
+            slice_ms = _POLL_MS if len(every) == 1 else _SLICE_MS * (self._empty >= len(sources))
+            poll_ms = min(rest_ms, slice_ms)
             self._turn += 1
             topic, broker_group = sources[self._turn % len(sources)]
             messages = await self._receive_from(
@@ -161,6 +165,7 @@ class SimpleConsumer:
             )
             if self._trace is not None:
                 self._trace.received(messages)
+            self._empty = 0 if messages else self._empty + 1
             if messages or (end is not None and time.monotonic() >= end):
                 return messages
 

@@ -184,6 +184,24 @@ def test_nothing_comes_within_the_time_is_an_empty_list() -> None:
     run(scenario())
 
 
+def test_nothing_is_waited_for_before_every_source_has_said_that_it_has_nothing() -> None:
+    """Else messages of one broker group, or topic, wait for the long polls of the others."""
+
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1, "news": 1})
+        async with MessagingCluster(group, nodes=1) as cluster, await subscribed(cluster) as consumer:
+            await consumer.subscribe("news")
+            cluster.messages.add(b"a", b"b", b"c")
+            for _ in range(3):
+                assert len(await consumer.receive(1)) == 1
+            assert await consumer.receive(timeout_ms=50) == []
+            polls = [each.long_polling_timeout.ToMilliseconds() for each in cluster.messaging[0].receives]
+            assert polls[:5] == [0] * 5
+            assert polls[5] > 0
+
+    run(scenario())
+
+
 def test_the_request_carries_filter_lease_and_size() -> None:
     async def scenario() -> None:
         async with orders() as cluster, await subscribed(cluster, "a || b") as consumer:
