@@ -213,17 +213,21 @@ async def drain_with_a_change_of_leader(cluster: Cluster, load: Load) -> None:
     await load.more(100)
     behind = {group for number, group in load.groups.items() if number >= first_behind}
     assert behind == {"g1"}
-    status = await asyncio.to_thread(cluster.status, successor)
-    assert status is not None
-    assert status.mode == route_pb2.MODE_DRAINING
+    assert await asyncio.to_thread(drained, cluster, successor)
     answer = await asyncio.to_thread(send_officially, cluster, successor)
     assert answer.status.code == v2.FORBIDDEN, answer
     told = await asyncio.to_thread(permissions, cluster, cluster.groups["g1"][0])
     assert told == {"g0": v2.READ, "g1": v2.READ_WRITE}
     await asyncio.to_thread(cluster.restart, leader)
-    status = await asyncio.to_thread(cluster.status, leader)
-    assert status is not None
-    assert status.mode == route_pb2.MODE_DRAINING, "it survives a restart"
+    await asyncio.to_thread(
+        wait_until, lambda: drained(cluster, leader), "the node that was away knows it, too"
+    )
+
+
+def drained(cluster: Cluster, node: str) -> bool:
+    """Tell whether a node has applied the drain."""
+    status = cluster.status(node)
+    return status is not None and status.mode == route_pb2.MODE_DRAINING
 
 
 async def come_back(cluster: Cluster, load: Load) -> None:
