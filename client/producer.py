@@ -261,8 +261,7 @@ class Producer:
 
     def group_statistics(self) -> dict[str, GroupStatistics]:
         """Return what this producer has done in each broker group that it sends to, and how it sees it now."""
-        now = now_ms()
-        return {name: statistics_of(each, now) for name, each in sorted(self._connections.items())}
+        return {name: statistics_of(each, now_ms()) for name, each in sorted(self._connections.items())}
 
     def _check_open(self) -> None:
         if self._closed:
