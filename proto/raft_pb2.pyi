@@ -26,6 +26,8 @@ class RefusalKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_INCARNATION: _ClassVar[RefusalKind]
     REFUSAL_MALFORMED: _ClassVar[RefusalKind]
     REFUSAL_OTHER_GROUP: _ClassVar[RefusalKind]
+    REFUSAL_REPLICATION: _ClassVar[RefusalKind]
+    REFUSAL_LEFT_BEHIND: _ClassVar[RefusalKind]
 STANDING_UNSPECIFIED: Standing
 STANDING_FRESH: Standing
 STANDING_VOTER: Standing
@@ -40,6 +42,8 @@ REFUSAL_SEGMENT_SIZE: RefusalKind
 REFUSAL_INCARNATION: RefusalKind
 REFUSAL_MALFORMED: RefusalKind
 REFUSAL_OTHER_GROUP: RefusalKind
+REFUSAL_REPLICATION: RefusalKind
+REFUSAL_LEFT_BEHIND: RefusalKind
 
 class ResetRequest(_message.Message):
     __slots__ = ("format", "hello", "term")
@@ -102,7 +106,7 @@ class ResetEnd(_message.Message):
     def __init__(self, crc32c: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("format", "feature_level", "cluster_id", "group", "node_id", "to_node_id", "incarnation", "segment_size", "standing", "term", "known_incarnations", "fsync_p99_ms", "disk_used_ratio", "group_id")
+    __slots__ = ("format", "feature_level", "cluster_id", "group", "node_id", "to_node_id", "incarnation", "segment_size", "standing", "term", "known_incarnations", "fsync_p99_ms", "disk_used_ratio", "group_id", "replication", "reign")
     class KnownIncarnationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +128,8 @@ class Hello(_message.Message):
     FSYNC_P99_MS_FIELD_NUMBER: _ClassVar[int]
     DISK_USED_RATIO_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICATION_FIELD_NUMBER: _ClassVar[int]
+    REIGN_FIELD_NUMBER: _ClassVar[int]
     format: int
     feature_level: int
     cluster_id: str
@@ -138,7 +144,21 @@ class Hello(_message.Message):
     fsync_p99_ms: float
     disk_used_ratio: float
     group_id: int
-    def __init__(self, format: _Optional[int] = ..., feature_level: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., to_node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., segment_size: _Optional[int] = ..., standing: _Optional[_Union[Standing, str]] = ..., term: _Optional[int] = ..., known_incarnations: _Optional[_Mapping[str, int]] = ..., fsync_p99_ms: _Optional[float] = ..., disk_used_ratio: _Optional[float] = ..., group_id: _Optional[int] = ...) -> None: ...
+    replication: str
+    reign: Reign
+    def __init__(self, format: _Optional[int] = ..., feature_level: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., to_node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., segment_size: _Optional[int] = ..., standing: _Optional[_Union[Standing, str]] = ..., term: _Optional[int] = ..., known_incarnations: _Optional[_Mapping[str, int]] = ..., fsync_p99_ms: _Optional[float] = ..., disk_used_ratio: _Optional[float] = ..., group_id: _Optional[int] = ..., replication: _Optional[str] = ..., reign: _Optional[_Union[Reign, _Mapping]] = ...) -> None: ...
+
+class Reign(_message.Message):
+    __slots__ = ("master", "generation", "began_after", "former_group_ids")
+    MASTER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_AFTER_FIELD_NUMBER: _ClassVar[int]
+    FORMER_GROUP_IDS_FIELD_NUMBER: _ClassVar[int]
+    master: str
+    generation: int
+    began_after: int
+    former_group_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, master: _Optional[str] = ..., generation: _Optional[int] = ..., began_after: _Optional[int] = ..., former_group_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("hello", "refusal", "refusal_kind")

@@ -40,6 +40,8 @@ class MemberRecord:
     group: str
     known: dict[NodeId, int] = field(default_factory=dict)
     recovery: Recovery | None = None  # of this node's folder
+    #: Whose folder is the master's to judge, not this slave's: they are taken as they come.
+    not_judged: frozenset[NodeId] = frozenset()
 
     def refusal_of_lost(self, hello: Hello) -> Refusal | None:
         """Return why a node that was left behind when the group was recovered is refused, or None."""
@@ -63,6 +65,8 @@ class MemberRecord:
         """Return why the sender is not the node that this one knows, or None. `vouched`: see `is_vouched_for`."""
         known = self.known.get(hello.node_id)
         if not known or known == hello.incarnation or hello.standing is Standing.LEARNER:
+            return None
+        if hello.node_id in self.not_judged:
             return None
         if vouched and hello.standing is Standing.VOTER:
             return None
@@ -123,11 +127,14 @@ def group_id_of(cluster_id: str, group: str, incarnations: dict[NodeId, int]) ->
     return int.from_bytes(blake2b("\0".join(named).encode()).digest()[:8]) or 1
 
 
-def find_group_id(mine: Hello, others: Collection[NodeId], hellos: dict[NodeId, Hello]) -> int:
+def find_group_id(
+    mine: Hello, others: Collection[NodeId], hellos: dict[NodeId, Hello], *, may_make: bool = True
+) -> int:
     """Return the id of this node's group, which does not know it yet; 0: it cannot be told yet.
 
     An id that a peer has is taken over, but only after all of them were heard, none has another, and all who have it
     know this node: who refuses it is of another group. Store it durably before telling it, and let the member record not change in between. `hellos` as for `may_become_voter`.
+    Not `may_make`: only take over (a slave asks nobody but its master).
     """
     heard = [hellos[other] for other in others if other in hellos]
     if len(heard) < len(others):
@@ -136,6 +143,8 @@ def find_group_id(mine: Hello, others: Collection[NodeId], hellos: dict[NodeId, 
     if ids:
         known = all(h.known_incarnations.get(mine.node_id) == mine.incarnation for h in heard if h.group_id)
         return ids.pop() if len(ids) == 1 and known else 0
+    if not may_make:
+        return 0
     views = [_incarnations(hello, {mine.node_id, *others}) for hello in (mine, *heard)]
     if any(view != views[0] for view in views) or len(views[0]) <= len(others):
         return 0

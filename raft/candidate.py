@@ -77,6 +77,8 @@ def tick(state: CoreState) -> bool:
 
 def _request_votes(state: CoreState, term: Term, *, pre_vote: bool, transfer: bool) -> None:
     for peer in state.peers:
+        if peer not in state.quorum.voters:
+            continue
         request = RequestVote(
             term, state.node_id, peer, state.last_index, state.last_term, pre_vote=pre_vote, transfer=transfer
         )

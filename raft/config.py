@@ -5,12 +5,13 @@ Owns: the defaults of the consensus layer and their validation. Must not: read f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from .core_config import CoreConfig
 from .errors import ConfigurationError
+from .reign import Reign, Replication
 from .types import NodeId
 
 DEFAULT_SEGMENT_SIZE: Final = 1 << 30
@@ -19,7 +20,7 @@ MAX_ENTRY_DIVISOR: Final = 4  # no entry is larger than a quarter of a segment (
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A configured voter of the group and the `host:port` of its Raft listener."""
+    """A node of the group and the `host:port` of its Raft listener."""
 
     node_id: NodeId
     address: str
@@ -32,12 +33,17 @@ class RaftConfig:
     cluster_id: str
     group: str
     node_id: NodeId
-    members: tuple[Member, ...]  # every voter, this node included
+    members: tuple[
+        Member, ...
+    ]  # every node of the group, this one included; all vote unless there is a master
     data_dir: Path  # the node's data folder; the log is in `commitlog/` below it
     bind: str = ""  # listener `host:port`; empty = this member's address
     rejoin: bool = False  # come back with an empty log under a known id (P19)
     segment_size: int = DEFAULT_SEGMENT_SIZE
     flush: str = "sync"  # sync | async_timed | async_notify (D7)
+    replication: Replication = Replication.QUORUM
+    master: str = ""  # the first master; what a promotion wrote into the data folder is newer. Empty: as the folder says
+    reign: Reign | None = None  # of the open data folder; None: a majority decides
     tick_ms: int = 10
     heartbeat_ms: int = 75
     election_ms_min: int = 400
@@ -61,12 +67,45 @@ class RaftConfig:
             raise ConfigurationError(
                 f"node {self.node_id} is not among the members of group {self.group} ({', '.join(ids)})"
             )
+        self._check_master(ids)
         if not 0 < self.heartbeat_ms * 2 <= self.election_ms_min < self.election_ms_max:
             raise ConfigurationError(
                 "election timeout must be at least twice the heartbeat interval, and its minimum below its maximum: "
                 f"heartbeat {self.heartbeat_ms} ms, election {self.election_ms_min}-{self.election_ms_max} ms"
             )
         object.__setattr__(self, "peers", tuple(m for m in self.members if m.node_id != self.node_id))
+
+    def _check_master(self, ids: list[NodeId]) -> None:
+        if self.master and not self.replication.has_master:
+            raise ConfigurationError(
+                f"group {self.group} has replication quorum, where the nodes elect a leader, and a master is named"
+                f" ({self.master}): leave `master` out, or set `replication` to async_master or sync_master"
+            )
+        if self.master and self.master not in ids:
+            raise ConfigurationError(
+                f"the master {self.master} is not among the members of group {self.group} ({', '.join(ids)})"
+            )
+
+    def under(self, reign: Reign | None) -> RaftConfig:
+        """Return the settings of a node whose data folder belongs to this reign."""
+        return replace(self, reign=reign)
+
+    @property
+    def voters(self) -> tuple[NodeId, ...]:
+        """Whose word decides: every member, or the master alone."""
+        if self.reign is not None:
+            return (self.reign.master,)
+        return tuple(member.node_id for member in self.members)
+
+    @property
+    def is_slave(self) -> bool:
+        """Tell whether this node gets the log of a master, and no vote."""
+        return self.reign is not None and self.reign.master != self.node_id
+
+    @property
+    def not_judged(self) -> frozenset[NodeId]:
+        """Members that a slave believes to be who they say: the other slaves. The master knows them."""
+        return frozenset(m.node_id for m in self.peers if self.is_slave and m.node_id not in self.voters)
 
     @property
     def address(self) -> str:
@@ -83,7 +122,8 @@ class RaftConfig:
         tick = self.tick_ms
         return CoreConfig(
             node_id=self.node_id,
-            voters=tuple(member.node_id for member in self.members),
+            voters=self.voters,
+            non_voters=tuple(m.node_id for m in self.members if m.node_id not in self.voters),
             heartbeat_ticks=max(1, self.heartbeat_ms // tick),
             election_ticks_min=self.election_ms_min // tick,
             election_ticks_max=self.election_ms_max // tick,

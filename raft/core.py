@@ -163,6 +163,16 @@ class RaftCore(CoreState):
         if self.leading is not None:
             leader.resign(self)
 
+    def hold(self, held: bool) -> None:
+        """Campaign not before this is taken back: who led alone may have been replaced while it was away."""
+        self.is_held = held
+
+    def leave(self) -> None:
+        """The group goes on in a later generation, without this folder: terminal, no message ever again."""
+        if not self.is_silent:
+            self.end_lead()
+            self.fall_silent(Role.RESETTING)
+
     def campaign(self) -> None:
         """Start an election now (by pre-vote), if this node may."""
         if self.role is not Role.LEADER and not self.is_silent:

@@ -12,7 +12,8 @@ class CoreConfig:
     """Settings of one core. Invariant: 2 * heartbeat_ticks <= election_ticks_min < election_ticks_max."""
 
     node_id: NodeId
-    voters: tuple[NodeId, ...]  # every configured member, this node included
+    voters: tuple[NodeId, ...]
+    non_voters: tuple[NodeId, ...] = ()  # members that get the log and never vote, lead or count for commit
     heartbeat_ticks: int = 7
     election_ticks_min: int = 40  # also: how long a silent leader is protected, and a lonely one leads
     election_ticks_max: int = 80  # exclusive
@@ -24,9 +25,14 @@ class CoreConfig:
     max_uncommitted_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
-        if self.node_id not in self.voters:
-            raise ValueError(f"{self.node_id} is not one of the voters {', '.join(self.voters)}")
-        if len(set(self.voters)) != len(self.voters):
-            raise ValueError(f"a voter is named twice: {', '.join(self.voters)}")
+        if self.node_id not in self.members:
+            raise ValueError(f"{self.node_id} is not one of the members {', '.join(self.members)}")
+        if len(set(self.members)) != len(self.members):
+            raise ValueError(f"a member is named twice: {', '.join(self.members)}")
         if not 0 < 2 * self.heartbeat_ticks <= self.election_ticks_min < self.election_ticks_max:
             raise ValueError("need 0 < 2 * heartbeat_ticks <= election_ticks_min < election_ticks_max")
+
+    @property
+    def members(self) -> tuple[NodeId, ...]:
+        """Everybody who gets the log, this node included."""
+        return (*self.voters, *self.non_voters)

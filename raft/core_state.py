@@ -44,8 +44,9 @@ class CoreState:
     ) -> None:
         self.config = config
         self.node_id = config.node_id
-        self.peers = tuple(voter for voter in config.voters if voter != config.node_id)
+        self.peers = tuple(member for member in config.members if member != config.node_id)
         self.quorum: Quorum = quorum or Majority(config.voters)
+        self.is_held = False  # it waits to hear whether somebody took its place
         self.rng = rng
         self.term: Term = hard_state.term
         self.voted_for: NodeId | None = hard_state.voted_for
@@ -100,12 +101,17 @@ class CoreState:
         return self.disk.stable_index
 
     @property
+    def may_vote(self) -> bool:
+        """A configured voter may, unless its vote does not count yet (a learner, P19)."""
+        return self.is_voter and self.node_id in self.quorum.voters
+
+    @property
     def may_campaign(self) -> bool:
-        """A learner may not, nor a node that lacks entries of the state that it was reset to (it could not win either).
+        """Who may not vote may not, nor a node that lacks entries of the state that it was reset to (it could not win).
 
         One that holds them and has not heard that they are committed must: perhaps nobody else can win.
         """
-        return self.is_voter and self.last_index >= self.state_index
+        return self.may_vote and not self.is_held and self.last_index >= self.state_index
 
     @property
     def hard_state(self) -> HardState:

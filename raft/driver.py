@@ -23,6 +23,7 @@ from ledgermq.proto.errors import CorruptError
 
 from .applier import Applier
 from .commit_log import CommitLog
+from .copies import Copies
 from .core import RaftCore
 from .durable_reports import DurableReports
 from .errors import (
@@ -105,6 +106,7 @@ class Driver:
         self.proposals = PendingProposals()
         self.clock: Clock = NoClock()  # the node sets the one that ticks
         self.closed = False
+        self.copies = Copies(core)
         self.last_persist_seq = 0
         self.reports: DurableReports | None = None  # set when the storage runs
         self._done_seq = 0  # persist operations up to here are durable
@@ -207,6 +209,7 @@ class Driver:
             self.log_time.observe(message.log_time_ms, time.time() * 1000, time.monotonic() * 1000)
         self.core.step(message)
         self.pump()
+        self.copies.look()
 
     def ticks(self, count: int) -> None:
         """Give the core `count` ticks."""
@@ -262,6 +265,7 @@ class Driver:
     def close(self) -> None:
         """Carry out nothing more."""
         self.closed = True
+        self.copies.end()
         for task in self._reading.values():
             task.cancel()
         self._lost.inc(self.proposals.lost("this node stops"))
@@ -286,6 +290,7 @@ class Driver:
                 if not self._stage_noop(event):
                     return
             elif type(event) is SteppedDown:
+                self.copies.end()
                 self._lost.inc(self.proposals.lost("this node no longer leads"))
         persist = output.persist
         # A leader's new entries go to the followers first: what they have flushed commits without this node's own flush,

@@ -2,6 +2,10 @@
 
 Owns: what changes in a stopped node's folder, and the order on disk.   Must not: ask a person; decide who survives.
 
+`promote_folder` does the same with the folder of a slave whose master is gone (reign.py); this one votes at once, for it
+is the only voter. The others are not given copies: they find out that they were left behind, and start over by
+themselves.
+
 `recover_folder` gives the folder a new group id, a new incarnation and a higher term; `clone_folder` makes a copy of
 that folder into another member's. No folder votes from then on: each is a FRESH member that begins with a log
 (bootstrap.py), so the group works again when all members have met, and whoever was left behind is refused.
@@ -36,6 +40,7 @@ from .hard_state import NO_BOOT_ID, DurableState, HardStateFile
 from .identity import Identity, Manifest, Recovery, read_identity, read_manifest, write_identity
 from .overlay_files import OverlayFiles
 from .recovery import LogRecovery, RecoveredLog
+from .reign import Reign, first_term_of
 from .segment_keeper import LogFolders
 from .types import NO_INDEX, HardState, LogIndex, NodeId, Term
 
@@ -101,7 +106,9 @@ def finish_recovery(files: FileSystem, path: Path, identity: Identity, hard: Har
     state = hard.state
     if state.incarnation == recovery.from_incarnation:  # of no other: a later term is never taken back
         hint = state.hard.commit_hint
-        promise = HardState(term=Term(recovery.term), voted_for=None, commit_hint=hint, is_voter=False)
+        promise = HardState(
+            term=Term(recovery.term), voted_for=None, commit_hint=hint, is_voter=recovery.promoted
+        )
         hard.write(
             replace(
                 state, hard=promise, incarnation=identity.incarnation, boot_id=NO_BOOT_ID, clean_stop=False
@@ -236,6 +243,12 @@ def inspect(folder: StoppedFolder) -> Survivor:
 def check_recoverable(folder: StoppedFolder) -> None:
     """Raises: GroupRecoveryError when there is no lost majority to recover from, or it was done already."""
     identity, recovery = folder.identity, folder.recovery
+    if identity.reign is not None:
+        raise GroupRecoveryError(
+            f"group {identity.group} has a master ({identity.reign.master}), so no majority was lost. If the master does"
+            f" not come back, start {identity.node_id} as it is, and make it the master: ledgermq cluster promote"
+            f" {identity.node_id}; nothing was changed."
+        )
     if len(identity.members) < 2:
         raise GroupRecoveryError(
             f"{identity.node_id} has never met another member of group {identity.group}, so it needs none to work."
@@ -254,8 +267,30 @@ def recover_folder(folder: StoppedFolder, survivor: Survivor) -> Identity:
     `survivor` is what `inspect` found under the same lock. Raises: GroupRecoveryError, OSError.
     """
     check_recoverable(folder)
+    return _begin_anew(folder, survivor)
+
+
+def promote_folder(folder: StoppedFolder, survivor: Survivor) -> Identity:
+    """Make the folder that of the master of a new generation, which begins with its log; return its new identity.
+
+    `survivor` is what `inspect` found under the same lock. Raises: GroupRecoveryError, OSError.
+    """
+    identity = folder.identity
+    if identity.reign is None or not identity.group_id or identity.successor is not None:
+        raise GroupRecoveryError(
+            f"{identity.node_id} cannot be promoted: its folder is not that of a node of a group with a master, or was"
+            " never part of one; nothing was changed."
+        )
+    return _begin_anew(
+        folder, survivor, identity.reign.next(identity.node_id, identity.group_id, survivor.last_index)
+    )
+
+
+def _begin_anew(folder: StoppedFolder, survivor: Survivor, reign: Reign | None = None) -> Identity:
+    """Begin a group with this folder's log: one that waits for copies of it, or (`reign`) one that works at once."""
     _settle(folder)
     old, state = folder.identity, folder.hard.state
+    term = max(state.hard.term, survivor.last_term)
     incarnation = secrets.randbits(63) | 1
     return _replace_identity(
         folder,
@@ -264,12 +299,15 @@ def recover_folder(folder: StoppedFolder, survivor: Survivor) -> Identity:
             incarnation=incarnation,
             group_id=group_id_of(old.cluster_id, old.group, {old.node_id: incarnation}),
             members={**dict.fromkeys(old.members, 0), old.node_id: incarnation},
+            reign=reign,
             recovery=Recovery(
                 replaced_group_id=old.group_id,
                 from_incarnation=state.incarnation,
-                term=max(state.hard.term, survivor.last_term) + 1,
+                term=first_term_of(reign.generation if reign else 0, Term(term)),
                 last_index=survivor.last_index,
                 last_crc=survivor.last_crc,
+                counted=reign is not None,
+                promoted=reign is not None,
             ),
         ),
     )

@@ -11,7 +11,8 @@ from typing import Final
 
 from ledgermq.proto import raft_pb2 as pb
 
-from .types import NodeId, Term
+from .reign import Reign, Replication, explain_reign, successor_of
+from .types import LogIndex, NodeId, Term
 
 FORMAT: Final = 1
 
@@ -36,6 +37,8 @@ class RefusalKind(Enum):
     INCARNATION = pb.REFUSAL_INCARNATION
     MALFORMED = pb.REFUSAL_MALFORMED
     OTHER_GROUP = pb.REFUSAL_OTHER_GROUP
+    REPLICATION = pb.REFUSAL_REPLICATION
+    LEFT_BEHIND = pb.REFUSAL_LEFT_BEHIND
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,12 @@ class Hello:
     feature_level: int = 1
     fsync_p99_ms: float = 0.0
     disk_used_ratio: float = 0.0
+    replication: Replication = Replication.QUORUM
+    reign: Reign | None = None  # of a group with a master
+
+    @property
+    def is_learner(self) -> bool:
+        return self.standing is Standing.LEARNER
 
     def to_proto(self) -> pb.Hello:
         """Return the wire form."""
@@ -82,11 +91,13 @@ class Hello:
             known_incarnations={str(node): name for node, name in self.known_incarnations.items()},
             fsync_p99_ms=self.fsync_p99_ms,
             disk_used_ratio=self.disk_used_ratio,
+            replication=self.replication.value,
+            reign=_reign_to_proto(self.reign),
         )
 
     @staticmethod
     def from_proto(message: pb.Hello) -> Hello:
-        """Decode. Raises: ValueError for a standing that this build does not know."""
+        """Decode. Raises: ValueError for a standing or a mode that this build does not know."""
         return Hello(
             format=message.format,
             feature_level=message.feature_level,
@@ -102,7 +113,32 @@ class Hello:
             known_incarnations={NodeId(k): v for k, v in message.known_incarnations.items()},
             fsync_p99_ms=message.fsync_p99_ms,
             disk_used_ratio=message.disk_used_ratio,
+            replication=Replication(message.replication or "quorum"),
+            reign=_reign_from_proto(message),
         )
+
+
+def _reign_to_proto(reign: Reign | None) -> pb.Reign | None:
+    if reign is None:
+        return None
+    return pb.Reign(
+        master=reign.master,
+        generation=reign.generation,
+        began_after=reign.began_after,
+        former_group_ids=reign.former_group_ids,
+    )
+
+
+def _reign_from_proto(message: pb.Hello) -> Reign | None:
+    if not message.HasField("reign"):
+        return None
+    reign = message.reign
+    return Reign(
+        master=NodeId(reign.master),
+        generation=reign.generation,
+        began_after=LogIndex(reign.began_after),
+        former_group_ids=tuple(reign.former_group_ids),
+    )
 
 
 def refusal_of(mine: Hello, theirs: Hello, members: frozenset[NodeId]) -> Refusal | None:
@@ -126,6 +162,24 @@ def refusal_of(mine: Hello, theirs: Hello, members: frozenset[NodeId]) -> Refusa
             RefusalKind.GROUP,
             f"{who} belongs to group {theirs.group}, {mine.node_id} to group {mine.group}. "
             "Check the member addresses in the configuration of both",
+        ),
+        (
+            successor_of(theirs, mine) is not None,
+            RefusalKind.LEFT_BEHIND,
+            f"group {mine.group} goes on without the data folder of {who}: {_promoted(mine)}. {who} never leads again with "
+            "that folder. It moves it aside, whole, and fetches everything from the master, by itself",
+        ),
+        (
+            successor_of(mine, theirs) is not None,
+            RefusalKind.LEFT_BEHIND,
+            f"{mine.node_id} was left behind: {_promoted(theirs)}. It moves its folder aside and starts again",
+        ),
+        (
+            0 != theirs.group_id != mine.group_id != 0 and _are_rivals(mine, theirs),
+            RefusalKind.OTHER_GROUP,
+            f"{who} and {mine.node_id} are of generations of group {mine.group} that began beside each other: "
+            f"{_said(theirs)}; {_said(mine)}. One of the two must be given up: stop the master that has less, and let "
+            "it fetch everything from the other: ledgermq broker --rejoin; nothing was changed",
         ),
         (
             0 != theirs.group_id != mine.group_id != 0,
@@ -153,8 +207,42 @@ def refusal_of(mine: Hello, theirs: Hello, members: frozenset[NodeId]) -> Refusa
             f"{who} has segments of {theirs.segment_size} bytes, {mine.node_id} of {mine.segment_size}. "
             "The segment size must be equal on every node of a group",
         ),
+        (
+            theirs.replication is not mine.replication or _is_other_reign(mine, theirs),
+            RefusalKind.REPLICATION,
+            f"{who} has {_said(theirs)}, {mine.node_id} has {_said(mine)}. Set `replication` and `master` alike on every "
+            "node of a group; another node becomes the master only by: ledgermq cluster promote NODE. A folder that was "
+            "never part of this generation starts with: ledgermq broker --rejoin",
+        ),
     )
     for failed, kind, text in checks:
         if failed:
             return Refusal(kind, text)
     return None
+
+
+def _said(hello: Hello) -> str:
+    return explain_reign(hello.reign, hello.replication.value)
+
+
+def _promoted(hello: Hello) -> str:
+    if hello.reign is None:
+        return ""
+    return (
+        f"{hello.reign.master} was promoted to its master (generation {hello.reign.generation}), which took over the "
+        f"entries up to {hello.reign.began_after}"
+    )
+
+
+def _is_other_reign(mine: Hello, theirs: Hello) -> bool:
+    """Tell whether the two disagree about the master, and neither was left behind by the other."""
+    if mine.reign is None or theirs.reign is None:
+        return mine.reign is not theirs.reign
+    return (mine.reign.generation, mine.reign.master) != (theirs.reign.generation, theirs.reign.master)
+
+
+def _are_rivals(mine: Hello, theirs: Hello) -> bool:
+    """Tell whether both groups follow the same one: two nodes were promoted without knowing of each other."""
+    if mine.reign is None or theirs.reign is None:
+        return False
+    return bool(set(mine.reign.former_group_ids) & set(theirs.reign.former_group_ids))

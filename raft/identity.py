@@ -16,6 +16,7 @@ from ledgermq.proto.errors import CorruptError, NewerFormatError
 from .checked_file import read_record, write_record
 from .errors import DamagedFolderError, ForeignFolderError, NewerFolderError
 from .files import FileSystem
+from .reign import Reign
 from .types import HardState, LogIndex, NodeId, Term
 
 #: Stand in a learner's own entry of its member record, where a new node has its incarnation (which is odd): of one
@@ -40,6 +41,7 @@ class Recovery:
     last_index: int  # the log that every first member begins with ends here
     last_crc: int
     counted: bool = False  # this node became a voter once: its folder must not be copied any more
+    promoted: bool = False  # the new group is one with a master, this node: it votes at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,8 @@ class Identity:
     group_id: int = 0  # tells this group from others with the same names; 0 = not known yet (bootstrap.py)
     complete: bool = True  # False while the folder is being made: nothing was promised from it yet
     recovery: Recovery | None = None  # None: the group was never recovered, or this folder was made later
+    reign: Reign | None = None  # of a group with a master; None: a majority decides
+    successor: Reign | None = None  # left this folder behind: it is moved aside before anything else is done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,10 @@ def write_identity(files: FileSystem, path: Path, identity: Identity) -> None:
         fields["group_id"] = identity.group_id
     if identity.recovery is not None:
         fields["recovery"] = asdict(identity.recovery)
+    if identity.reign is not None:
+        fields["reign"] = asdict(identity.reign)
+    if identity.successor is not None:
+        fields["successor"] = asdict(identity.successor)
     write_record(files, path, "identity", IDENTITY_VERSION, fields)
 
 
@@ -114,7 +122,18 @@ def read_identity(files: FileSystem, path: Path, node: str) -> Identity:
 
 def _identity(fields: dict[str, Any]) -> Identity:
     recovery = fields.pop("recovery", None)
-    return Identity(**fields, recovery=Recovery(**recovery) if recovery else None)
+    return Identity(
+        recovery=Recovery(**recovery) if recovery else None,
+        reign=_reign(fields.pop("reign", None)),
+        successor=_reign(fields.pop("successor", None)),
+        **fields,
+    )
+
+
+def _reign(fields: dict[str, Any] | None) -> Reign | None:
+    if fields is None:
+        return None
+    return Reign(**{**fields, "former_group_ids": tuple(fields["former_group_ids"])})
 
 
 def write_manifest(files: FileSystem, path: Path, manifest: Manifest) -> None:

@@ -143,7 +143,8 @@ def on_read_index_request(state: CoreState, message: ReadIndexRequest) -> None:
 
 def transfer(state: CoreState, leading: LeaderState, to: NodeId | None) -> NodeId | None:
     """Begin to hand the lead over; return to whom, or None when nobody can take it."""
-    candidates = [f for f in leading.followers.values() if not f.is_learner]
+    voters = state.quorum.voters
+    candidates = [f for f in leading.followers.values() if not f.is_learner and f.node_id in voters]
     if to is None:
         candidates = [f for f in candidates if f.contact_ticks < state.config.election_ticks_min]
         candidates.sort(key=lambda f: (-f.match_index, f.contact_ticks))

@@ -127,6 +127,19 @@ class Leadership:
         finally:
             self._moving = None
 
+    async def hand_over(self) -> None:
+        """Transfer the lead; when nobody takes it, resign so that the others need not wait for a timeout."""
+        node = self._config.node_id
+        try:
+            leader = await self.transfer(None)
+            logger.info("lead handed over node=%s to=%s", node, leader)
+        except (TransferFailedError, NotLeaderError) as error:
+            logger.warning("lead not handed over node=%s reason=%r", node, str(error))
+            self._driver.settle()
+            self._core.resign()
+            self._driver.pump()
+            await asyncio.sleep(0.02)  # lets the streams take the message
+
     def transfer_failed(self, reason: str) -> None:
         """A hand-over that is under way will not happen."""
         if self._transfer is not None and not self._transfer.done():

@@ -20,15 +20,14 @@ from ledgermq.proto.entry import Buffer
 
 from .applier import Applier
 from .commit_log import CommitLog
-from .config import Member, RaftConfig
+from .config import RaftConfig
+from .copies import Copies
 from .core import RaftCore
 from .driver import Driver, RaftTransport
 from .errors import (
     DamagedLogError,
     NodeStoppedError,
-    NotLeaderError,
     StorageError,
-    TransferFailedError,
     TransferringError,
 )
 from .files import FileSystem, RealFileSystem
@@ -90,7 +89,6 @@ class RaftNode:
         registry: CollectorRegistry | None = None,
     ) -> None:
         self.config = config
-        self.voters: tuple[Member, ...] = config.members
         self.metrics = RaftMetrics(registry)
         self.fault: str | None = None
         self.reset_decided = asyncio.Event()  # stop this node and start another one on the same folder
@@ -150,6 +148,7 @@ class RaftNode:
             on_disk_full=self._on_disk_full,
         )
         self._started = True
+        self._resets.succession.start()
         await self._transport.listen()
         self._transport.connect()
         self._ticker.start()
@@ -175,7 +174,8 @@ class RaftNode:
 
     def _assemble(self) -> None:
         """Build everything that stands on the opened storage."""
-        config, storage, log = self.config, self._storage, self._storage.log
+        storage, log = self._storage, self._storage.log
+        config = self.config = self.config.under(storage.identity.reign)
         applied = self._state_machine.last_applied_index
         check_state_fits(config, applied, log)
         transfer = self._state_transfer
@@ -208,6 +208,7 @@ class RaftNode:
             read_index=self._reads.read_index,
             on_new_incarnation=self._transport.drop_other_incarnations,
             on_learner=self._gate.on_learner,
+            on_left_behind=lambda reign: self._resets.succession.left_behind(reign),
         )
         lateness = self.metrics.histogram("ledgermq_event_loop_lateness_seconds")
         self._ticker = Ticker(
@@ -230,8 +231,8 @@ class RaftNode:
         if not self._started or self._stopping:
             return
         self._stopping = True
-        if transfer and self.fault is None and self._core.role is Role.LEADER and self.config.peers:
-            await self._hand_over()
+        if transfer and self.fault is None and self._core.role is Role.LEADER and len(self.config.voters) > 1:
+            await self._leadership.hand_over()
         await self._close(clean=self.fault is None)
         logger.info("node stopped node=%s", self.config.node_id)
 
@@ -239,18 +240,6 @@ class RaftNode:
         """Close without a hand-over and without the clean-stop mark, as if the process had been killed."""
         self._stopping = True
         await self._close(clean=False)
-
-    async def _hand_over(self) -> None:
-        """Transfer the lead; when nobody takes it, resign so that the others need not wait for a timeout."""
-        try:
-            leader = await self.transfer_leadership()
-            logger.info("lead handed over node=%s to=%s", self.config.node_id, leader)
-        except (TransferFailedError, NotLeaderError) as error:
-            logger.warning("lead not handed over node=%s reason=%r", self.config.node_id, str(error))
-            self._driver.settle()
-            self._core.resign()
-            self._driver.pump()
-            await asyncio.sleep(0.02)  # lets the streams take the message
 
     async def _close(self, *, clean: bool) -> None:
         reason = self.fault or "this node is stopping"
@@ -342,6 +331,18 @@ class RaftNode:
     def log(self) -> CommitLog:
         """The log, for reading."""
         return self._storage.log
+
+    @property
+    def copies(self) -> Copies:
+        """What the other members hold, while this node leads."""
+        return self._driver.copies
+
+    def in_contact(self, silence_ms: int) -> int:
+        """Return how many other members are connected and were heard lately; 0 unless this node leads."""
+        heard = [
+            p.node_id for p in self._core.progress() if p.contact_ticks * self.config.tick_ms < silence_ms
+        ]
+        return sum(self._transport.is_connected(node) for node in heard)
 
     @property
     def storage(self) -> RaftStorage:

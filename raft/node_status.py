@@ -130,8 +130,13 @@ class StatusView:
             since_ms=int((time.monotonic() - self._since) * 1000),
             leader_id=core.leader_id,
             leader_ready=leader_ready,
-            voters=len(config.members),
-            voters_reachable=sum(peer.connected and peer.role != "learner" for peer in peers),
+            voters=len(config.voters),
+            voters_reachable=sum(
+                peer.connected and peer.role != "learner" and peer.node_id in config.voters for peer in peers
+            ),
+            replication=config.replication.value,
+            master=config.reign.master if config.reign is not None else "",
+            generation=config.reign.generation if config.reign is not None else 0,
             flush=config.flush,
             first_index=log.first_index,
             last_index=core.last_index,
@@ -175,7 +180,7 @@ class StatusView:
         hello = self._rights.hellos.get(node)
         heard = self._heard.get(node)
         refusal = transport.refused.get(node)
-        connected = transport.links[node].control.connected and transport.is_heard(node)
+        connected = transport.is_connected(node)
         behind = self._behind_bytes(progress.stable_index) if progress else None
         return PeerStatus(
             node_id=node,
@@ -216,8 +221,26 @@ class StatusView:
         texts: dict[str, list[str]] = {}
         for node, refusal in sorted(refused_by.items()):
             texts.setdefault(refusal.text, []).append(node)
+        if not parts and self._config.reign is not None and (why := self._no_master()):
+            reasons.append(why)
         reasons += [f"refused by {', '.join(nodes)}: {text}" for text, nodes in texts.items()]
         return "; ".join(reasons)
+
+    def _no_master(self) -> str:
+        """Return what a group without its master needs; "" while this node, the master, is about to lead."""
+        master = self._config.voters[0]
+        promote = "ledgermq cluster promote NODE"
+        if self._config.is_slave:
+            return (
+                f"the master {master} is away; messages can be read here, and none be stored. Start it. If it does not come "
+                f"back, make the slave with the most the master: {promote}"
+            )
+        if self._rights.standing is not Standing.LEARNER:
+            return ""
+        return (
+            f"{master} is the master and lost what it held, or the end of it, so it does not lead by itself. Make the node "
+            f"with the most the master: {promote}"
+        )
 
     def _role_of(self, node: NodeId, hello: Hello | None) -> str:
         if node == self._core.leader_id:

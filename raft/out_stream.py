@@ -92,6 +92,7 @@ class OutStream(Generic[Item]):
         self.kind = kind
         self.address = address
         self.connected = False
+        self.is_closed_there = False  # the last try was refused, or nothing answered
         self.dropped = 0
         self._owner = owner
         self._make_frame = make_frame
@@ -220,6 +221,7 @@ class OutStream(Generic[Item]):
             return False
 
     def _disconnected(self, end: _Ended) -> None:
+        self.is_closed_there = end.unreachable
         if self.connected:
             logger.info("stream lost stream=%s peer=%s reason=%r", self.kind.value, self.address, end.reason)
             self.connected = False

@@ -69,6 +69,10 @@ class PeerGate:
         if refusal.kind is RefusalKind.INCARNATION and self._rights.group_id in (0, group_id):
             self._fail(refusal.text)
 
+    def on_left_behind(self, hello: Hello) -> None:
+        """The peer's own greeting shows whether that is so."""
+        self._rights.look_for_successor(hello)
+
     def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
         """Note that a stream is ready."""
         self._metrics.gauge("ledgermq_raft_peer_connected", peer, kind.value.lower()).set(1)

@@ -1,4 +1,6 @@
-"""Both sides of a reset in one node: what it sends while it leads, what it fetches while it follows (D8).
+"""What makes a node start over from another's state: a reset (D8), a promotion that left it behind (succession.py).
+
+Of a reset both sides: what this node sends while it leads, what it fetches while it follows.
 
 Owns: nothing of its own. Without a state machine that can hand over its state nothing is sent or fetched, and a follower
 that retention left behind stays there.
@@ -18,6 +20,7 @@ from .outputs import ResetOffered
 from .reset_receiver import ResetReceiver
 from .reset_sender import ResetSender
 from .state_transfer import StateTransfer
+from .succession import Succession
 from .types import LogIndex, NodeId, Term
 from .voting_rights import VotingRights
 
@@ -43,6 +46,9 @@ class Resets:
         self._node_id = config.node_id
         self._sender: ResetSender | None = None
         self._receiver: ResetReceiver | None = None
+        self.succession = Succession(
+            config, core, driver, transport, rights, on_decided=on_decided, fail=fail
+        )
         if transfer is None:
             return
         self._sender = ResetSender(core, log, transfer, rights.admit, config.node_id)
@@ -74,5 +80,6 @@ class Resets:
 
     async def close(self) -> None:
         """Send and fetch nothing any more."""
+        await self.succession.close()
         if self._receiver is not None:
             await self._receiver.close()

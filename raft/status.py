@@ -64,6 +64,9 @@ class RaftStatus:
     disk_used_ratio: float
     clock_offset_ms: int  # wall clock minus log time
     fault: str | None
+    replication: str  # quorum | async_master | sync_master
+    master: str  # of a group with one; else empty
+    generation: int  # how often another master was promoted
     held_back: str  # why this node finds no leader, as far as it can tell; empty: nothing is known
     log_check: CheckCounts  # a copy
     peers: tuple[PeerStatus, ...]  # every member, this one included, in configured order

@@ -39,6 +39,7 @@ from .log_files import LogFiles
 from .log_repair import renew_identity
 from .log_writer import LogWriter, PersistOp, Position
 from .recovery import LogRecovery, RecoveredLog
+from .reign import Reign
 from .repair_note import RepairNote, read_note_of, write_note
 from .reset_install import InstallState, settle_reset
 from .segment import create_segment, segment_start
@@ -77,9 +78,8 @@ class StorageConfig:
     flush_bytes: int = 8 << 20
     cache_bytes: int = 24 << 20
     read_threads: int = 4  # 0: a cold read is done on the calling thread (simulators)
-    learner_after_reboot: bool = (
-        False  # a reboot without a clean stop may have lost what was acknowledged (D7)
-    )
+    learner_after_reboot: bool = False  # one without a clean stop may have lost what was acknowledged (D7)
+    reign: Reign | None = None  # that a folder made now belongs to; None: a majority decides
     machine: Machine = field(default_factory=Machine)
 
 
@@ -88,9 +88,7 @@ class RecoveryReport:
     """What opening found."""
 
     clean_stop: bool  # the last stop was clean: the log was not scanned
-    rebooted_unclean: (
-        bool  # other boot id, no clean-stop mark: in async mode, no vote before it caught up (D7)
-    )
+    rebooted_unclean: bool  # other boot id, no clean-stop mark: in async mode, no vote before it caught up
     scanned_bytes: int
     truncated_bytes: int  # of a torn tail
     floor_index: LogIndex  # highest entry that the last run knew to be durable
@@ -218,9 +216,7 @@ class RaftStorage:
         """Store the incarnations of the group's members durably. Blocking; call it in a thread."""
         known = {**self.identity.members, **members}
         if known != self.identity.members:
-            identity = replace(self.identity, members=known)
-            write_identity(self._files, self._folders.identity, identity)
-            self.identity = identity
+            self._store(replace(self.identity, members=known))
 
     def note_commit(self, index: LogIndex) -> None:
         """Entries up to `index` are committed: a hint that is stored with the next floor (P13)."""
@@ -229,7 +225,13 @@ class RaftStorage:
     def learn_group_id(self, group_id: int) -> None:
         """Store which group this is durably, once and for ever. Blocking; call it in a thread. Raises: OSError."""
         assert self.identity.group_id in (0, group_id)
-        identity = replace(self.identity, group_id=group_id)
+        self._store(replace(self.identity, group_id=group_id))
+
+    def learn_successor(self, reign: Reign) -> None:
+        """Store durably that the next opening moves this folder aside. Blocking; call it in a thread. Raises: OSError."""
+        self._store(replace(self.identity, successor=reign))
+
+    def _store(self, identity: Identity) -> None:
         write_identity(self._files, self._folders.identity, identity)
         self.identity = identity
 
@@ -306,6 +308,7 @@ def create_data_folder(
             segment_size=config.segment_size,
             members={config.node_id: incarnation},
             complete=False,
+            reign=config.reign,
         )
         # The identity comes first, unfinished: so a folder without one was never ours, and this can be repeated.
         write_identity(files, folders.identity, identity)

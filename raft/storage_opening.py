@@ -7,18 +7,27 @@ could be taken for a voter's: a new one starts without the right to vote (bootst
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from .commit_log import CommitLog
 from .config import RaftConfig
-from .errors import DamagedFolderError, DamagedLogError, DataFolderError, OldHardStateError
+from .errors import (
+    ConfigurationError,
+    DamagedFolderError,
+    DamagedLogError,
+    DataFolderError,
+    ForeignFolderError,
+    OldHardStateError,
+)
 from .files import FileSystem
 from .hard_state import check_not_older
-from .identity import REJOINED_MARK, is_new
+from .identity import REJOINED_MARK, Identity, is_new, read_identity
 from .log_view import LogView
+from .reign import Reign
 from .reset_install import InstallState
 from .segment_keeper import LogFolders
 from .storage import RaftStorage, StorageConfig, create_data_folder, is_initialized, open_storage, rejoin
-from .types import LogIndex
+from .types import LogIndex, NodeId
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +43,12 @@ def open_node_storage(
     Raises: DataFolderError subclasses, DamagedLogError, and as `open_storage`.
     """
     wanted = settings or storage_config(config)
+    identity = _identity_if_readable(wanted, files)
+    if identity is not None and identity.successor is not None:
+        return _open_as_successor_wants(wanted, files, install_state, identity)
+    if identity is not None:
+        check_reign(config, identity)
+        wanted = replace(wanted, reign=identity.reign)  # also of the folder that a rejoin makes
     if config.rejoin:
         if not config.peers:
             raise DataFolderError(
@@ -42,6 +57,11 @@ def open_node_storage(
             )
         return _open_for_rejoin(wanted, files, install_state)
     if not is_initialized(wanted.data_dir, files, wanted.node_id):
+        if config.replication.has_master and not config.master and identity is None:
+            raise ConfigurationError(
+                f"{config.node_id} will not start: group {config.group} has replication {config.replication.value}, and"
+                " who its master is was not told. Set `master` to the id of that node"
+            )
         create_data_folder(wanted, files, is_voter=False)
         logger.info("data folder created node=%s folder=%s", config.node_id, config.data_dir)
     return _open(wanted, files, install_state)
@@ -75,6 +95,57 @@ def _open_for_rejoin(
     storage = open_storage(wanted, files)
     storage.learn_members({wanted.node_id: REJOINED_MARK})
     return storage
+
+
+def _identity_if_readable(wanted: StorageConfig, files: FileSystem) -> Identity | None:
+    """Return whose folder this is; None: it is not known here, and a start, or `--rejoin`, says what that means."""
+    path = LogFolders(wanted.data_dir).identity
+    if not files.exists(path):
+        return None
+    try:
+        return read_identity(files, path, wanted.node_id)
+    except DataFolderError:
+        return None
+
+
+def _open_as_successor_wants(
+    wanted: StorageConfig, files: FileSystem, install_state: InstallState | None, identity: Identity
+) -> RaftStorage:
+    """Move a folder aside that was left behind, and start as a learner of the generation that follows it (D24)."""
+    assert identity.successor is not None
+    moved = rejoin(replace(wanted, reign=identity.successor), files)
+    logger.warning(
+        "left behind: this folder's log is kept, the group goes on without what it has behind entry %d node=%s master=%s "
+        "generation=%d old_data=%s; to read it: ledgermq dump --data %s DIR",
+        identity.successor.began_after, wanted.node_id, identity.successor.master, identity.successor.generation, moved,
+        moved,
+    )  # fmt: skip
+    storage = open_storage(wanted, files, install_state)
+    storage.learn_members({wanted.node_id: REJOINED_MARK})
+    return storage
+
+
+def check_reign(config: RaftConfig, identity: Identity) -> None:
+    """Check that a folder was made for the mode of replication that is configured. Raises: ForeignFolderError."""
+    reign, mode = identity.reign, config.replication
+    stays = "The choice between a majority and a master is fixed when a group is made"
+    if reign is None and mode.has_master:
+        raise ForeignFolderError(
+            f"{config.node_id} will not start: its data folder {config.data_dir} belongs to a group with replication"
+            f" quorum, and {mode.value} is configured. {stays}: set replication = quorum; nothing was changed."
+        )
+    if reign is not None and not mode.has_master:
+        raise ForeignFolderError(
+            f"{config.node_id} will not start: its data folder {config.data_dir} belongs to a group with a master"
+            f" ({reign.master}), and replication quorum is configured. {stays}: set replication = async_master or"
+            " sync_master; nothing was changed."
+        )
+    if reign is not None and not reign.generation and config.master not in ("", reign.master):
+        raise ForeignFolderError(
+            f"{config.node_id} will not start: the master of group {config.group} is {reign.master}, and"
+            f" {config.master} is configured. Set master = {reign.master}, and make another node the master with:"
+            f" ledgermq cluster promote {config.master}; nothing was changed."
+        )
 
 
 def _open_rejoined(
@@ -112,6 +183,7 @@ def storage_config(config: RaftConfig) -> StorageConfig:
         segment_size=config.segment_size,
         flush=config.flush,
         learner_after_reboot=config.flush != "sync" and bool(config.peers),
+        reign=Reign(master=NodeId(config.master)) if config.replication.has_master else None,
     )
 
 

@@ -85,6 +85,9 @@ class Gate(Protocol):
     def on_refused(self, peer: NodeId, refusal: Refusal, group_id: int) -> None:
         """A peer that is no learner refused this node's greeting; `group_id` is the peer's (0: it does not know)."""
 
+    def on_left_behind(self, hello: Hello) -> None:
+        """A peer, which greets like this, says that the group goes on without this node's data folder, or without its own."""
+
     def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
         """An outgoing stream is ready."""
 
@@ -124,6 +127,8 @@ class PeerLink(Generic[ControlItem, AppendItem]):
             self._on_answered(self.peer.node_id, refusal)
             if reply.hello.standing != Standing.LEARNER.value:  # else its own record may be the old one
                 self._gate.on_refused(self.peer.node_id, refusal, reply.hello.group_id)
+            if refusal.kind is RefusalKind.LEFT_BEHIND:
+                self._gate.on_left_behind(Hello.from_proto(reply.hello))
             return False
         self._on_answered(self.peer.node_id, None)
         theirs = Hello.from_proto(reply.hello)
@@ -289,6 +294,10 @@ class Transport(Generic[ControlItem, AppendItem]):
             if incoming.incarnation != incarnation:
                 self._incoming[peer].discard(incoming)
                 incoming.end()
+
+    def is_connected(self, peer: NodeId) -> bool:
+        """Tell whether this node and `peer` can talk to each other now."""
+        return self.links[peer].control.connected and self.is_heard(peer)
 
     def is_heard(self, peer: NodeId) -> bool:
         """Tell whether the peer has a stream open to this node."""

@@ -33,7 +33,7 @@ def on_request_vote(state: CoreState, message: RequestVote) -> None:
 
 def may_grant(state: CoreState, message: RequestVote) -> bool:
     """Tell whether this node would vote for the candidate in the candidate's term."""
-    if not state.is_voter:
+    if not state.may_vote:
         return False
     if message.term == state.term:
         is_free = state.voted_for is None and state.leader_id is None

@@ -16,6 +16,7 @@ from .config import RaftConfig
 from .core import RaftCore
 from .errors import NotLeaderError
 from .hello import Hello, Refusal, RefusalKind, Standing, refusal_of
+from .reign import Reign, successor_of
 from .storage import RaftStorage
 from .storage_opening import is_learner
 from .threads import in_thread
@@ -39,6 +40,7 @@ class VotingRights:
         read_index: Callable[[], Awaitable[LogIndex]],
         on_new_incarnation: Callable[[NodeId, int], None],
         on_learner: Callable[[NodeId], None],
+        on_left_behind: Callable[[Reign], None],
     ) -> None:
         self.hellos: dict[NodeId, Hello] = {}
         self._config = config
@@ -49,12 +51,17 @@ class VotingRights:
         self._read_index = read_index
         self._on_new_incarnation = on_new_incarnation
         self._on_learner = on_learner
+        self._on_left_behind = on_left_behind
         self._accepted_by: set[NodeId] = set()  # peers that took this run's greeting
         self._members = frozenset(member.node_id for member in config.members)
-        self._others = frozenset(peer.node_id for peer in config.peers)
+        # Who must know this node before it is a member for good. A slave never votes: the master's word is enough.
+        others = config.voters if config.is_slave else [peer.node_id for peer in config.peers]
+        self._others = frozenset(others)
         known = {node: number for node, number in storage.identity.members.items() if number}
         known.pop(config.node_id, None)
-        self._record = MemberRecord(config.group, known, storage.identity.recovery)
+        # Who was left behind by a promotion is told so by `refusal_of`.
+        recovery = storage.identity.recovery if config.reign is None else None
+        self._record = MemberRecord(config.group, known, recovery, not_judged=config.not_judged)
         self._is_learner = is_learner(storage)
         self._lock = asyncio.Lock()  # one change of the record at a time
         self._rejoin = Rejoin(config.node_id, storage.incarnation, self._others)
@@ -104,6 +111,8 @@ class VotingRights:
             feature_level=self._config.feature_level,
             fsync_p99_ms=fsync_p99_ms,
             disk_used_ratio=disk_used_ratio,
+            replication=self._config.replication,
+            reign=self._config.reign,
         )
 
     async def admit(self, hello: Hello) -> Refusal | None:
@@ -112,6 +121,7 @@ class VotingRights:
         Raises: OSError (it cannot be stored, or not any more).
         """
         mine = self.hello(None, 0.0, 0.0)
+        self.look_for_successor(hello)
         refusal = refusal_of(mine, hello, self._members)
         if refusal is None or refusal.kind is RefusalKind.OTHER_GROUP:
             refusal = self._record.refusal_of_lost(hello) or refusal
@@ -129,6 +139,20 @@ class VotingRights:
             self._on_learner(hello.node_id)
         self.learn(hello)
         return None
+
+    async def store_successor(self, reign: Reign) -> None:
+        """Store durably that this folder was left behind. Raises: OSError."""
+        async with self._lock:
+            if self._closed:
+                raise OSError(errno.ESHUTDOWN, "this node is stopping")
+            await in_thread(lambda: self._storage.learn_successor(reign))
+
+    def look_for_successor(self, hello: Hello) -> None:
+        """Stop leading, and everything else, if the group goes on without this folder (D24)."""
+        if hello.node_id in self._members and hello.cluster_id == self._config.cluster_id:
+            reign = successor_of(self.hello(None, 0.0, 0.0), hello)
+            if reign is not None and hello.group == self._config.group:
+                self._on_left_behind(reign)
 
     async def _store(self, hello: Hello) -> None:
         if self._closed:
@@ -227,7 +251,8 @@ class VotingRights:
             self._identifying = asyncio.get_running_loop().create_task(self._store_group_id())
 
     def _find_group_id(self) -> int:
-        return find_group_id(self.hello(None, 0.0, 0.0), self._others, self.hellos)
+        mine, makes = self.hello(None, 0.0, 0.0), not self._config.is_slave
+        return find_group_id(mine, self._others, self.hellos, may_make=makes)
 
     async def _store_group_id(self) -> None:
         try:

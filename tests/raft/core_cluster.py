@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ledgermq.raft.core import RaftCore
 from ledgermq.raft.core_config import CoreConfig
@@ -27,11 +28,23 @@ def runs_of(terms: list[int]) -> tuple[TermRun, ...]:
     return tuple(runs)
 
 
+def core_config(
+    name: str, voters: Sequence[str], non_voters: Sequence[str], limits: dict[str, Any]
+) -> CoreConfig:
+    return CoreConfig(
+        node_id=NodeId(name),
+        voters=tuple(map(NodeId, voters)),
+        non_voters=tuple(map(NodeId, non_voters)),
+        **limits,
+    )
+
+
 def make_core(
     name: str = "n1",
     terms: list[int] | None = None,
     *,
     voters: tuple[str, ...] = ("n1", "n2", "n3"),
+    non_voters: tuple[str, ...] = (),
     hard: HardState | None = None,
     core_class: type[RaftCore] = RaftCore,
     **limits: int,
@@ -41,7 +54,7 @@ def make_core(
     last = LogIndex(len(terms))
     stored = hard or HardState(Term(terms[-1] if terms else 0))
     view = LogView(term_runs=runs_of(terms), last_index=last, stable_index=last)
-    config = CoreConfig(node_id=NodeId(name), voters=tuple(map(NodeId, voters)), **limits)
+    config = core_config(name, voters, non_voters, limits)
     return core_class(config, stored, view, random.Random(name))
 
 
@@ -74,8 +87,15 @@ class Member:
 class Cluster:
     """Named members and the links between them."""
 
-    def __init__(self, *names: str, core_class: type[RaftCore] = RaftCore, **limits: int) -> None:
+    def __init__(
+        self,
+        *names: str,
+        non_voters: tuple[str, ...] = (),
+        core_class: type[RaftCore] = RaftCore,
+        **limits: int,
+    ) -> None:
         self.names = names
+        self.non_voters = non_voters
         self.core_class = core_class
         self.limits = limits
         self.members = {n: Member(self._core(n)) for n in names}
@@ -183,7 +203,8 @@ class Cluster:
         fresh.sent = old.sent
 
     def _config(self, name: str) -> CoreConfig:
-        return CoreConfig(node_id=NodeId(name), voters=tuple(map(NodeId, self.names)), **self.limits)
+        voters = [each for each in self.names if each not in self.non_voters]
+        return core_config(name, voters, self.non_voters, self.limits)
 
     def _core(self, name: str) -> RaftCore:
         return self.core_class(self._config(name), HardState(), LogView(), random.Random(name))

@@ -51,6 +51,7 @@ class Peer:
         self.up: set[tuple[NodeId, StreamKind]] = set()
         self.gone: list[NodeId] = []
         self.refusals: list[Refusal] = []
+        self.left_behind_by: list[NodeId] = []
         self.changed = asyncio.Event()
         own = next(m for m in members if m.node_id == name)
         others = tuple(m for m in members if m.node_id != name)
@@ -74,6 +75,10 @@ class Peer:
 
     def on_refused(self, peer: NodeId, refusal: Refusal, group_id: int) -> None:
         self.refusals.append(refusal)
+        self.changed.set()
+
+    def on_left_behind(self, hello: Hello) -> None:
+        self.left_behind_by.append(hello.node_id)
         self.changed.set()
 
     def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:

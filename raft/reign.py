@@ -1,0 +1,83 @@
+"""A group with one voter, the master, instead of a majority: whose word counts, and since when (D24).
+
+Pure. The members that are not the master get the whole log, and never vote, lead or count for commit. Nobody takes over
+by himself: a person promotes a slave (group_recovery.py). That begins a generation: a new group id, a higher term, and
+the list of the ids that it follows. Hence, between two nodes of one group:
+
+- the later generation wins, whatever the terms say; a term of it is above all of the earlier ones (`first_term_of`);
+- who finds the id of its own folder among the former ids is left behind. It stops at once, for ever in that
+  generation; its folder is moved aside, whole, and it fetches the log from the new master (`successor_of`);
+- who does not find it there is of another group, or of a generation that was promoted beside this one. Nothing is
+  inferred: a person decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from .types import NO_INDEX, LogIndex, NodeId, Term
+
+if TYPE_CHECKING:
+    from .hello import Hello
+
+#: So many promotions are remembered: who was left behind before them is told to rejoin by a person.
+MAX_FORMER: Final = 64
+#: Terms of one generation. A master that starts again and again gets nowhere near; people can read it off a term.
+TERMS_PER_GENERATION: Final = 10**12
+
+
+class Replication(Enum):
+    """How a group decides what is committed, and what an answer to a producer waits for."""
+
+    QUORUM = "quorum"  # every member votes; what a majority holds is committed
+    ASYNC_MASTER = "async_master"  # what the master holds is committed, and answered
+    SYNC_MASTER = "sync_master"  # the same, and the answer waits for slaves that hold it too
+
+    @property
+    def has_master(self) -> bool:
+        return self is not Replication.QUORUM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reign:
+    """Who is the master of a group. Equal generations of one group have the same master."""
+
+    master: NodeId
+    generation: int = 0  # promotions so far; 0: as it was configured
+    began_after: LogIndex = NO_INDEX  # the last entry that this generation took over from the one before
+    former_group_ids: tuple[int, ...] = ()  # of the generations before, oldest first
+
+    def next(self, master: NodeId, group_id: int, last_index: LogIndex) -> Reign:
+        """Return the generation that begins when `master` goes on alone with its log up to `last_index`."""
+        return Reign(
+            master=master,
+            generation=self.generation + 1,
+            began_after=last_index,
+            former_group_ids=(*self.former_group_ids, group_id)[-MAX_FORMER:],
+        )
+
+
+def first_term_of(generation: int, term: Term) -> Term:
+    """Return the term in which a generation begins; `term` is the highest that the promoted node knows."""
+    return Term(max(term, generation * TERMS_PER_GENERATION) + 1)
+
+
+def successor_of(mine: Hello, theirs: Hello) -> Reign | None:
+    """Return the reign that left the sender of `mine` behind, or None.
+
+    A learner that does not know its group yet holds nothing that could be left behind: it goes with the newest.
+    """
+    if mine.reign is None or theirs.reign is None or theirs.reign.generation <= mine.reign.generation:
+        return None
+    is_blank = not mine.group_id and mine.is_learner
+    return theirs.reign if is_blank or mine.group_id in theirs.reign.former_group_ids else None
+
+
+def explain_reign(reign: Reign | None, replication: str) -> str:
+    """Return a reign in words, for refusals."""
+    if reign is None:
+        return f"replication {replication}"
+    since = f", generation {reign.generation}" if reign.generation else ""
+    return f"replication {replication} with the master {reign.master}{since}"
