@@ -42,7 +42,8 @@ class Calm:
             raise InvariantError(f"E7: a node that returned ended term {highest}: {world.describe()}")
         if len(world.names) > 1:
             self._one_cannot_reach_the_leader()
-            self._leader_resigns()
+            if not world.master:  # nobody else could lead
+                self._leader_resigns()
 
     def _everybody_returns(self) -> None:
         """Mend everything; all must agree."""

@@ -102,7 +102,7 @@ class Horizon:
         nodes = invariants.nodes.values()
         holders = [node.name for node in nodes if node.has_durable(index, invariants.committed[index])]
         demand(
-            2 * len(holders) > len(nodes),
+            invariants.is_quorum(holders),
             f"I14: {when}, entry {index} is durable only on {', '.join(holders) or 'nobody'}",
         )
 

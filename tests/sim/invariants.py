@@ -13,6 +13,7 @@ An entry stands for the log up to it: its checksum covers the one before.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ledgermq.proto.entry import EntryHeader
@@ -33,9 +34,10 @@ class InvariantError(AssertionError):
 class Invariants:
     """The global memory of one run."""
 
-    def __init__(self, nodes: dict[str, SimNode], atlas: Atlas) -> None:
+    def __init__(self, nodes: dict[str, SimNode], atlas: Atlas, voters: Sequence[str]) -> None:
         self.nodes = nodes
         self.atlas = atlas
+        self.voters = frozenset(voters)
         self.leader_of: dict[int, str] = {}
         self.history: dict[tuple[int, int], int] = {(0, 0): 0}  # (index, term) -> checksum
         self.stamps: dict[tuple[int, int], int] = {}  # -> timestamp
@@ -47,6 +49,10 @@ class Invariants:
         self.grants: dict[tuple[str, int], str] = {}
         self.sent_term: dict[str, int] = {}
         self.checks = 0
+
+    def is_quorum(self, names: Collection[str]) -> bool:
+        """Tell whether these nodes may decide."""
+        return 2 * len(self.voters.intersection(names)) > len(self.voters)
 
     def chain_of(self, core: RaftCore, index: int) -> int | None:
         """Return the checksum that stands for a node's log up to `index`; None outside of it."""
@@ -208,7 +214,7 @@ class Invariants:
         self.last_stamp = stamp
         holders = [n.name for n in self.nodes.values() if n.has_durable(index, chain)]
         demand(
-            2 * len(holders) > len(self.nodes),
+            self.is_quorum(holders),
             f"I6 durable quorum: {node.name} commits {index}, durable only on {', '.join(holders) or 'nobody'}",
         )
 

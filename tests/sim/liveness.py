@@ -41,6 +41,8 @@ class Liveness:
         world.faults.active = False
         names = list(world.names)
         rng.shuffle(names)
+        if world.master:
+            names.sort(key=lambda name: name != world.master)  # it first: without it nothing goes
         need = len(names) // 2 + 1
         learners = any(not n.up or not n.core.is_voter or n.wants_rejoin for n in world.nodes.values())
         size = len(names) if learners or world.atlas.hurt or rng.random() < 0.5 else need

@@ -52,10 +52,12 @@ class Membership:
         self._life = life
         storage, config = life.storage, life.node.config
         self._me = config.node_id
-        self._others = frozenset(peer.node_id for peer in config.peers)
+        peers = [peer.node_id for peer in config.peers]
+        self._others = frozenset(config.voters if config.is_slave else peers)  # whose word a standing needs
         self._members = frozenset(member.node_id for member in config.members)
         known = {node: number for node, number in storage.identity.members.items() if number}
-        self._record = MemberRecord(config.group, {n: i for n, i in known.items() if n != self._me})
+        others = {n: i for n, i in known.items() if n != self._me}
+        self._record = MemberRecord(config.group, others, not_judged=config.not_judged)
         self._is_learner = is_learner(storage)
         self._rejoin = Rejoin(self._me, storage.incarnation, self._others)
         self._aiming = False
@@ -88,6 +90,8 @@ class Membership:
             term=self._life.core.term,
             group_id=self.group_id,
             known_incarnations=dict(self._record.known),
+            replication=config.replication,
+            reign=config.reign,
         )
 
     # --- greeting ------------------------------------------------------------------------------------------------
@@ -96,7 +100,7 @@ class Membership:
         for peer in self._life.peers:
             if peer not in self.accepted_by:
                 self._greet(peer)
-        if len(self.accepted_by) < len(self._others):
+        if len(self.accepted_by) < len(self._life.peers):
             self._life.later(GREET_AGAIN_US, "greet")
 
     def _greet(self, peer: NodeId) -> None:
@@ -227,7 +231,7 @@ class Membership:
             return
         core, rejoin = life.core, self._rejoin
         if rejoin.target is None:
-            known = len(self.accepted_by) == len(self._others) and rejoin.is_known_to_all(self.hellos)
+            known = self._others <= self.accepted_by.keys() and rejoin.is_known_to_all(self.hellos)
             if known and not self._aiming and core.leader_id is not None:
                 self._aiming = life.ask_read(AIM)
         elif rejoin.is_done(
@@ -260,7 +264,8 @@ class Membership:
     def _identify(self) -> None:
         if self.group_id or self._storing or self._life.disk.broken:
             return
-        group_id = find_group_id(self.hello(), self._others, self.hellos)
+        makes = not self._life.node.config.is_slave
+        group_id = find_group_id(self.hello(), self._others, self.hellos, may_make=makes)
         if not group_id:
             return
         try:

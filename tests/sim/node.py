@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.core import RaftCore
 from ledgermq.raft.errors import DamagedLogError, DataFolderError, DiskFullError
+from ledgermq.raft.reign import Replication
 from ledgermq.raft.reset_install import ResetPlan
 from ledgermq.raft.storage import Machine, RaftStorage, StorageConfig, create_data_folder, open_storage
 from ledgermq.raft.storage_opening import check_state_fits, open_node_storage, storage_config
@@ -122,6 +123,8 @@ class SimNode:
             rejoin=rejoin,
             segment_size=world.segment_size,
             flush=self.flush,
+            replication=Replication.ASYNC_MASTER if world.master else Replication.QUORUM,
+            master=world.master,
             heartbeat_ms=70,
             election_ms_min=400,
             election_ms_max=800,
@@ -203,6 +206,7 @@ class SimNode:
         if self.world.broker is None:
             self.saved = retention.load(self.files, self.config.data_dir)
         check_state_fits(self.config, LogIndex(self.saved.applied), storage.log)
+        self.config = self.config.under(storage.identity.reign)
         return storage
 
     def _begin_again(self, held: dict[int, int], incarnation: int) -> None:

@@ -10,6 +10,7 @@ C16         a diverged log costs a bounded number of probes: one per term, not o
 I1          a leader has the votes of a majority, each given once
 P19         who lost its disk votes again only with what was committed, and not in the term in which it returned
 P12, P15    a core gives up only because its disk failed
+V1          who has no vote by configuration asks for none, grants none, and never leads
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ class Promises:
     # --- messages that leave -------------------------------------------------------------------------------------
     def on_send(self, node: SimNode, message: Message) -> None:
         """A message leaves: is what it promises on the disk?"""
+        asks = isinstance(message, RequestVote)
+        grants = isinstance(message, RequestVoteReply) and message.granted
+        has_vote = node.name in self._invariants.voters
+        demand(has_vote or not (asks or grants), f"V1: {node.name} has no vote and says {message}")
         if node.name in self._atlas.hurt:
             return
         if isinstance(message, AppendEntriesReply) and message.success:
@@ -196,8 +201,9 @@ class Promises:
         term, grants = node.core.term, self._invariants.grants
         voters = [name for name in node.world.names if grants.get((name, term)) == node.name]
         voters += [node.name] if node.name not in voters else []
+        demand(node.name in self._invariants.voters, f"V1: {node.name} has no vote and leads term {term}")
         demand(
-            2 * len(voters) > len(node.world.names),
+            self._invariants.is_quorum(voters),
             f"I1 election: {node.name} leads term {term} with the votes of {', '.join(voters)} only",
         )
         now = self._ticks.get(node.name, 0)
@@ -211,10 +217,10 @@ class Promises:
             return
         limit = node.core.config.election_ticks_min
         others = [name for name in node.world.names if name != node.name]
-        alive = 1 + sum(now - self._heard[node.name, peer] < limit for peer in others)
+        alive = [name for name in others if now - self._heard[node.name, name] < limit]
         demand(
-            2 * alive > len(node.world.names),
-            f"E14: {node.name} leads term {node.core.term} and heard only {alive - 1} others",
+            self._invariants.is_quorum([node.name, *alive]),
+            f"E14: {node.name} leads term {node.core.term} and heard only {len(alive)} others",
         )
 
 

@@ -32,6 +32,7 @@ from .resets import simulated_modules
 SECOND = 1_000_000
 SAFETY_US = 15 * SECOND
 BROKER_EVERY = 8  # one seed in so many has brokers on its nodes
+MASTER_EVERY = 16  # one seed in so many is of a group with a master: one voter, and slaves
 MAX_EVENTS = 3_000_000  # of one run; more means that it runs in circles
 CROWDED = 200  # messages on their way to a node from which on none is repeated
 #: Events of a node that is not running yet, or of the villain about it.
@@ -78,8 +79,8 @@ class World:
         self._place = {name: place for place, name in enumerate(self.names)}
         self.healed: list[SimNode] = []
         self.nodes: dict[str, SimNode] = {}
-        self.atlas = Atlas(self.names)
-        self.invariants = Invariants(self.nodes, self.atlas)
+        self.atlas = Atlas(self.names, self.master)
+        self.invariants = Invariants(self.nodes, self.atlas, self.voters)
         self.promises = Promises(self.invariants)
         self.horizon = Horizon(self.invariants)
         self.calls = Calls(self, random.Random(rng.getrandbits(64)))
@@ -100,6 +101,8 @@ class World:
         rng = self.rng
         count = rng.choice((3, 3, 3, 5, 5, 1) if self.seed % 10 == 0 else (3, 5))
         self.names = [f"n{i + 1}" for i in range(count)]
+        has_master = self.seed % MASTER_EVERY == MASTER_EVERY // 4 - 1 and count > 1
+        self.master = self.names[0] if has_master else ""
         self.flush = rng.choice(("sync", "sync", "sync", "async_timed", "async_notify"))
         self.segment_size = rng.choice((4096, 4096, 8192, 65_536))
         self.cache_bytes = rng.choice((2000, 20_000, 1 << 20))
@@ -116,6 +119,11 @@ class World:
     @property
     def is_sync(self) -> bool:
         return self.flush == "sync"
+
+    @property
+    def voters(self) -> list[str]:
+        """Whose word decides."""
+        return [self.master] if self.master else self.names
 
     def data_dir(self, name: str) -> Path:
         """Where a node's data lies on its disk."""
