@@ -23,7 +23,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 from ledgermq.raft.errors import AddressInUseError, RaftError
-from ledgermq.raft.files import FileSystem
+from ledgermq.raft.files import FileSystem, RealFileSystem
+from ledgermq.raft.segment_keeper import LogFolders
 
 from .config import BrokerConfig, ConfigError, load
 from .errors import BrokerError
@@ -45,13 +46,17 @@ _SWITCHES: Final = {"rejoin"}
 _HELP: Final = {
     "data_dir": "folder of this node's log and state; created when missing",
     "node_id": "id of this node in its group",
-    "peers": "all voters, this node included: n1=host:port,n2=host:port",
+    "peers": "all nodes of the group, this one included: n1=host:port,n2=host:port",
     "listener": "name=x,messaging_bind=h:p,log_bind=h:p[,messaging_advertise=h:p,log_advertise=h:p]; more after a ';'",
     "nameservers": "host:port,host:port",
     "cluster": "name of the cluster",
     "group": "name of the broker group, equal on its nodes",
     "zone": "where this node stands (a rack, a data centre): producers with the same zone prefer the groups that it leads",
     "flush": "sync, async_timed or async_notify: what an acknowledgement promises (docs/architecture.md)",
+    "replication": "quorum; or one node, the master, decides: async_master, sync_master (answers wait for slaves, too)",
+    "master": "id of the first master; empty on a slave: asked of the nameservers",
+    "min_insync_slaves": "sync_master: slaves that must hold a message on disk before it is confirmed",
+    "slave_timeout_ms": "sync_master: how long to wait for them, before the answer says that they lack it",
     "raft_bind": "host:port for the other nodes of the group",
     "http_bind": "host:port for /livez, /readyz and /metrics",
     "segment_size": "size of a log segment, e.g. 64MiB; fixed when the group is made",
@@ -121,16 +126,18 @@ def parse_flags(arguments: Sequence[str]) -> tuple[Path | None, dict[str, Any]]:
 async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
     """Run a node until it is told to stop or faults; return the exit code.
 
-    A node that is reset to the leader's state is stopped and replaced by a new one on its folder: nothing of the old
-    state is left in memory, and a reset takes the way that every start takes.
+    A node that is reset to the leader's state, left behind by a promotion, or promoted itself, is stopped and replaced by a
+    new one on its folder: nothing of the old state is left in memory, and all of it takes the way that every start takes.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    node = await _started(config, files, stop, 0.0)
-    if node is None:
+    known = await _with_master(config, stop)
+    node = await _started(known, files, stop, 0.0) if known is not None else None
+    if known is None or node is None:
         return 0
+    config = known
     sys.stdout.write(node.ready_line() + "\n")
     sys.stdout.flush()
     while True:
@@ -143,7 +150,12 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
             return EXIT_FAULT
         if stop.is_set():
             return 0
-        logger.warning("reset: starting again with the leader's state node=%s", config.node_id)
+        if node.is_promoted:
+            from .promotion import promote
+
+            await asyncio.to_thread(promote, config.data_dir, files or RealFileSystem())
+        else:
+            logger.warning("starting again with the leader's state node=%s", config.node_id)
         # It has its folder now: the flag must not give that up again.
         config = config.model_copy(update={"rejoin": False})
         del node
@@ -151,6 +163,25 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
         node = await _started(config, files, stop, PORT_PATIENCE)
         if node is None:
             return 0
+
+
+async def _with_master(config: BrokerConfig, stop: asyncio.Event) -> BrokerConfig | None:
+    """Return the settings with the master named, where nobody but a nameserver can tell; None: told to stop before."""
+    has_folder = LogFolders(config.data_dir).identity.exists()
+    if config.replication == "quorum" or config.master or has_folder:
+        return config
+    if not config.peers:
+        return config.model_copy(update={"master": config.node_id})
+    from .find_master import find_master
+
+    finding = asyncio.create_task(find_master(config))
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait((finding, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not finding.done():
+        finding.cancel()
+        return None
+    return config.model_copy(update={"master": finding.result()})
 
 
 async def _started(
@@ -207,7 +238,10 @@ def _settle_memory() -> None:
 
 async def _until_ended(node: Any, stop: asyncio.Event) -> None:
     """Wait until the node must go: it was told to stop, it faulted, or it is to be replaced by a new one."""
-    ends = [asyncio.create_task(wait) for wait in (stop.wait(), node.wait_fatal(), node.wait_reset())]
+    ends = [
+        asyncio.create_task(wait)
+        for wait in (stop.wait(), node.wait_fatal(), node.wait_reset(), node.wait_promotion())
+    ]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     for task in ends:
         task.cancel()

@@ -15,7 +15,7 @@ import grpc
 from ledgermq.proto import admin_pb2, log_pb2, route_pb2
 from ledgermq.raft.types import NodeId
 
-from . import admin_changes, admin_reads, group_mode
+from . import admin_changes, admin_reads, group_mode, promotion
 from .context import NodeContext
 from .dump_service import dump_chunks
 from .group_view import status
@@ -35,6 +35,12 @@ async def transfer_leadership(
         known = ", ".join(context.config.voters)
         raise RefusedError(
             route_pb2.INVALID_ARGUMENT, f'node "{request.to_node}" is not in this group; it has {known}'
+        )
+    if (reign := context.raft.config.reign) is not None:
+        raise RefusedError(
+            route_pb2.NOT_SUPPORTED,
+            f"group {context.config.group} has a master, {reign.master}, which alone leads. To make another node the master,"
+            f" stop {reign.master} first, and then: ledgermq cluster promote NODE; nothing was changed",
         )
     if request.to_node == context.config.node_id:
         return admin_pb2.TransferLeadershipResponse(leader_id=request.to_node)
@@ -107,6 +113,7 @@ class AdminService:
                 "DescribeGroup": self._read("DescribeGroup", admin_reads.describe_group, listener),
                 "GetProgress": self._read("GetProgress", group_mode.get_progress, listener),
                 "GetStatus": self._status(listener),
+                "Promote": self._promote(listener),
                 "Dump": self._dump(listener),
                 "QueryMessages": self._query(listener),
             }
@@ -147,6 +154,17 @@ class AdminService:
 
         return grpc.unary_unary_rpc_method_handler(
             handle, response_serializer=admin_pb2.GetStatusResponse.SerializeToString
+        )
+
+    def _promote(self, listener: str) -> Any:
+        async def handle(raw: bytes, context: Any) -> admin_pb2.PromoteResponse:
+            try:
+                return promotion.accept(self._context, parsed(admin_pb2.PromoteRequest, raw))
+            except RefusedError as error:
+                return admin_pb2.PromoteResponse(refusal=refusal(self._context, error, listener))
+
+        return grpc.unary_unary_rpc_method_handler(
+            handle, response_serializer=admin_pb2.PromoteResponse.SerializeToString
         )
 
     def _dump(self, listener: str) -> Any:

@@ -72,6 +72,10 @@ def _check_name(text: str) -> str:
     return text
 
 
+def _check_name_or_none(text: str) -> str:
+    return _check_name(text) if text else text
+
+
 def _check_clock(text: str) -> str:
     if not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", text):
         raise ValueError(f'"{text}" is not a time of day; write it like 04:00')
@@ -163,6 +167,10 @@ class BrokerConfig(BaseSettings):
     zone: Annotated[str, AfterValidator(_check_zone)] = ""
     nameservers: Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_parse_list)] = ("127.0.0.1:9876",)
     flush: Literal["sync", "async_timed", "async_notify"] = "sync"
+    replication: Literal["quorum", "async_master", "sync_master"] = "quorum"
+    master: Annotated[str, AfterValidator(_check_name_or_none)] = ""
+    min_insync_slaves: int = Field(default=1, ge=1)
+    slave_timeout_ms: int = Field(default=3000, ge=10)
     peers: Annotated[dict[Name, Address], NoDecode, BeforeValidator(_parse_peers)] = {}
     raft_bind: Address = "127.0.0.1:20911"
     http_bind: Address = "127.0.0.1:5557"
@@ -216,6 +224,7 @@ class BrokerConfig(BaseSettings):
             raise ValueError(
                 f"peers: node {self.node_id} itself is missing; it lists {', '.join(self.peers)}"
             )
+        self._check_master()
         if len({listener.name for listener in self.listener}) < len(self.listener):
             raise ValueError("listener: two listeners have the same name")
         self._fit_messages_into_segments()
@@ -231,6 +240,21 @@ class BrokerConfig(BaseSettings):
                 raise ValueError(f"{key}: client_tls is {self.client_tls}, so a PEM file is needed")
         if not self.tls_front:
             raise ValueError(f"tls_front: client_tls is {self.client_tls}, which needs the front")
+
+    def _check_master(self) -> None:
+        slaves = len(self.voters) - 1
+        if self.master and self.replication == "quorum":
+            raise ValueError(
+                "master: the nodes of a quorum group elect their leader. Leave it out, or set replication to async_master "
+                "or sync_master"
+            )
+        if self.master and self.master not in self.voters:
+            raise ValueError(f"master: is no node of this group; it has {', '.join(self.voters)}")
+        if self.replication == "sync_master" and self.min_insync_slaves > slaves:
+            raise ValueError(
+                f"min_insync_slaves: no message could ever be confirmed, the group has {slaves} besides the master. Lower "
+                "it, or add nodes to `peers`"
+            )
 
     def _fit_messages_into_segments(self) -> None:
         """An entry is at most a quarter of a segment, and the largest message must fit into one."""
@@ -252,7 +276,10 @@ class BrokerConfig(BaseSettings):
 
     @property
     def voters(self) -> dict[str, str]:
-        """Raft address by node id; a node without peers is a group of its own."""
+        """Raft address by node id, of all nodes of the group; one without peers is a group of its own.
+
+        In a group with a master only that one votes.
+        """
         return self.peers or {self.node_id: self.raft_bind}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from .refusals import RefusedError
 from .replica import Replica
 from .retention_policy import RetentionView
 from .sessions import ClientsHere, session_of
+from .slaves import SlaveGate
 
 
 @dataclass(slots=True)
@@ -54,6 +56,8 @@ class NodeContext:
     deliveries: RecentDeliveries
     coordination: Coordination
     advice: ReadAdvice
+    slaves: SlaveGate | None = None  # sync_master: what an answer to a producer waits for besides commit
+    promotion: asyncio.Event = field(default_factory=asyncio.Event)  # this node is to become the master
     retention: RetentionView = field(default_factory=RetentionView)
     waiting_readers: int = 0
     stopping: bool = False  # long polls end
@@ -88,6 +92,17 @@ class NodeContext:
         self.clients.heard(client_id, time.monotonic())
         if self.replica.view is not None:
             self.replica.view.session_seen(session_of(client_id), self.raft.next_timestamp())
+
+    def without_master(self) -> str:
+        """Return what to say when a group with a master has no leader; "" in a quorum group."""
+        reign = self.raft.config.reign
+        if reign is None:
+            return ""
+        return (
+            f"the master {reign.master} of group {self.config.group} is away, or not ready yet: nothing was stored. Repeat it; "
+            f"it goes on when {reign.master} is back, or when a slave is promoted: ledgermq cluster promote NODE. See: "
+            "ledgermq cluster status"
+        )
 
     def leader_addresses(self, listener: str) -> ListenerAddresses | None:
         """Return the leader's addresses as callers of that listener reach it."""

@@ -30,6 +30,7 @@ def group_route(context: NodeContext) -> route_pb2.GroupRoute:
     """Return all that this node knows of its group."""
     state = context.replica.state
     active = state.mode is BrokerGroupMode.ACTIVE
+    reign = context.raft.config.reign
     return route_pb2.GroupRoute(
         cluster=context.config.cluster,
         group=context.config.group,
@@ -42,6 +43,9 @@ def group_route(context: NodeContext) -> route_pb2.GroupRoute:
         mode=route_pb2.BrokerGroupMode.Name(int(state.mode)),
         max_message_bytes=context.config.max_message_bytes,
         max_request_bytes=min(context.pipeline.max_request_bytes, 0xFFFFFFFF),
+        replication=context.config.replication,
+        master_id=reign.master if reign is not None else "",
+        generation=reign.generation if reign is not None else 0,
     )
 
 
@@ -110,6 +114,10 @@ def status(context: NodeContext, listener: str, started: float) -> admin_pb2.Get
         held_back=raft.held_back,
         mode=route_pb2.BrokerGroupMode.Name(int(context.replica.state.mode)),
         mode_since_ms=context.replica.state.mode_since,
+        replication=raft.replication,
+        master_id=raft.master,
+        generation=raft.generation,
+        last_index=raft.last_index,
     )
 
 

@@ -22,6 +22,8 @@ Serve = Callable[[NodeContext, Any], Awaitable[Any]]
 def refusal(context: NodeContext, error: Exception, listener: str) -> route_pb2.Refusal:
     """Return the refusal for an error, with the leader's address as that listener's callers reach it; count it."""
     found = refusal_of(error, context.leadership.leader_id, context.leader_addresses(listener))
+    if found.code == route_pb2.NO_QUORUM and (text := context.without_master()):
+        found.message = text
     context.metrics.refusals.labels(route_pb2.RefusalCode.Name(found.code)).inc()
     return found
 

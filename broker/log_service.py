@@ -148,6 +148,8 @@ class LogService:
             try:
                 outcomes: list[SectionOutcome] = await work.future
                 await self._make_sure(work, outcomes)
+                if (slaves := self._context.slaves) and any(each.verdict in _STORED for each in outcomes):
+                    await slaves.wait(work.index, work.committed_at)
             except REFUSABLE as error:
                 await self._until_leader_is_known(error)
                 refused = refusal(self._context, error, listener)
@@ -230,6 +232,7 @@ class LogService:
 
 
 _DUPLICATES: Final = (Verdict.DUPLICATE, Verdict.PENDING)
+_STORED: Final = (Verdict.ACCEPTED, *_DUPLICATES)
 
 
 async def up_to_date(context: NodeContext, remaining: float | None) -> None:

@@ -21,18 +21,27 @@ class Members:
     def __init__(self, own: NodeInfo, voters: Iterable[str]) -> None:
         self.own = own
         self._voters = tuple(voters)
+        self._master = ""  # "": all vote
         self._nodes: dict[str, NodeInfo] = {own.node_id: own}
         own.alive = own.voter = True
+
+    def set_master(self, master: str) -> None:
+        """In a group with a master only that one votes."""
+        self._master = master
+        self.own.voter = self._votes(self.own.node_id)
 
     def learn(self, node: NodeInfo) -> bool:
         """Take the addresses that a node reports of itself; return whether they are new. It is alive: it spoke."""
         known = self._nodes.get(node.node_id)
-        node.voter = node.node_id in self._voters
+        node.voter = self._votes(node.node_id)
         node.alive = True
         if node.node_id == self.own.node_id or known == node:
             return False
         self._nodes[node.node_id] = node
         return True
+
+    def _votes(self, node_id: str) -> bool:
+        return node_id in self._voters and self._master in ("", node_id)
 
     def take_view(self, nodes: Iterable[NodeInfo]) -> bool:
         """Take the leader's view; return whether anything changed. Of itself a node knows better."""

@@ -22,8 +22,10 @@ IN_BAND: Final = (StatusError, LeaderUnavailableError, *_LIMITS, StorageError)
 def in_band_status(context: NodeContext, error: Exception) -> v2.Status:
     """Return the status of an error; count it."""
     if isinstance(error, LeaderUnavailableError):
-        code = v2.MASTER_PERSISTENCE_TIMEOUT if error.unknown else v2.HA_NOT_AVAILABLE
-        error = StatusError(code, str(error))
+        if error.unknown:
+            error = StatusError(v2.MASTER_PERSISTENCE_TIMEOUT, str(error))
+        else:
+            error = StatusError(v2.HA_NOT_AVAILABLE, context.without_master() or str(error))
     elif not isinstance(error, StatusError):
         code = v2.TOO_MANY_REQUESTS if isinstance(error, _LIMITS) else v2.INTERNAL_SERVER_ERROR
         error = StatusError(code, str(error))

@@ -17,6 +17,7 @@ from .polls import TooManyPollsError
 from .produce import TooManyRequestsError
 from .produce_works import SendWork, SentMessage
 from .refusals import DRAINING_TEXT
+from .slaves import SlavesAwayError, SlaveTimeoutError
 from .topic_admin import ensure_topic
 from .topics import Topic
 
@@ -28,8 +29,10 @@ _NOT_BUILT: Final = {v2.DELAY: "delayed messages", v2.TRANSACTION: "transactions
 _STATUS_OK: Final = b"\x0a" + varint(ok().ByteSize()) + ok().SerializeToString()
 
 
-async def send(context: NodeContext, request: v2.SendMessageRequest) -> bytes:
-    """Store the messages; return the encoded answer when a majority has them on disk.
+async def send(context: NodeContext, request: v2.SendMessageRequest, remaining: float | None = None) -> bytes:
+    """Store the messages; return the encoded answer when they are on as many disks as the mode of replication promises.
+
+    `remaining`: seconds until the answer must leave.
 
     Raises: StatusError, and what the pipeline raises.
     """
@@ -44,6 +47,12 @@ async def send(context: NodeContext, request: v2.SendMessageRequest) -> bytes:
     try:
         context.pipeline.submit(work)
         placed: list[SentMessage] = await work.future
+        if context.slaves is not None:
+            await context.slaves.wait(work.index, work.committed_at, remaining)
+    except SlaveTimeoutError as error:
+        raise StatusError(v2.SLAVE_PERSISTENCE_TIMEOUT, str(error)) from None
+    except SlavesAwayError as error:
+        raise StatusError(v2.HA_NOT_AVAILABLE, str(error)) from None
     except (TooManyRequestsError, BusyError, DiskFullError, TooManyPollsError) as error:
         raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
     except EntryTooLargeError as error:

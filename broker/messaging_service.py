@@ -135,7 +135,10 @@ class MessagingService:
 
         def answer(request: bytes, call: Call) -> Awaitable[bytes]:
             async def local() -> bytes:
-                answer = await serve(self._context, _parsed(kind, request))
+                message = _parsed(kind, request)
+                if serve is send:
+                    return await send(self._context, message, call.remaining)
+                answer = await serve(self._context, message)
                 return answer if type(answer) is bytes else bytes(answer.SerializeToString())
 
             return self._context.calls.unary(method, request, call, local)

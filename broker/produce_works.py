@@ -7,6 +7,7 @@ Owns: one request and its future. Must not: encode answers.
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,8 @@ class _ProducerWork:
         self.essential = False
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.timestamp = 0  # log time of the entry, ms
+        self.index = 0  # of the entry; 0: nothing of it was new
+        self.committed_at = 0.0  # monotonic seconds
         self._undecided = 1
 
     def wait_for(self, turn: Turn, own: Flight) -> None:
@@ -52,6 +55,8 @@ class _ProducerWork:
 
     def on_committed(self, flight: Flight) -> None:
         self.timestamp = flight.timestamp
+        self.index = flight.turn.index
+        self.committed_at = time.monotonic()
         self._on_decided(None)
 
     def on_applied(self, flight: Flight, effects: Effects) -> None:

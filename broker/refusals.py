@@ -31,8 +31,11 @@ from .errors import (
 )
 from .leader_calls import LeaderUnavailableError
 from .produce import TooManyRequestsError, TurnFailedError
+from .slaves import SlavesAwayError, SlaveTimeoutError
 
 RETRY_AFTER_MS: Final = 50
+#: While slaves are away: nothing else than their return helps.
+AWAY_RETRY_AFTER_MS: Final = 500
 #: After a lost leader: the next attempt waits for the next leader at the node itself.
 LOST_RETRY_AFTER_MS: Final = 1
 #: A drained group takes messages again when a person says so; other groups take them at once.
@@ -60,6 +63,8 @@ _TABLE: Final[tuple[tuple[type[Exception], RefusalCode, bool], ...]] = (
     (NodeStoppedError, route_pb2.SHUTTING_DOWN, True),
     (ProposalLostError, route_pb2.OUTCOME_UNKNOWN, True),
     (TurnFailedError, route_pb2.INTERNAL, True),
+    (SlaveTimeoutError, route_pb2.SLAVE_TIMEOUT, True),
+    (SlavesAwayError, route_pb2.SLAVES_AWAY, True),
     (BusyError, route_pb2.TOO_MANY_REQUESTS, True),
     (TooManyRequestsError, route_pb2.TOO_MANY_REQUESTS, True),
     (DiskFullError, route_pb2.DISK_FULL, True),
@@ -101,9 +106,8 @@ def refusal_of(
     if code == route_pb2.OUTCOME_UNKNOWN:
         message += ". It may or may not have been stored; send the same again, a repeat is recognised"
         return Refusal(code=code, message=message, retryable=True, retry_after_ms=LOST_RETRY_AFTER_MS)
-    return Refusal(
-        code=code, message=message, retryable=retryable, retry_after_ms=RETRY_AFTER_MS if retryable else 0
-    )
+    pause = AWAY_RETRY_AFTER_MS if code == route_pb2.SLAVES_AWAY else RETRY_AFTER_MS
+    return Refusal(code=code, message=message, retryable=retryable, retry_after_ms=pause if retryable else 0)
 
 
 def not_leader(leader_id: str | None, leader: ListenerAddresses | None) -> Refusal:

@@ -138,6 +138,8 @@ def hindering_share(own: float, others: Sequence[float], voters: int) -> float:
 
     `others`: shares of the followers that are in contact.
     """
+    if voters == 1:
+        return own  # a master commits alone, however full its slaves are
     blocking = voters - voters // 2  # so many full disks leave less than a majority
     shares = sorted((own, *others), reverse=True)
     return max(own, shares[blocking - 1]) if len(shares) >= blocking else own

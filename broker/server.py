@@ -18,6 +18,7 @@ from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.errors import NotLeaderError, TransferFailedError
 from ledgermq.raft.files import FileSystem, RealFileSystem
 from ledgermq.raft.node import RaftNode
+from ledgermq.raft.reign import Replication
 from ledgermq.raft.scrub_plan import ScrubPlan
 from ledgermq.raft.types import NodeId
 
@@ -62,6 +63,7 @@ from .registration import Registration
 from .replica import Replica
 from .retention import Retention
 from .sessions import ClientsHere, session_of
+from .slaves import SlaveGate
 from .state_transfer import BrokerStateTransfer
 from .topic_retention import TopicRetention
 from .trace_topic import TraceTopic
@@ -85,6 +87,8 @@ def raft_config(config: BrokerConfig) -> RaftConfig:
         rejoin=config.rejoin,
         segment_size=config.segment_size,
         flush=config.flush,
+        replication=Replication(config.replication),
+        master=config.master,
         heartbeat_ms=config.heartbeat_ms,
         election_ms_min=config.election_timeout_ms[0],
         election_ms_max=config.election_timeout_ms[1],
@@ -110,6 +114,13 @@ def read_advice(config: BrokerConfig) -> ReadAdvice:
     if not in_memory:
         in_memory = usable_memory() * config.access_message_in_memory_max_ratio // 100
     return ReadAdvice(in_memory, enabled=config.follower_reads)
+
+
+def slave_gate(config: BrokerConfig, raft: RaftNode) -> SlaveGate | None:
+    """Return what an answer to a producer waits for besides commit."""
+    if config.replication != "sync_master":
+        return None
+    return SlaveGate(raft, config.min_insync_slaves, config.slave_timeout_ms)
 
 
 class BrokerNode:
@@ -195,6 +206,8 @@ class BrokerNode:
 
     def _assemble(self) -> None:
         """Build what stands on the running Raft node."""
+        if (reign := self._raft.config.reign) is not None:
+            self._members.set_master(reign.master)
         self._context = self._make_context()
         self._checkpointing = Checkpointing(
             self._replica,
@@ -291,6 +304,7 @@ class BrokerNode:
                 lambda *where: offset_at_time(self._context, *where),
             ),
             advice=read_advice(self.config),
+            slaves=slave_gate(self.config, self._raft),
         )
 
     def _key_index(self) -> KeyIndex:
@@ -326,7 +340,7 @@ class BrokerNode:
 
     async def _raft_hand_over(self) -> None:
         """Hand over the lead first, so that calls under way are forwarded to the new leader instead of failing."""
-        if not self._raft.is_leader or len(self.config.voters) == 1:
+        if not self._raft.is_leader or len(self._raft.config.voters) == 1:
             return
         try:
             leader = await self._raft.transfer_leadership()
@@ -346,6 +360,15 @@ class BrokerNode:
     async def wait_reset(self) -> None:
         """Wait until this node is to be replaced by another one on the same folder, with the leader's state (D8)."""
         await self._raft.reset_decided.wait()
+
+    async def wait_promotion(self) -> None:
+        """Wait until this node is to be stopped and promoted (promotion.py)."""
+        await self._context.promotion.wait()
+
+    @property
+    def is_promoted(self) -> bool:
+        """This node's folder is to begin a new generation when it has stopped."""
+        return self._context.promotion.is_set()
 
     def ready_line(self) -> str:
         """Return the line that tells whoever started the process where everything is."""

@@ -74,6 +74,9 @@ def register(app: typer.Typer) -> None:
     cluster.command("transfer")(transfer)
     cluster.command("recover")(recover)
     cli_broker_groups.add_to(cluster)
+    from .cli_promote import promote  # it asks the nodes by what is here
+
+    cluster.command("promote")(promote)
     app.add_typer(cluster, name="cluster")
 
 
@@ -144,10 +147,15 @@ def transfer(
 async def collect(nameserver: str, nodes: list[str]) -> tuple[list[GroupReport], LedgerMQError | None]:
     """Find all nodes, ask them all at once, judge. The error says why nothing could be found out."""
     try:
-        groups = await _groups_by_nodes(nodes) if nodes else await _groups_by_nameserver(nameserver)
+        groups = await groups_asked(nameserver, nodes)
     except LedgerMQError as failure:
         return [], failure
     return [status_report.report(each) for each in groups], None
+
+
+async def groups_asked(nameserver: str, nodes: list[str]) -> list[GroupAnswers]:
+    """Find all nodes and ask them all at once. Raises: LedgerMQError: nothing could be found out."""
+    return await _groups_by_nodes(nodes) if nodes else await _groups_by_nameserver(nameserver)
 
 
 async def ask(address: str) -> pb.GetStatusResponse | None:
@@ -300,7 +308,7 @@ async def _watch(nameserver: str, nodes: list[str]) -> int:
 
 
 async def _transfer(nameserver: str, nodes: list[str], to_node: str) -> pb.TransferLeadershipResponse:
-    groups = await _groups_by_nodes(nodes) if nodes else await _groups_by_nameserver(nameserver)
+    groups = await groups_asked(nameserver, nodes)
     members = [name for group in groups for name in group.members]
     meant = [each for each in groups if to_node in each.members]
     if len(meant) > 1:

@@ -25,6 +25,7 @@ from .status_report import exit_code
 from .text_table import text_table
 
 MAX_GROUPS = 16
+_REPLICATIONS = ("quorum", "async_master", "sync_master")
 _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 _RESTART_SECONDS = 3.0
 _QUICK_END_SECONDS = 10.0  # a node that ends sooner after its restart is not restarted again
@@ -53,6 +54,14 @@ def up(
             "--groups", help="Broker groups, each a log of its own. Default: those of the folder, else 1."
         ),
     ] = None,
+    replication: Annotated[
+        str | None,
+        typer.Option(
+            "--replication",
+            help="quorum; or the first node of a group is its master: async_master, sync_master. "
+            "Default: that of the folder, else quorum.",
+        ),
+    ] = None,
     rejoin: Annotated[
         str,
         typer.Option("--rejoin", metavar="NODE", help="Let this node come back with an empty data folder."),
@@ -68,12 +77,16 @@ def up(
 ) -> None:
     """Start a whole cluster on this machine: a nameserver and three brokers per group. Ctrl-C stops it; the data stay."""
     _check(nodes, data, groups)
+    if replication not in (None, *_REPLICATIONS):
+        raise UsageError(
+            f"there is no replication {replication}", "", f"Choose one of {', '.join(_REPLICATIONS)}"
+        )
     cluster = LocalCluster(data.resolve())
     if join:
         cluster.joins = (join, *run(_known_by(join)))
     with signals_as_interrupt():
         try:
-            plan = cluster.prepare(nodes, groups)
+            plan = cluster.prepare(nodes, groups, replication=replication)
             if rejoin and rejoin not in plan.nodes:
                 raise UsageError(
                     f'there is no node "{rejoin}" in {data}', f"The nodes are {', '.join(plan.nodes)}"

@@ -416,7 +416,7 @@ _BY_CODE: dict[int, type[RefusedError]] = {
 
 def error_of(refusal: pb.Refusal) -> LedgerMQError:
     """Translate a refusal into the error to raise."""
-    if refusal.code == pb.OUTCOME_UNKNOWN:
+    if refusal.code in (pb.OUTCOME_UNKNOWN, pb.SLAVE_TIMEOUT, pb.SLAVES_AWAY):
         return OutcomeUnknownError(refusal.message or "the outcome is unknown: it may or may not be stored")
     make: Callable[..., RefusedError] = _BY_CODE.get(refusal.code, RefusedError)
     return make(

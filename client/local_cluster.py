@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,6 +50,7 @@ class LocalCluster:
         *,
         free_ports_only: bool = False,
         default: int = 3,
+        replication: str | None = None,
     ) -> LocalPlan:
         """Lock the folder; read its plan, or make one of `groups` groups of `wanted` nodes each.
 
@@ -65,10 +67,12 @@ class LocalCluster:
             self.plan = new_plan(
                 wanted or default, self._reserved, groups or 1, free_ports_only=free_ports_only
             )
+            self.plan = replace(self.plan, replication=replication or "quorum")
         else:
-            self._check_shape(known, wanted, groups)
+            self._check_shape(known, wanted, groups, replication)
             self._check_cluster(known, groups)
             self.plan = more_groups(with_free_ports(known, self._reserved), self._reserved, groups)
+            self.plan = replace(self.plan, replication=replication or known.replication)
             self.added = tuple(name for name in self.plan.groups if name not in known.groups)
         if self.plan != known:
             fresh = path.with_suffix(".new")  # renamed: a plan is there whole or not at all
@@ -77,7 +81,9 @@ class LocalCluster:
         self._make_processes(self.plan)
         return self.plan
 
-    def _check_shape(self, known: LocalPlan, wanted: int | None, groups: int | None) -> None:
+    def _check_shape(
+        self, known: LocalPlan, wanted: int | None, groups: int | None, replication: str | None
+    ) -> None:
         """Refuse to start a folder as something that it is not. Raises: UsageError."""
         as_it_is = f"Start it as it is: ledgermq up --data {self.folder}"
         if wanted not in (None, known.nodes_per_group):
@@ -91,6 +97,12 @@ class LocalCluster:
             raise UsageError(
                 f"{self.folder} holds {len(known.groups)} broker groups ({', '.join(known.groups)}), not {groups}",
                 "Each has messages of its own, which nobody could read while it is left out. Nothing was changed",
+                as_it_is,
+            )
+        if replication is not None and (replication == "quorum") != (known.replication == "quorum"):
+            raise UsageError(
+                f"{self.folder} holds groups with replication {known.replication}, not {replication}",
+                "The choice between a majority and a master is fixed when a group is made. Nothing was changed",
                 as_it_is,
             )
 
@@ -232,6 +244,8 @@ def broker_flags(group: str, name: str, ports: NodePorts, plan: LocalPlan, data:
         "queues-per-topic": plan.queues_per_topic,
         "auto-create-topics": "true",
     }
+    if plan.replication != "quorum":
+        flags |= {"replication": plan.replication, "master": next(iter(plan.groups[group]))}
     return [part for key, value in flags.items() for part in (f"--{key}", str(value))]
 
 

@@ -35,6 +35,9 @@ class LocalPlan:
     segment_size: str = "64MiB"
     queues_per_topic: int = 4
     joins: str = ""  # host:port of the nameserver of the cluster that these groups belong to, "" = its own
+    replication: str = (
+        "quorum"  # or async_master, sync_master: the first node of each group is its first master
+    )
 
     @property
     def nameserver(self) -> str:
@@ -59,6 +62,8 @@ class LocalPlan:
             "segment_size": self.segment_size,
             "queues_per_topic": self.queues_per_topic,
         }
+        if self.replication != "quorum":
+            content["replication"] = self.replication
         if self.joins:
             content = {"format": _FORMAT, **content, "joins": self.joins, "groups": groups}
         elif len(groups) == 1:
@@ -103,6 +108,7 @@ def _plan_of(found: dict[str, Any]) -> LocalPlan:
         found["segment_size"],
         found.get("queues_per_topic", 4),
         found["joins"] if found["format"] == _FORMAT else "",
+        found.get("replication", "quorum"),
     )
 
 

@@ -58,7 +58,7 @@ def decide(refusal: pb.Refusal, attempt: int, *, first_of_queue: bool, fifo: boo
     """Decide about a refused section. `attempt` counts its sends so far; `first_of_queue`: nothing before it is open."""
     code = refusal.code
     pause = refusal.retry_after_ms or backoff_ms(attempt)
-    if code == pb.OUTCOME_UNKNOWN:
+    if code in (pb.OUTCOME_UNKNOWN, pb.SLAVE_TIMEOUT, pb.SLAVES_AWAY):  # the last two: stored, by the master
         return Decision(Action.RESEND, definite=False, pause_ms=pause)
     if code == pb.NOT_LEADER:
         return Decision(Action.FIND_LEADER, definite=True, unseen=True)

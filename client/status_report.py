@@ -58,7 +58,7 @@ class NodeRow:
 
     @property
     def is_well(self) -> bool:
-        return self.role in ("leader", "follower") and not self.state
+        return self.role in ("leader", "follower", "master", "slave") and not self.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,9 @@ class GroupReport:
     voters: int = 0
     voters_in_contact: int = 0
     flush: str = ""
+    replication: str = ""
+    master_id: str = ""  # of a group with a master
+    generation: int = 0
     rows: tuple[NodeRow, ...] = ()
     notes: tuple[str, ...] = ()
     cluster: str = ""
@@ -83,9 +86,16 @@ class GroupReport:
 
     def headline(self) -> str:
         """Return `GROUP g0   HEALTHY   leader n2   term 7 (3 m 12 s)   quorum 3/3   flush sync`."""
-        parts = [f"GROUP {self.group}", self.verdict.text, f"leader {self.leader_id or '-'}"]
+        parts = [f"GROUP {self.group}", self.verdict.text]
+        if self.master_id:
+            parts.append(f"master {self.master_id}" if self.leader_id else f"master {self.master_id} (away)")
+        else:
+            parts.append(f"leader {self.leader_id or '-'}")
         parts.append(f"term {self.term:,} ({duration(self.term_age_ms)})")
-        parts.append(f"quorum {self.voters_in_contact}/{self.voters}")
+        if self.master_id:
+            parts.append(f"replication {self.replication}")
+        else:
+            parts.append(f"quorum {self.voters_in_contact}/{self.voters}")
         if self.flush:
             parts.append(f"flush {self.flush}")
         if self.mode != "active":
@@ -102,6 +112,9 @@ class GroupReport:
             "voters",
             "voters_in_contact",
             "flush",
+            "replication",
+            "master_id",
+            "generation",
             "cluster",
             "log_begin",
             "log_start_ms",
@@ -151,13 +164,31 @@ def report(asked: GroupAnswers) -> GroupReport:
         voters=voters,
         voters_in_contact=in_contact,
         flush=view.flush,
-        rows=rows,
+        replication=view.replication,
+        master_id=view.master_id,
+        generation=view.generation,
+        rows=_as_master_and_slaves(rows, view.master_id),
         notes=notes,
         cluster=view.cluster,
         log_begin=_log_begin(view),
         log_start_ms=view.log_start_ms,
         mode=_mode(view),
         mode_since_ms=view.mode_since_ms,
+    )
+
+
+def _as_master_and_slaves(rows: tuple[NodeRow, ...], master_id: str) -> tuple[NodeRow, ...]:
+    """Name the roles as a group with a master has them; a node that is away, or has no role yet, keeps that word."""
+    if not master_id:
+        return rows
+    names = {"leader": "master", "follower": "slave"}
+    return tuple(
+        replace(
+            row, role="master, does not lead" if row.role == "follower" else names.get(row.role, row.role)
+        )
+        if row.node_id == master_id
+        else replace(row, role=names.get(row.role, row.role))
+        for row in rows
     )
 
 
@@ -171,7 +202,7 @@ def exit_code(reports: Sequence[GroupReport]) -> int:
 
 def cells(row: NodeRow) -> tuple[str, ...]:
     """Return the texts of one row, in the order of `COLUMNS`."""
-    behind = "-" if row.role == "leader" or row.behind_bytes is None else size(row.behind_bytes)
+    behind = "-" if row.role in ("leader", "master") or row.behind_bytes is None else size(row.behind_bytes)
     return (
         row.node_id,
         row.role,
@@ -299,7 +330,12 @@ def _judge(
     if leader is None or in_contact * 2 <= voters:
         needed = voters // 2 + 1
         start = f"Start {', '.join(missing)}" if missing else "If it lasts, read the nodes' logs"
-        if not held_back:  # else it is known better
+        if view.master_id and not held_back:
+            notes.append(
+                f"no leader: the master {view.master_id} leads alone, and does not now. {start}. If it does not come back: "
+                "ledgermq cluster promote NODE. See: docs/runbook.md"
+            )
+        elif not held_back:  # else it is known better
             notes.append(
                 f"no leader: {needed} of {voters} voters must reach each other. {start}. See: docs/runbook.md"
             )

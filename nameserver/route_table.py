@@ -64,7 +64,9 @@ class RouteTable:
         if known is not None and known.incarnation == incarnation and known.term > term:
             term, leader_id = known.term, known.leader_id  # a beat brought newer news already
         self._nodes[key] = NodeRecord(route, incarnation, is_leader, now, now, term, leader_id)
-        self._gone.pop(key[:2], None)
+        gone = self._gone.pop(key[:2], None)
+        if gone is not None and not route.master_id:  # a slave that asks for the master, which is away
+            route.master_id, route.generation = gone.master_id, gone.generation
         return self._bump_if_changed(key[:2], before)
 
     def beat(self, cluster: str, group: str, node_id: str, term: int, leader_id: str, now: int) -> bool:
@@ -129,6 +131,14 @@ class RouteTable:
         while len(self._gone) > MAX_GONE_GROUPS:
             del self._gone[next(iter(self._gone))]
 
+    def master(self, cluster: str, group: str) -> tuple[int, str]:
+        """Return (generation, master id) of a group with a master, as far as its nodes told; (0, "") when it has none."""
+        records = dict(self._records((cluster, group)))
+        if records:
+            return _master(records)
+        gone = self._gone.get((cluster, group))
+        return (gone.generation, gone.master_id) if gone is not None else (0, "")
+
     # --- what clients ask -------------------------------------------------------------------------------------
 
     def clusters(self) -> list[str]:
@@ -190,8 +200,10 @@ class RouteTable:
             cluster=key[0], group=key[1], version=best.route.version, writable=best.route.writable,
             max_message_bytes=best.route.max_message_bytes, max_request_bytes=best.route.max_request_bytes,
             mode=best.route.mode,
+            replication=best.route.replication,
         )  # fmt: skip
         view.term, view.leader_id = _leader(records)
+        view.generation, view.master_id = _master(records)
         view.topics.extend(sorted(best.route.topics, key=lambda info: info.name))
         infos = {info.node_id: info for info in best.route.nodes}
         for node_id in sorted(infos.keys() | records.keys()):
@@ -216,6 +228,11 @@ def _leader(records: dict[str, NodeRecord]) -> tuple[int, str]:
     if leader is not None and leader.suspect_since is not None:
         leader_id = ""
     return term, leader_id
+
+
+def _master(records: dict[str, NodeRecord]) -> tuple[int, str]:
+    """Return (generation, master id) of a group with a master: what the latest generation says; "" when it has none."""
+    return max((record.route.generation, record.route.master_id) for record in records.values())
 
 
 def _node(

@@ -105,7 +105,8 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
                 request.node_id, route.group, route.term, route.leader_id, len(route.topics),
             )  # fmt: skip
         self._told(revision)
-        return pb.RegisterResponse(expiry_ms=self._table.expiry_ms)
+        generation, master = self._table.master(route.cluster, route.group)
+        return pb.RegisterResponse(expiry_ms=self._table.expiry_ms, master_id=master, generation=generation)
 
     async def Heartbeat(
         self,

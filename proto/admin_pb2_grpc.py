@@ -95,6 +95,11 @@ class AdminServiceStub:
                 request_serializer=ledgermq_dot_proto_dot_admin__pb2.TransferLeadershipRequest.SerializeToString,
                 response_deserializer=ledgermq_dot_proto_dot_admin__pb2.TransferLeadershipResponse.FromString,
                 _registered_method=True)
+        self.Promote = channel.unary_unary(
+                '/ledgermq.v1.AdminService/Promote',
+                request_serializer=ledgermq_dot_proto_dot_admin__pb2.PromoteRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_admin__pb2.PromoteResponse.FromString,
+                _registered_method=True)
         self.Dump = channel.unary_stream(
                 '/ledgermq.v1.AdminService/Dump',
                 request_serializer=ledgermq_dot_proto_dot_admin__pb2.DumpRequest.SerializeToString,
@@ -198,6 +203,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Promote(self, request, context):
+        """Makes this node the master of its group, in a new generation; the former master is left behind. Never forwarded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Dump(self, request, context):
         """This node's log up to its commit point, as files of a dump (D20). Never forwarded.
         """
@@ -295,6 +307,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.TransferLeadership,
                     request_deserializer=ledgermq_dot_proto_dot_admin__pb2.TransferLeadershipRequest.FromString,
                     response_serializer=ledgermq_dot_proto_dot_admin__pb2.TransferLeadershipResponse.SerializeToString,
+            ),
+            'Promote': grpc.unary_unary_rpc_method_handler(
+                    servicer.Promote,
+                    request_deserializer=ledgermq_dot_proto_dot_admin__pb2.PromoteRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_admin__pb2.PromoteResponse.SerializeToString,
             ),
             'Dump': grpc.unary_stream_rpc_method_handler(
                     servicer.Dump,
@@ -646,6 +663,33 @@ class AdminService:
             '/ledgermq.v1.AdminService/TransferLeadership',
             ledgermq_dot_proto_dot_admin__pb2.TransferLeadershipRequest.SerializeToString,
             ledgermq_dot_proto_dot_admin__pb2.TransferLeadershipResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Promote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ledgermq.v1.AdminService/Promote',
+            ledgermq_dot_proto_dot_admin__pb2.PromoteRequest.SerializeToString,
+            ledgermq_dot_proto_dot_admin__pb2.PromoteResponse.FromString,
             options,
             channel_credentials,
             insecure,

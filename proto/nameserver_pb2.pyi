@@ -20,12 +20,16 @@ class RegisterRequest(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., route: _Optional[_Union[_route_pb2.GroupRoute, _Mapping]] = ..., is_leader: _Optional[bool] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("refusal", "expiry_ms")
+    __slots__ = ("refusal", "expiry_ms", "master_id", "generation")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     EXPIRY_MS_FIELD_NUMBER: _ClassVar[int]
+    MASTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     refusal: _route_pb2.Refusal
     expiry_ms: int
-    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., expiry_ms: _Optional[int] = ...) -> None: ...
+    master_id: str
+    generation: int
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., expiry_ms: _Optional[int] = ..., master_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class HeartbeatBeat(_message.Message):
     __slots__ = ("cluster", "group", "node_id", "term", "leader_id")

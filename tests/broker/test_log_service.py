@@ -49,10 +49,12 @@ async def answer(outcomes: list[SectionOutcome], *, timestamp: int, leads: bool)
 
     context: Any = SimpleNamespace(
         raft=SimpleNamespace(read_index=read_index),
+        slaves=None,
         metrics=SimpleNamespace(
             messages_in=Counter(), duplicates=Counter(), bytes_in=Counter(), refusals=Counter()
         ),
         leader_addresses=lambda listener: None,
+        without_master=str,
         leadership=following("n2"),
     )
     work: Any = SimpleNamespace(
@@ -125,6 +127,7 @@ def producing(leadership: Leadership, pipeline: RefusingPipeline) -> tuple[async
             messages_in=Counter(), duplicates=Counter(), bytes_in=Counter(), refusals=Counter()
         ),
         leader_addresses=lambda listener: None,
+        without_master=str,
         leadership=leadership,
         pipeline=pipeline,
         replica=SimpleNamespace(produce_refusal=""),

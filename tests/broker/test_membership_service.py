@@ -34,6 +34,7 @@ class Call:
             coordination=leader.coordination,
             metrics=SimpleNamespace(refusals=Counter()),
             leader_addresses=lambda listener: None,
+            without_master=str,
         )
         self.task = asyncio.ensure_future(membership_handler(context, "")(None, self))
 

@@ -47,7 +47,7 @@ class Asked:
     def query(self, *, remaining: float = 5.0, **request: Any) -> log_pb2.QueryOffsetsResponse:
         context: Any = SimpleNamespace(
             require_whole_state=lambda: None, leadership=Leadership("n2"), metrics=Metrics(),
-            leader_addresses=lambda listener: None, reader=LogReader(BytesLog(b"".join(self.node.log.raw))),
+            leader_addresses=lambda listener: None, without_master=str, reader=LogReader(BytesLog(b"".join(self.node.log.raw))),
             raft=SimpleNamespace(read_index=self._read_index, wait_applied=self._wait_applied),
             replica=SimpleNamespace(state=self.node.state, units=self._units),
         )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ledgermq.broker import __main__ as main
-from ledgermq.broker import server
+from ledgermq.broker import promotion, server
 from ledgermq.broker.config import BrokerConfig, load
 from ledgermq.broker.listeners import PortError
 
@@ -21,6 +21,7 @@ class FakeNode:
     made: ClassVar[list[FakeNode]] = []
     refusals = 0  # starts that find a port taken, from the second node on
     fault_at_stop: str | None = None
+    is_promoted = False  # what ends the first is a promotion
 
     def __init__(self, config: BrokerConfig, *, files: Any = None) -> None:
         self.config = config
@@ -43,7 +44,13 @@ class FakeNode:
     def ready_line(self) -> str:
         return "ready"
 
+    async def wait_promotion(self) -> None:
+        if not FakeNode.is_promoted or len(self.made) > 1:
+            await asyncio.Event().wait()
+
     async def wait_reset(self) -> None:
+        if FakeNode.is_promoted and len(self.made) == 1:
+            await asyncio.Event().wait()
         if len(self.made) > 1:
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.Event().wait()
@@ -56,6 +63,7 @@ class FakeNode:
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNode.made, FakeNode.refusals, FakeNode.fault_at_stop = [], 0, None
+    FakeNode.is_promoted = False
     monkeypatch.setattr(server, "BrokerNode", FakeNode)
     monkeypatch.setattr(main, "_settle_memory", lambda: None)
 
@@ -71,6 +79,23 @@ def test_a_reset_node_is_replaced_without_the_flag_that_would_give_its_folder_up
     assert [node.life for node in FakeNode.made] == [["start", "stop"]] * 2
     assert [node.config.rejoin for node in FakeNode.made] == [True, False]
     assert capsys.readouterr().out == "ready\n", "whoever started the process waits for one line"
+
+
+def test_a_promoted_node_is_replaced_when_its_folder_has_begun_a_new_generation(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeNode.is_promoted = True
+    promoted = []
+
+    def promote(data: Any, files: Any) -> bool:
+        assert [node.life for node in FakeNode.made] == [["start", "stop"]], "its folder is free"
+        promoted.append(data)
+        return True
+
+    monkeypatch.setattr(promotion, "promote", promote)
+    assert asyncio.run(main.run(config(tmp_path))) == 0
+    assert promoted == [tmp_path]
+    assert [node.life for node in FakeNode.made] == [["start", "stop"]] * 2
 
 
 def test_a_port_that_is_taken_for_a_moment_is_waited_for(tmp_path: Any) -> None:

@@ -1,0 +1,95 @@
+"""`sync_master`: an answer to a producer also waits until enough slaves hold the message on disk (D24).
+
+The message is committed and stays when they do not have it in time; the refusal says so. A repeat is recognised, and
+waits here like the first copy.
+Owns: how many, how long, and the words of the refusal. Must not: decide what is committed (Raft does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+from ledgermq.raft.copies import Copies
+from ledgermq.raft.errors import ProposalLostError
+from ledgermq.raft.types import LogIndex
+
+_KEPT = (
+    "It is kept. Send the same again: a repeat is stored once, and answered when the slaves have it. See: ledgermq cluster"
+    " status"
+)
+
+
+class SlavesLackItError(Exception):
+    """Stored by the master; not by as many slaves as must have it."""
+
+
+class SlaveTimeoutError(SlavesLackItError):
+    """They did not confirm it in time."""
+
+    def __init__(self, needed: int, held_by: int, waited_ms: int) -> None:
+        super().__init__(
+            f"stored by the master, but only {held_by} of {needed} slaves that must have it confirmed it within"
+            f" {waited_ms} ms. {_KEPT}"
+        )
+
+
+class SlavesAwayError(SlavesLackItError):
+    """Too few of them are in contact."""
+
+    def __init__(self, needed: int, in_contact: int) -> None:
+        super().__init__(
+            f"stored by the master, but only {in_contact} of {needed} slaves that must have it are in contact. {_KEPT}"
+        )
+
+
+class Master(Protocol):
+    """The part of RaftNode that is used."""
+
+    @property
+    def copies(self) -> Copies: ...
+
+    @property
+    def commit_index(self) -> LogIndex: ...
+
+    def in_contact(self, silence_ms: int) -> int: ...
+
+
+class SlaveGate:
+    """`needed` slaves within `timeout_ms` of the commit; with 0 nothing is waited for."""
+
+    def __init__(self, raft: Master, needed: int, timeout_ms: int) -> None:
+        self.needed = needed
+        self._raft = raft
+        self._timeout_ms = timeout_ms
+
+    async def wait(self, index: int, since: float, remaining: float | None = None) -> None:
+        """Return when enough slaves hold entry `index` (0: everything that is committed now).
+
+        `since`: when it was committed, monotonic seconds. `remaining`: seconds that the caller has. Raises:
+        SlaveTimeoutError, SlavesAwayError (stored all the same), ProposalLostError (this node leads no more).
+        """
+        needed, copies = self.needed, self._raft.copies
+        entry = LogIndex(index) if index else self._raft.commit_index
+        if copies.held_by(entry) >= needed:
+            return
+        in_contact = self._raft.in_contact(self._timeout_ms)
+        if in_contact < needed:
+            raise SlavesAwayError(needed, in_contact)
+        seconds = since + self._timeout_ms / 1000 - time.monotonic()
+        if remaining is not None:
+            seconds = min(seconds, remaining)
+        held = copies.wait(entry, needed)
+        try:
+            async with asyncio.timeout(max(seconds, 0)):
+                leads = await held
+        except TimeoutError:
+            in_contact = self._raft.in_contact(self._timeout_ms)
+            if in_contact < needed:
+                raise SlavesAwayError(needed, in_contact) from None
+            raise SlaveTimeoutError(
+                needed, copies.held_by(entry), round((time.monotonic() - since) * 1000)
+            ) from None
+        if not leads:
+            raise ProposalLostError("this node leads no longer; whether the slaves have it is not known")
