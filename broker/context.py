@@ -99,7 +99,7 @@ class NodeContext:
         if reign is None:
             return ""
         return (
-            f"the master {reign.master} of group {self.config.group} is away, or not ready yet: nothing was stored. Repeat it; "
+            f"the master {reign.master} of group {self.config.group} is away, or not ready yet: this attempt stored nothing. Repeat it; "
             f"it goes on when {reign.master} is back, or when a slave is promoted: ledgermq cluster promote NODE. See: "
             "ledgermq cluster status"
         )

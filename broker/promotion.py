@@ -63,8 +63,8 @@ def accept(context: NodeContext, request: admin_pb2.PromoteRequest) -> admin_pb2
     if not context.raft.storage.identity.group_id:
         raise RefusedError(
             route_pb2.CATCHING_UP,
-            f"{node} has not heard from a master yet, since its folder was made: it has nothing to go on with. Promote"
-            " another slave; nothing was changed",
+            f"{node} was never, since its folder was made, in contact with a master for more than a moment: it has nothing to"
+            " go on with. Promote another slave; nothing was changed",
         )
     logger.warning("to be promoted: this node stops, and starts again as the master node=%s", node)
     context.promotion.set()

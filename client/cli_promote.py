@@ -99,9 +99,9 @@ def _what_is_lost(name: str, master: str, answers: Mapping[str, pb.GetStatusResp
             return f"Nothing is lost: {name} has all {own.last_index:,} entries that {master} has, which answers."
         return f"Lost: {lacking:,} entries that {master} has (it answers) and {name} has not."
     heard = next((node.last_contact_ms for node in own.nodes if node.node_id == master), 0)
-    since = f", which {name} last heard {duration(heard)} ago" if heard else ""
+    since = f", which {name} last heard {duration(heard)} ago," if heard else ""
     return (
-        f"Lost: what {master}{since}, confirmed and {name} had not received. {master} does not answer, so how much that is is"
+        f"Lost: what {master}{since} confirmed and {name} had not received. {master} does not answer, so how much that is is"
         " not known."
     )
 

@@ -1,0 +1,66 @@
+"""What tests of groups with a master say and ask: the vocabulary of test_async_master.py and test_sync_master.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+
+from ledgermq.client.message_ids import process_ids
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.proto import rocketmq_v2_pb2_grpc
+
+from .cluster import Cluster, wait_until
+
+CLI = [sys.executable, "-m", "ledgermq.client.cli"]
+METADATA = (("x-mq-client-id", "masters"), ("x-mq-language", "PYTHON"))
+
+
+def cluster_of(folder: Path, replication: str, nodes: int = 3, **settings: str) -> Cluster:
+    """Return a group whose first master is n1."""
+    return Cluster(folder, nodes, settings={"replication": replication, "master": "n1", **settings})
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of ours."""
+    return subprocess.run([*CLI, *arguments], capture_output=True, text=True, timeout=90, check=False)
+
+
+def promote(cluster: Cluster, name: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run `ledgermq cluster promote` against the node itself."""
+    return cli("cluster", "promote", name, "--node", cluster.address(name), "--yes-lose-data", "g0", *more)
+
+
+def wait_level(cluster: Cluster, master: str) -> None:
+    """Wait until the master says that every other node has everything."""
+
+    def level() -> bool:
+        status = cluster.status(master)
+        others = [node for node in status.nodes if node.node_id != master] if status else []
+        return bool(others) and all(
+            node.role == "follower" and not node.behind_bytes and not node.state for node in others
+        )
+
+    wait_until(level, "every slave is level", 60)
+
+
+def send_officially(
+    address: str, topic: str, body: bytes, message_id: str = "", timeout: float = 10
+) -> v2.Status:
+    """Send one message as an official client does; return the overall status. `message_id`: of an earlier copy."""
+    request = v2.SendMessageRequest()
+    message = request.messages.add(topic=v2.Resource(name=topic), body=body)
+    message.system_properties.message_id = message_id or new_id()
+    message.system_properties.message_type = v2.NORMAL
+    message.system_properties.born_timestamp.FromMilliseconds(0)
+    with grpc.insecure_channel(address) as channel:
+        stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(channel)
+        answer: v2.SendMessageResponse = stub.SendMessage(request, timeout=timeout, metadata=METADATA)
+    return answer.status
+
+
+def new_id() -> str:
+    """Return a message id that nobody has used."""
+    return process_ids().next(0)[1]

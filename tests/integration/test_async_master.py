@@ -1,0 +1,182 @@
+"""async_master with real processes: the master alone stores, slaves are read, and a person promotes one (D24)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from ledgermq.client import Producer, PullConsumer
+from ledgermq.client.errors import SendTimeoutError
+from ledgermq.client.sync import Producer as SyncProducer
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+
+from .checks import check_every_node, leads
+from .cluster import Cluster, wait_until
+from .history import Load, describe_topic, read_topic, run_client
+from .masters import cli, cluster_of, promote, send_officially, wait_level
+
+TOPIC = "orders"
+
+
+def send(cluster: Cluster, *bodies: bytes) -> None:
+    with SyncProducer(cluster.nameserver_addresses[0], timeout_ms=20_000) as producer:
+        for body in bodies:
+            producer.send(TOPIC, body)
+
+
+def test_while_the_master_is_away_slaves_are_read_and_nothing_is_stored(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        nameserver = cluster.nameserver_addresses[0]
+        await asyncio.to_thread(cluster.kill, "n1")
+        async with PullConsumer(nameserver, group="readers") as consumer:
+            await consumer.subscribe(TOPIC)
+            bodies: set[bytes] = set()
+            while len(bodies) < 40:
+                bodies |= {message.body for message in await consumer.poll(timeout_ms=10_000)}
+            source = consumer.sources["g0"]
+            assert source.stale and source.node_id in ("n2", "n3")
+        async with Producer(nameserver, timeout_ms=1500) as producer:
+            with pytest.raises(SendTimeoutError, match=r"master n1 .* is away.*cluster promote NODE"):
+                await producer.send(TOPIC, b"nobody takes it")
+
+    with cluster_of(tmp_path, "async_master") as cluster:
+        send(cluster, *[b"%d" % i for i in range(40)])
+        wait_level(cluster, "n1")
+        run_client(scenario(cluster))
+        status = send_officially(cluster.address("n2", "messaging"), TOPIC, b"nor this", timeout=2)
+        assert status.code == v2.HA_NOT_AVAILABLE
+        assert "cluster promote NODE" in status.message
+        shown = cli("cluster", "status", "--node", cluster.address("n2"))
+        assert shown.returncode == 2
+        assert "master n1 (away)" in shown.stdout and "cluster promote NODE" in shown.stdout
+        assert len(re.findall(r"^n[23] +slave", shown.stdout, re.MULTILINE)) == 2
+
+        cluster.restart("n1")  # goes on by itself
+        send(cluster, b"back")
+        wait_level(cluster, "n1")
+        assert set(read_topic(cluster.address("n3"), TOPIC).values()) == {
+            *[b"%d" % i for i in range(40)],
+            b"back",
+        }
+        shown = cli("cluster", "status", "--node", cluster.address("n2"))
+        assert shown.returncode == 0, shown.stdout
+        assert re.search(r"^n1 +master ", shown.stdout, re.MULTILINE)
+
+
+def test_a_promoted_slave_goes_on_and_the_former_master_is_fenced(tmp_path: Path) -> None:
+    with cluster_of(tmp_path, "async_master") as cluster:
+        send(cluster, b"everywhere")
+        wait_until(lambda: "group id known" in cluster.nodes["n2"].log(1000), "n2 belongs to the group")
+        wait_level(cluster, "n1")
+        for name in ("n2", "n3"):
+            cluster.kill(name)
+        only_here = [b"only-at-n1-%d" % i for i in range(5)]
+        for body in only_here:  # confirmed: async_master promises the master's disk
+            assert send_officially(cluster.address("n1", "messaging"), TOPIC, body).code == v2.OK
+        cluster.kill("n1")
+        for name in ("n2", "n3"):
+            cluster.start(name)
+            wait_until(lambda name=name: cluster.status(name), f"{name} answers")
+
+        done = promote(cluster, "n2")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "does not answer, so how much that is is not known" in done.stdout
+        assert "n2 is the master of group g0: generation 1" in done.stdout
+        send(cluster, b"after")
+
+        cluster.start("n1")
+        wait_until(
+            lambda: (status := cluster.status("n1")) is not None and status.generation == 1, "n1 is fenced"
+        )
+        wait_level(cluster, "n2")
+        assert "may lead node=n1" not in cluster.nodes["n1"].log(10_000).split("left behind")[1]
+        send(cluster, b"with all")
+        wait_level(cluster, "n2")
+        info = describe_topic(cluster.address("n2"), TOPIC)
+        for name in cluster.nodes:
+            assert set(read_topic(cluster.address(name), info).values()) == {
+                b"everywhere",
+                b"after",
+                b"with all",
+            }
+
+        [kept] = (tmp_path / "n1").glob("quarantine-*")
+        out = tmp_path / "kept"
+        dumped = cli("dump", "--data", str(kept), str(out))
+        assert dumped.returncode == 0, dumped.stdout + dumped.stderr
+        stored = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
+        assert all(body in stored for body in only_here)
+
+        again = promote(cluster, "n2")
+        assert again.returncode == 1 and "is the master already" in again.stderr
+        refused = promote(cluster, "n3")
+        assert refused.returncode == 1 and "n2 is alive: n3 hears it" in refused.stderr
+
+
+def test_a_master_that_was_cut_off_is_fenced_while_it_runs(tmp_path: Path) -> None:
+    """It is stopped (SIGSTOP) with connections that it believes in, and wakes up beside its successor."""
+    with cluster_of(tmp_path, "async_master") as cluster:
+        load = Load(cluster.nameserver_addresses[0], TOPIC, in_flight=8, timeout_ms=60_000)
+        with load.running():
+            wait_until(lambda: load.count > 500, "messages")
+            wait_until(lambda: "group id known" in cluster.nodes["n3"].log(1000), "n3 belongs to the group")
+            cluster.pause("n1")
+            wait_until(
+                lambda: all(
+                    (status := cluster.status(name)) is not None and not status.leader_id
+                    for name in ("n2", "n3")
+                ),
+                "the slaves have no master",
+            )
+            done = promote(cluster, "n3")
+            assert done.returncode == 0, done.stdout + done.stderr
+            seen = load.count
+            wait_until(lambda: load.count > seen + 200, "sends go on at the new master")
+            cluster.resume("n1")
+            wait_until(
+                lambda: (status := cluster.status("n1")) is not None and status.generation == 1,
+                "n1 is fenced",
+            )
+            assert not leads(cluster, "n1")
+        wait_level(cluster, "n3")
+        tail = b"".join(
+            path.read_bytes()
+            for kept in (tmp_path / "n1").glob("quarantine-*")
+            for path in sorted((kept / "commitlog").iterdir())
+        )
+        stored = set(read_topic(cluster.address("n3"), TOPIC).values())
+        for body in load.history.acknowledged:  # what the mode does not promise is at least kept
+            assert body in stored or body in tail
+        for name in cluster.nodes:
+            assert set(read_topic(cluster.address(name), TOPIC).values()) == stored
+
+
+def test_a_planned_change_of_the_master_loses_nothing(tmp_path: Path) -> None:
+    with cluster_of(tmp_path, "async_master", 2) as cluster:
+        load = Load(cluster.nameserver_addresses[0], TOPIC, in_flight=8, timeout_ms=60_000)
+        with load.running():
+            wait_until(lambda: load.count > 300, "messages")
+            load.ask_to_stop()
+        wait_level(cluster, "n1")
+        assert cluster.terminate("n1") == 0
+        done = promote(cluster, "n2")
+        assert done.returncode == 0, done.stdout + done.stderr
+        cluster.restart("n1")
+        load.history.unknown[b"after"] = "sent after the promotion"
+        send(cluster, b"after")
+        check_every_node(cluster, TOPIC, load.history)
+
+
+def test_slaves_find_their_master_through_a_nameserver(tmp_path: Path) -> None:
+    cluster = cluster_of(tmp_path, "async_master")
+    for name in ("n2", "n3"):
+        arguments = cluster.nodes[name].arguments
+        place = arguments.index("--master")
+        del arguments[place : place + 2]
+    with cluster:
+        send(cluster, b"found")
+        wait_level(cluster, "n1")
+        assert "master found node=n2 master=n1" in cluster.nodes["n2"].log(1000)
