@@ -76,11 +76,7 @@ def up(
     ] = "",
 ) -> None:
     """Start a whole cluster on this machine: a nameserver and three brokers per group. Ctrl-C stops it; the data stay."""
-    _check(nodes, data, groups)
-    if replication not in (None, *_REPLICATIONS):
-        raise UsageError(
-            f"there is no replication {replication}", "", f"Choose one of {', '.join(_REPLICATIONS)}"
-        )
+    _check(nodes, data, groups, replication)
     cluster = LocalCluster(data.resolve())
     if join:
         cluster.joins = (join, *run(_known_by(join)))
@@ -125,9 +121,14 @@ def nameserver(context: typer.Context) -> None:
     _become("ledgermq.nameserver", context.args)
 
 
-def _check(nodes: int | None, data: Path, groups: int | None) -> None:
+def _check(nodes: int | None, data: Path, groups: int | None, replication: str | None) -> None:
     """Look at the options of `up` before anything is made. Raises: UsageError."""
-    if nodes is not None and nodes not in (1, 3, 5):
+    if replication not in (None, *_REPLICATIONS):
+        raise UsageError(
+            f"there is no replication {replication}", "", f"Choose one of {', '.join(_REPLICATIONS)}"
+        )
+    with_slaves = replication in _REPLICATIONS[1:]
+    if nodes is not None and nodes not in (1, 3, 5) and not (with_slaves and nodes == 2):
         raise UsageError(f"a group has 1, 3 or 5 nodes, not {nodes}", "", "Start three: ledgermq up")
     if groups is not None and not 1 <= groups <= MAX_GROUPS:
         raise UsageError(

@@ -164,6 +164,24 @@ def test_nodes_are_told_the_voters_of_their_own_group_only(tmp_path: Path) -> No
     assert flags[flags.index("--group") + 1] == "g1"
 
 
+def test_a_folder_keeps_its_replication_and_its_first_nodes_are_the_masters(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    plan = cluster.prepare(2, 2, replication="async_master", free_ports_only=True)
+    cluster.stop()
+    assert read_plan(tmp_path / "cluster.json") == plan
+    for name, master in {"n1": "n1", "n2": "n1", "n3": "n3", "n4": "n3"}.items():
+        group = next(group for group, nodes in plan.groups.items() if name in nodes)
+        flags = broker_flags(group, name, plan.nodes[name], plan, tmp_path)
+        assert flags[flags.index("--master") + 1] == master
+    again = LocalCluster(tmp_path)
+    assert again.prepare(None, replication="sync_master").replication == "sync_master"
+    again.stop()
+    other = LocalCluster(tmp_path)
+    with pytest.raises(UsageError, match="fixed when a group is made"):
+        other.prepare(None, replication="quorum")
+    other.stop()
+
+
 def test_a_folder_in_use_is_refused_with_the_process(tmp_path: Path) -> None:
     first = LocalCluster(tmp_path)
     first.prepare(1, free_ports_only=True)

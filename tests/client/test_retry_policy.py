@@ -12,6 +12,8 @@ from ledgermq.proto import route_pb2 as pb
     ("code", "action", "definite"),
     [
         (pb.OUTCOME_UNKNOWN, Action.RESEND, False),
+        (pb.SLAVE_TIMEOUT, Action.RESEND, False),
+        (pb.SLAVES_AWAY, Action.RESEND, False),
         (pb.NOT_LEADER, Action.FIND_LEADER, True),
         (pb.NO_QUORUM, Action.FIND_LEADER, True),
         (pb.SHUTTING_DOWN, Action.FIND_LEADER, True),
@@ -42,8 +44,9 @@ def test_ordered_messages_never_change_their_group() -> None:
     assert not decide(full, 1, first_of_queue=True, fifo=True).try_other_group
 
 
-def test_an_unknown_outcome_never_changes_its_group() -> None:
-    unknown = pb.Refusal(code=pb.OUTCOME_UNKNOWN)
+@pytest.mark.parametrize("code", [pb.OUTCOME_UNKNOWN, pb.SLAVE_TIMEOUT, pb.SLAVES_AWAY])
+def test_an_unknown_outcome_never_changes_its_group(code: pb.RefusalCode) -> None:
+    unknown = pb.Refusal(code=code)
     assert not decide(unknown, 1, first_of_queue=True, fifo=False).try_other_group
 
 

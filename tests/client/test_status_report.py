@@ -243,3 +243,34 @@ def test_a_follower_with_a_full_disk_is_not_said_to_refuse_what_the_leader_takes
     )
     leader.disk_step, leader.disk_step_text = 4, "all writes are refused"
     assert "n2: 0% of 0 B used: all writes are refused. See" in status_report.report(asked(leader)).notes[0]
+
+
+def of_masters(*answers: pb.GetStatusResponse) -> GroupAnswers:
+    """n1 is the master."""
+    for each in answers:
+        each.replication, each.master_id, each.generation, each.voters = "async_master", "n1", 1, 1
+    return asked(*answers)
+
+
+def test_a_group_with_a_master_shows_master_and_slaves() -> None:
+    group = status_report.report(of_masters(answer("n1", "leader", contact=1)))
+    assert group.verdict is Verdict.HEALTHY
+    assert [row.role for row in group.rows] == ["master", "slave", "slave"]
+    assert "master n1" in group.headline() and "replication async_master" in group.headline()
+    assert (group.as_json()["master_id"], group.as_json()["generation"]) == ("n1", 1)
+
+
+def test_a_master_that_is_away_is_called_so_with_what_to_do() -> None:
+    slaves = [answer(name, "follower", down=("n1",)) for name in ("n2", "n3")]
+    group = status_report.report(of_masters(*slaves))
+    assert group.verdict is Verdict.NO_QUORUM
+    assert "master n1 (away)" in group.headline()
+    assert [row.role for row in group.rows] == ["unknown", "slave", "slave"]
+    (note,) = group.notes
+    assert "Start n1" in note and "ledgermq cluster promote NODE" in note
+
+
+def test_a_slave_that_is_away_is_no_loss_of_the_quorum() -> None:
+    group = status_report.report(of_masters(answer("n1", "leader", contact=1, down=("n2",))))
+    assert group.verdict is Verdict.DEGRADED
+    assert any("n2 not reached" in note for note in group.notes)

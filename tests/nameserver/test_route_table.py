@@ -292,3 +292,28 @@ def test_the_mode_of_a_group_is_that_of_its_newest_view() -> None:
     table.register("n1", "i", drained, True, 1)
     (view,) = table.groups("local")
     assert (view.mode, view.writable) == (pb.MODE_DRAINING, False)
+
+
+def mastered(node_id: str, master: str, generation: int) -> pb.GroupRoute:
+    view = route(leader="", nodes=node_id)
+    view.replication, view.master_id, view.generation = "async_master", master, generation
+    return view
+
+
+def test_the_master_of_the_latest_generation_is_named() -> None:
+    table = RouteTable()
+    assert table.master("local", "g0") == (0, "")
+    table.register("n1", "i", mastered("n1", "n1", 0), False, 0)
+    table.register("n2", "i", mastered("n2", "n2", 1), False, 0)
+    assert table.master("local", "g0") == (1, "n2")
+    (view,) = table.groups("local")
+    assert (view.master_id, view.generation) == ("n2", 1)
+
+
+def test_a_slave_that_asks_does_not_make_the_master_forgotten() -> None:
+    table = RouteTable()
+    table.register("n1", "i", mastered("n1", "n1", 3), False, 0)
+    table.unregister("local", "g0", "n1")
+    assert table.master("local", "g0") == (3, "n1")
+    table.register("n2", "", pb.GroupRoute(cluster="local", group="g0"), False, 0)
+    assert table.master("local", "g0") == (3, "n1")

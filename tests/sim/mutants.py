@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ..raft import storage_trials
-from . import mutants_broker, mutants_log, mutants_resets, mutants_votes
+from . import mutants_broker, mutants_log, mutants_masters, mutants_resets, mutants_votes
 from .invariants import InvariantError
 from .mutant_list import MUTANTS, Mutant
 from .mutants_storage import STORAGE_MUTANTS, StorageMutant
@@ -33,7 +33,7 @@ from .mutants_storage import STORAGE_MUTANTS, StorageMutant
 __all__ = ["MUTANTS", "Death", "find", "known_deaths"]
 
 #: Importing them registers their mutants.
-FAMILIES = (mutants_votes, mutants_log, mutants_resets, mutants_broker)
+FAMILIES = (mutants_votes, mutants_log, mutants_resets, mutants_masters, mutants_broker)
 MAX_SEEDS = 1000
 STORAGE_SEEDS = 60
 TARGET_MEDIAN = 50
@@ -181,7 +181,7 @@ def _row(mutant: Mutant | StorageMutant) -> tuple[int, int, str]:
     """Sort E, C, K, B, R, then the rest; C2 before C10."""
     first = mutant.rows.split(",")[0]
     number = first[1:].split(".")[0]
-    return "ECKBRP§".index(first[0]), int(number) if number.isdecimal() else 0, mutant.name
+    return "ECKBRPV§".index(first[0]), int(number) if number.isdecimal() else 0, mutant.name
 
 
 def _write(section: str, lines: list[str]) -> None:

@@ -32,7 +32,8 @@ from .resets import simulated_modules
 SECOND = 1_000_000
 SAFETY_US = 15 * SECOND
 BROKER_EVERY = 8  # one seed in so many has brokers on its nodes
-MASTER_EVERY = 16  # one seed in so many is of a group with a master: one voter, and slaves
+#: One seed in so many is of a group with a master: one voter, and slaves. Those whose number leaves this.
+MASTER_EVERY, MASTER_TURN = 16, 11
 MAX_EVENTS = 3_000_000  # of one run; more means that it runs in circles
 CROWDED = 200  # messages on their way to a node from which on none is repeated
 #: Events of a node that is not running yet, or of the villain about it.
@@ -69,8 +70,8 @@ class World:
         self.repairs = 0
         self.steps = 0  # of the loops of all nodes
         self.defect: BaseException | None = None  # the first one that code under test might have swallowed
-        self._draw_settings()
         has_broker = seed % BROKER_EVERY == BROKER_EVERY - 1 if broker is None else broker
+        self._draw_settings(has_broker=has_broker)
         self.broker = BrokerWorld(self) if has_broker else None
         self.network = Network(random.Random(rng.getrandbits(64)))
         self._heap: list[tuple[int, int, str, int, str, Any]] = []
@@ -96,12 +97,12 @@ class World:
         with patched(self._modules, self.parts.patches):
             self._make_nodes()
 
-    def _draw_settings(self) -> None:
+    def _draw_settings(self, *, has_broker: bool) -> None:
         """How large the group is, and what its nodes are configured to."""
         rng = self.rng
         count = rng.choice((3, 3, 3, 5, 5, 1) if self.seed % 10 == 0 else (3, 5))
         self.names = [f"n{i + 1}" for i in range(count)]
-        has_master = self.seed % MASTER_EVERY == MASTER_EVERY // 4 - 1 and count > 1
+        has_master = self.seed % MASTER_EVERY == MASTER_TURN and count > 1 and not has_broker
         self.master = self.names[0] if has_master else ""
         self.flush = rng.choice(("sync", "sync", "sync", "async_timed", "async_notify"))
         self.segment_size = rng.choice((4096, 4096, 8192, 65_536))
