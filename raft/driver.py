@@ -109,6 +109,7 @@ class Driver:
         self.copies = Copies(core)
         self.last_persist_seq = 0
         self.reports: DurableReports | None = None  # set when the storage runs
+        self._commits_alone = core.quorum.is_reached([node_id])
         self._done_seq = 0  # persist operations up to here are durable
         self._to_apply = LogIndex(0)
         self._links = transport.links
@@ -295,14 +296,15 @@ class Driver:
         persist = output.persist
         # A leader's new entries go to the followers first: what they have flushed commits without this node's own flush,
         # whose thread takes the interpreter away as soon as it has something to do.
+        # Not so a master: only its own flush commits.
         is_urgent = persist is not None and (
-            persist.hard_state is not None or self.core.role is not Role.LEADER
+            self._commits_alone or persist.hard_state is not None or self.core.role is not Role.LEADER
         )
         if persist is not None and is_urgent and not self._persist(persist, is_patient=False):
             return
         for message in output.send:
             self._send(message)
-        if persist is not None and not is_urgent and not self._persist(persist, is_patient=bool(self._links)):
+        if persist is not None and not is_urgent and not self._persist(persist, is_patient=True):
             return
         if output.commit_index is not None:
             self.proposals.committed(output.commit_index)

@@ -11,9 +11,10 @@ import pytest
 from ledgermq.raft.driver import Driver
 from ledgermq.raft.errors import DamagedLogError, DiskFullError
 from ledgermq.raft.log_time import LogTime
-from ledgermq.raft.messages import AppendEntries, Heartbeat, Message
+from ledgermq.raft.messages import AppendEntries, AppendEntriesReply, Heartbeat, Message
 from ledgermq.raft.metrics import RaftMetrics
-from ledgermq.raft.outputs import BecameLeader, Output, Persist
+from ledgermq.raft.outputs import BecameLeader, Output, Persist, Role
+from ledgermq.raft.quorum import Majority
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
 from .log_rig import DATA, LogRig
@@ -26,9 +27,11 @@ class OneOutput:
     """A core that wants one thing done."""
 
     leading = None
+    role = Role.LEADER
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, voters: tuple[NodeId, ...]) -> None:
         self._outputs = [output]
+        self.quorum = Majority(voters)
         self.dropped: list[AppendEntries] = []
 
     def poll(self) -> Output | None:
@@ -53,12 +56,15 @@ class Owner:
 
 
 async def _pump(
-    rig: LogRig, output: Output, control: SimpleNamespace | None = None
+    rig: LogRig,
+    output: Output,
+    control: SimpleNamespace | None = None,
+    voters: tuple[NodeId, ...] = (N1, N2),
 ) -> tuple[Owner, OneOutput]:
     link = SimpleNamespace(append=SimpleNamespace(connected=True), control=control)
     owner = Owner()
     fake: dict[str, Any] = {
-        "core": (core := OneOutput(output)),
+        "core": (core := OneOutput(output, voters)),
         "transport": SimpleNamespace(links={N2: link}),
         "applier": SimpleNamespace(applied_index=0),
     }
@@ -103,3 +109,25 @@ def test_new_leader_that_cannot_store_the_first_entry_of_its_term_says_nothing()
     (fault,) = owner.faults
     assert "the first entry of term 2 cannot be stored" in fault
     assert not sent and not rig.flusher.step()
+
+
+@pytest.mark.parametrize(("voters", "persisted_first"), [((N1,), True), ((N1, N2), False)])
+def test_a_leader_that_commits_alone_begins_its_own_flush_before_it_sends(
+    voters: tuple[NodeId, ...], persisted_first: bool
+) -> None:
+    """With a majority the followers' flushes commit, so that they get the entries first."""
+    rig = LogRig(SimulatedDisk())
+    asked_for: list[int] = []
+    persist, real = Persist(rig.seq + 1), rig.log.persist
+
+    def noted(seq: int, hard_state: HardState | None) -> None:
+        asked_for.append(seq)
+        real(seq, hard_state)
+
+    setattr(rig.log, "persist", noted)  # noqa: B010 (a method, to a type checker)
+    seen: list[int] = []
+    control = SimpleNamespace(put=lambda _message: seen.append(len(asked_for)))
+    output = Output(persist=persist, send=[AppendEntriesReply(Term(1), N1, N2, True)])
+    asyncio.run(_pump(rig, output, control, voters))
+    assert asked_for == [persist.seq]
+    assert seen == [int(persisted_first)]
