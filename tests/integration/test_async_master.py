@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_a_promoted_slave_goes_on_and_the_former_master_is_fenced(tmp_path: Path
         cluster.kill("n1")
         for name in ("n2", "n3"):
             cluster.start(name)
-            wait_until(lambda name=name: cluster.status(name), f"{name} answers")
+            wait_until(partial(cluster.status, name), f"{name} answers")
 
         done = promote(cluster, "n2")
         assert done.returncode == 0, done.stdout + done.stderr
