@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
 from ledgermq.raft.copies import Copies
 from ledgermq.raft.errors import ProposalLostError
 from ledgermq.raft.types import LogIndex
 
+_SILENT_FOR_EVER: Final = 1 << 40
 _KEPT = (
     "It is kept. Send the same again: a repeat is stored once, and answered when the slaves have it. See: ledgermq cluster"
     " status"
@@ -85,7 +86,9 @@ class SlaveGate:
             async with asyncio.timeout(max(seconds, 0)):
                 leads = await held
         except TimeoutError:
-            in_contact = self._raft.in_contact(self._timeout_ms)
+            in_contact = self._raft.in_contact(
+                _SILENT_FOR_EVER
+            )  # those that went meanwhile, not those that are slow
             if in_contact < needed:
                 raise SlavesAwayError(needed, in_contact) from None
             raise SlaveTimeoutError(

@@ -25,13 +25,14 @@ class Master:
         self.cluster.elect("n1")
         self.copies = Copies(self.cluster["n1"])
         self.contacts = in_contact
+        self.silence_ms = [0, 0]  # of those
 
     @property
     def commit_index(self) -> LogIndex:
         return self.cluster["n1"].commit_index
 
     def in_contact(self, silence_ms: int) -> int:
-        return self.contacts
+        return sum(silence < silence_ms for silence in self.silence_ms[: self.contacts])
 
     def store(self, *, held_by: int) -> LogIndex:
         """Commit an entry that only so many slaves flush."""
@@ -77,6 +78,34 @@ def test_a_slave_that_does_not_confirm_in_time() -> None:
         with pytest.raises(SlaveTimeoutError, match="only 0 of 1 slaves"):
             await master.gate(timeout_ms=20).wait(index, time.monotonic())
         assert master.commit_index == index, "it is kept"
+
+    run(scenario)
+
+
+def test_a_slave_that_is_silent_since_the_commit_is_slow_and_not_away() -> None:
+    async def scenario() -> None:
+        master = Master()
+        index = master.store(held_by=0)
+        waits = asyncio.create_task(master.gate(timeout_ms=20).wait(index, time.monotonic()))
+        await asyncio.sleep(0)
+        master.silence_ms = [25, 25]
+        with pytest.raises(SlaveTimeoutError):
+            await waits
+        with pytest.raises(SlavesAwayError):  # the next one need not wait for it
+            await master.gate(timeout_ms=20).wait(index, time.monotonic())
+
+    run(scenario)
+
+
+def test_a_slave_that_goes_meanwhile_is_away() -> None:
+    async def scenario() -> None:
+        master = Master()
+        index = master.store(held_by=0)
+        waits = asyncio.create_task(master.gate(timeout_ms=20).wait(index, time.monotonic()))
+        await asyncio.sleep(0)
+        master.contacts = 0
+        with pytest.raises(SlavesAwayError):
+            await waits
 
     run(scenario)
 
