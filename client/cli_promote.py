@@ -55,6 +55,12 @@ def promote(
             "Nothing was changed",
             f"Move the lead: ledgermq cluster transfer {name}",
         )
+    if answer.leader_id not in ("", name):  # the node would refuse it, too: do not ask before
+        raise UsageError(
+            f"the master {answer.leader_id} is alive: {name} hears it",
+            "Nothing was changed",
+            f"To change the master without a loss, stop {answer.leader_id} first (SIGTERM), and run this again",
+        )
     out.print(escape("\n".join(consequences(name, group.answers))))
     _confirm(group.group, yes_lose_data)
     address = _own_address(answer)
