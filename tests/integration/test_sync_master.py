@@ -52,6 +52,23 @@ def test_an_answer_leaves_before_the_callers_deadline(tmp_path: Path) -> None:
         assert send_officially(address, TOPIC, b"late", timeout=2).code == v2.SLAVE_PERSISTENCE_TIMEOUT
 
 
+def test_a_slave_passes_the_masters_answer_on(tmp_path: Path) -> None:
+    """Two of two slaves must have it, and the client calls the one that is well."""
+    settings = {"slave-timeout-ms": "800", "min-insync-slaves": "2"}
+    with cluster_of(tmp_path, "sync_master", 3, **settings) as cluster:
+        address = cluster.address("n2", "messaging")
+        assert send_officially(address, TOPIC, b"all").code == v2.OK
+        cluster.pause("n3")
+        once = new_id()
+        status = send_officially(address, TOPIC, b"kept", once)
+        assert status.code == v2.SLAVE_PERSISTENCE_TIMEOUT
+        assert "only 1 of 2 slaves" in status.message
+        cluster.resume("n3")
+        wait_level(cluster, "n1")
+        assert send_officially(address, TOPIC, b"kept", once).code == v2.OK
+        assert stored(cluster, "n3") == [b"all", b"kept"]
+
+
 def test_without_slaves_in_contact_the_answer_does_not_wait(tmp_path: Path) -> None:
     with cluster_of(tmp_path, "sync_master", 3, **{"slave-timeout-ms": "60000"}) as cluster:
         address = cluster.address("n1", "messaging")
