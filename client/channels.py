@@ -28,10 +28,12 @@ _OPTIONS: Final = (
 )
 #: gRPC says so when there was no connection, so that nothing was sent.
 _NOT_CONNECTED: Final = "failed to connect to all addresses"
-#: A watch may have nothing to say for hours, so silence needs a question: pings tell a nameserver that is stopped or
-#: cut off from one without news. Nameservers allow a ping every 5 s.
+#: Calls may have nothing to say for long, so silence needs a question: pings tell a server that is stopped or cut off from
+#: one without news. They are sent while calls are open. Nameservers allow a ping every 5 s, brokers every second.
 KEEPALIVE_MS: Final = 10_000
-KEEPALIVE_TIMEOUT_MS: Final = 5_000
+KEEPALIVE_TIMEOUT_MS: Final = 20_000
+#: There are other nameservers to watch.
+WATCH_TIMEOUT_MS: Final = 5_000
 
 
 class Channels:
@@ -41,14 +43,14 @@ class Channels:
         keep_freed_blocks()
         self._open: dict[str, aio.Channel] = {}
 
-    def get(self, address: str, *, keepalive: bool = False) -> aio.Channel:
+    def get(self, address: str, *, watch: bool = False) -> aio.Channel:
         """Return the channel to host:port, opened when first asked for.
 
-        `keepalive`: calls on it fail when the other side does not answer pings; for servers that allow them.
+        Calls on it fail when the other side answers nothing, not even pings; with `watch` soon.
         """
         channel = self._open.get(address)
         if channel is None:
-            options = (*_OPTIONS, *_keepalive()) if keepalive else _OPTIONS
+            options = (*_OPTIONS, *_keepalive(WATCH_TIMEOUT_MS if watch else KEEPALIVE_TIMEOUT_MS))
             channel = self._open[address] = aio.insecure_channel(address, options=options)
         return channel
 
@@ -59,11 +61,11 @@ class Channels:
             await channel.close(None)
 
 
-def _keepalive() -> tuple[tuple[str, int], ...]:
+def _keepalive(timeout_ms: int) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # this one counts; its default is a minute
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        ("grpc.http2.ping_timeout_ms", timeout_ms),  # this one counts; its default is a minute
         ("grpc.http2.max_pings_without_data", 0),  # as many as the silence takes
     )
 

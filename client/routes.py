@@ -174,7 +174,7 @@ class Routes:
 
     def _stub(self, number: int) -> nameserver_pb2_grpc.NameServerServiceStub:
         return nameserver_pb2_grpc.NameServerServiceStub(
-            self._channels.get(self.nameservers[number], keepalive=True)
+            self._channels.get(self.nameservers[number], watch=True)
         )
 
     async def _ask(self, call: Callable[[nameserver_pb2_grpc.NameServerServiceStub], Awaitable[T]]) -> T:

@@ -27,6 +27,7 @@ from ledgermq.proto import rocketmq_v2_pb2 as v2
 
 from .fake_messaging import MessagingCluster, status
 from .fakes import FakeCluster, FakeGroup
+from .silent_relay import SilentRelay
 
 NOBODY = "127.0.0.1:1"
 
@@ -249,43 +250,9 @@ def test_the_watch_moves_to_the_next_nameserver_when_one_stops() -> None:
     run(scenario())
 
 
-class SilentRelay:
-    """Passes bytes to a server until it is told to swallow them: a server that is stopped, or cut off."""
-
-    def __init__(self, target: str) -> None:
-        self._host, _, port = target.rpartition(":")
-        self._port = int(port)
-        self._silent = False
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def __aenter__(self) -> SilentRelay:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for writer in self._writers:
-            writer.close()
-
-    def fall_silent(self) -> None:
-        self._silent = True
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(self._host, self._port)
-        self._writers += [writer, back]
-        await asyncio.gather(self._pass(reader, back), self._pass(there, writer))
-
-    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        while data := await source.read(65_536):
-            if not self._silent:
-                sink.write(data)
-        sink.close()
-
-
 def test_the_watch_leaves_a_nameserver_that_has_fallen_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "KEEPALIVE_MS", 200)
-    monkeypatch.setattr(channels, "KEEPALIVE_TIMEOUT_MS", 200)
+    monkeypatch.setattr(channels, "WATCH_TIMEOUT_MS", 200)
 
     async def scenario() -> None:
         group, heard = FakeGroup(topics={"orders": 1}), Heard()
