@@ -32,6 +32,7 @@ class FakeContext:
     leadership: Leadership = field(default_factory=lambda: Leadership("n1"))
     metrics: Metrics = field(default_factory=Metrics)
     retention: RetentionView = field(default_factory=RetentionView)
+    keys: Any = None  # metrics ask it, which nobody reads here
 
 
 @pytest.mark.parametrize(

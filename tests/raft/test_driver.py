@@ -81,6 +81,7 @@ def test_entry_that_cannot_be_read_for_a_follower_is_damage_and_no_defect() -> N
     rig.append(b"soon unreadable")
     rig.append(b"last")
     rig.flush()
+    asyncio.run(rig.log.header_at(LogIndex(1)))  # from now on the segment is open
     rig.disk.names[DATA / "commitlog" / f"{0:020d}"].unreadable = 3
     message = AppendEntries(
         Term(1), N1, N2, LogIndex(0), Term(0), LogIndex(1), LogIndex(1), LogIndex(0),

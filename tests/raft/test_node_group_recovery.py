@@ -80,6 +80,7 @@ def test_a_recovered_folder_and_its_clones_are_a_group_with_everything_that_it_h
         await cluster.kill("n1", "n2", "n3")
         await cluster.start("n2", "n3")  # two of three are enough by now
         await cluster.send(b"five")
+        await cluster.settle()
         assert cluster.applied("n2")[:4] == [*ALL, b"four"]
 
     run(Cluster(tmp_path), scenario)
