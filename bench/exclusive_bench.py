@@ -131,6 +131,7 @@ class Group:
         await asyncio.sleep(_SETTLE_S)
         self._worst.clear()
         began = clock()
+        self._last = dict.fromkeys(range(self.queues), began)  # also of queues that another process has
         await happen()
         await self.until_even()
         took = clock() - began
