@@ -217,6 +217,12 @@ def _print_left(group: str, left: list[pb.TopicProgress], in_time: float | None)
             out.print(
                 escape(f'nobody consumes topic "{row.topic}": {row.behind:,} messages are in {group} alone')
             )
+    if left and not waiting:
+        out.print(
+            "consumers have everything that they consume. What nobody consumes is lost with the group: consume it, or delete "
+            f"its topic, or say so. Next: ledgermq cluster remove-group {group} --force"
+        )
+        return
     if not waiting:
         out.print(f"consumers have everything. Next: ledgermq cluster remove-group {group}")
         return

@@ -85,7 +85,12 @@ def test_a_drain_that_waits_ends_when_consumers_have_everything(
     group.committed["billing", "orders", 0] = 5
     code, out, _ = ledgermq("cluster", "drain", "g0", "--wait")
     assert code == 0
-    assert "consumers have everything. Next: ledgermq cluster remove-group g0" in out
+    assert "consumers have everything that they consume" in out
+    assert "Next: ledgermq cluster remove-group g0 --force" in out
+    group.queues[2, 0] = FakeQueue()
+    code, out, _ = ledgermq("cluster", "drain", "g0", "--wait")
+    assert code == 0
+    assert "consumers have everything. Next: ledgermq cluster remove-group g0\n" in out
 
 
 def test_an_interrupted_wait_says_that_the_group_goes_on_being_drained(
