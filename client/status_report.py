@@ -86,7 +86,8 @@ class GroupReport:
 
     def headline(self) -> str:
         """Return `GROUP g0   HEALTHY   leader n2   term 7 (3 m 12 s)   quorum 3/3   flush sync`."""
-        parts = [f"GROUP {self.group}", self.verdict.text]
+        without_master = self.master_id and self.verdict is Verdict.NO_QUORUM
+        parts = [f"GROUP {self.group}", "NO MASTER" if without_master else self.verdict.text]
         if self.master_id:
             parts.append(f"master {self.master_id}" if self.leader_id else f"master {self.master_id} (away)")
         else:
