@@ -26,6 +26,7 @@ MAX_REQUEST: Final = 64 << 10  # bytes
 MAX_CALLS: Final = 4096  # under way
 MAX_BYTES: Final = 32 << 20  # of requests under way
 _MAX_MESSAGE: Final = 1 << 20  # bytes of requests in a message; one more may start below it
+_MAX_TIMEOUT_MS: Final = 2**32 - 1
 _EOF: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
 
 #: Fails the calls under way: (the stream's error, None when the other side ended it; was the call written?)
@@ -64,16 +65,17 @@ class ForwardLane:
     ) -> bytes:
         """Return the answer's bytes. Raises: TimeoutError after `timeout` seconds; what `failure` and `refusal` give."""
         call_id = next(self._ids)
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._under_way[call_id] = answer
-        self._bytes += len(request)
-        self._unsent[call_id] = peer_pb2.ForwardedCall(
+        message = peer_pb2.ForwardedCall(
             call_id=call_id,
             method=method,
             request=request,
             metadata=itertools.chain.from_iterable(metadata),
-            timeout_ms=max(int(timeout * 1000), 1),
-        )
+            timeout_ms=min(max(int(timeout * 1000), 1), _MAX_TIMEOUT_MS),
+        )  # first: what cannot be written takes no place
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._under_way[call_id] = answer
+        self._bytes += len(request)
+        self._unsent[call_id] = message
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="forward-lane")
         self._wake.set()
@@ -88,9 +90,13 @@ class ForwardLane:
                 self._ended.append(call_id)
                 self._wake.set()
 
+    def try_again(self) -> None:
+        """The other node may be of another version by now."""
+        self._unknown_there = False
+
     def end(self, error: Callable[[], Exception]) -> None:
         """Fail the calls under way with `error()` each, and close the stream: the next call opens another one."""
-        self._unknown_there = False
+        self.try_again()
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -108,10 +114,13 @@ class ForwardLane:
         """Write and read until the stream ends, then fail what is under way."""
         this = asyncio.current_task()
         assert this is not None
-        stream = self._open_stream()
-        writer = asyncio.create_task(self._write(stream))
         broken: grpc.aio.AioRpcError | None = None
+        stream: Any = None
+        writer: asyncio.Task[None] | None = None
         try:
+            stream = self._open_stream()
+            writer = asyncio.create_task(self._write(stream))
+            writer.add_done_callback(lambda _: stream.cancel())  # who cannot ask is not answered
             while (raw := await stream.read()) is not _EOF:
                 self._take(raw)
         except grpc.aio.AioRpcError as error:
@@ -122,9 +131,11 @@ class ForwardLane:
         except Exception:
             logger.exception("a forwarding stream failed")
         finally:
-            stream.cancel()
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+            if stream is not None:
+                stream.cancel()
+            if writer is not None:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
         if self._task is not this:
             return  # ended meanwhile: what is under way by now belongs to the next stream
         self._task = None

@@ -105,6 +105,11 @@ class _Stream:
                 answer = peer_pb2.ForwardedAnswer(call_id=call.call_id, answer=await self._handle(call))
         except _AbortedError as error:
             answer = _refused(call, error.code, error.details, not_leader=error.not_leader)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            answer = _refused(call, grpc.StatusCode.UNAVAILABLE, "given up by this node")
         except TimeoutError:
             answer = _refused(call, grpc.StatusCode.DEADLINE_EXCEEDED, "not served before the deadline")
         except Exception as error:

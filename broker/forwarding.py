@@ -89,7 +89,9 @@ class Forwarder:
 
     def metadata(self, received: Metadata, listener: str) -> Metadata:
         """Return the metadata to send on: the client's own, and the marks."""
-        passed = [(key, value) for key, value in received if key.startswith(_PASSED_ON)]
+        passed = [
+            (key, value) for key, value in received if key.startswith(_PASSED_ON) and isinstance(value, str)
+        ]
         return (*passed, (FORWARDED_BY, self._own_id), (LISTENER, listener))
 
     async def unary(
@@ -159,6 +161,7 @@ class Forwarder:
         if leader_id is None:
             return  # an election is on: who leads may turn out to be the same
         for node_id, lane in self._lanes.items():
+            lane.try_again()
             if node_id != leader_id:
                 lane.end(partial(_given_up, node_id))
         for call, node_id in list(self._under_way.items()):

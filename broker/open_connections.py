@@ -7,6 +7,7 @@ the log when a port is full. Must not: block the event loop; a full port has tho
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import struct
@@ -31,6 +32,8 @@ _SOCK_DIAG_BY_FAMILY: Final = 20
 _DUMP: Final = 0x301  # a request, and all that match
 _ERROR, _DONE = 2, 3
 _ESTABLISHED, _CLOSE_WAIT = 1, 8
+#: What says that the kernel will not tell, today or ever; all else passes: no descriptor left, no memory, no answer in time.
+_NEVER: Final = (errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EPERM, errno.EACCES, errno.ENOENT)
 _STATES: Final = 1 << _ESTABLISHED | 1 << _CLOSE_WAIT
 
 
@@ -38,8 +41,12 @@ def count_connections(port: int) -> int | None:
     """Return the open connections whose local port it is; None where the kernel does not tell. May take milliseconds."""
     try:
         return sum(_count(family, port) for family in (socket.AF_INET, socket.AF_INET6))
-    except (AttributeError, OSError):  # not Linux; a sandbox
+    except AttributeError:  # not Linux
         return None
+    except OSError as error:
+        if error.errno in _NEVER:  # a sandbox
+            return None
+        raise
 
 
 def _count(family: int, port: int) -> int:
@@ -57,7 +64,7 @@ def _count(family: int, port: int) -> int:
                 if kind == _DONE:
                     return found
                 if kind == _ERROR or size < _HEADER.size:
-                    raise OSError("the kernel refuses to list sockets")
+                    raise OSError(errno.EACCES, "the kernel refuses to list sockets")
                 found += kind == _SOCK_DIAG_BY_FAMILY
                 at += size + 3 & ~3
 
@@ -88,7 +95,11 @@ class ConnectionWatch:
     async def look(self) -> bool:
         """Count once; return whether the kernel tells."""
         for port, counts in self._ports.items():
-            found = await asyncio.to_thread(count_connections, port)
+            try:
+                found = await asyncio.to_thread(count_connections, port)
+            except OSError as error:
+                logger.info("connections not counted port=%s reason=%s", counts.name, error)
+                continue
             if found is None:
                 return False
             self.note(port, counts, found)

@@ -54,6 +54,12 @@ def accept(context: NodeContext, request: admin_pb2.PromoteRequest) -> admin_pb2
             f"the master {reign.master} is alive: {node} hears it. To change the master without a loss, stop"
             f" {reign.master} first (SIGTERM), and then promote {node}; nothing was changed",
         )
+    if _is_rebuilding(context):
+        raise RefusedError(
+            route_pb2.CATCHING_UP,
+            f"{node} was still being rebuilt from the master's state, whose entries it does not have all: it could never lead"
+            " with that folder. Promote another slave; nothing was changed",
+        )
     if problem := _incomplete(context) if not request.incomplete else "":
         raise RefusedError(
             route_pb2.CATCHING_UP,
@@ -74,11 +80,13 @@ def accept(context: NodeContext, request: admin_pb2.PromoteRequest) -> admin_pb2
 def _incomplete(context: NodeContext) -> str:
     if context.raft.role == "learner":
         return "was still catching up after it had lost its log, or a part of it"
-    if context.replica.rebuild is not None or any(
-        peer.catching_up for peer in context.raft.status().peers if peer.node_id == context.config.node_id
-    ):
-        return "was still being rebuilt from the master's state"
     return ""
+
+
+def _is_rebuilding(context: NodeContext) -> bool:
+    return context.replica.rebuild is not None or any(
+        peer.catching_up for peer in context.raft.status().peers if peer.node_id == context.config.node_id
+    )
 
 
 def promote(data: Path, files: FileSystem) -> bool:

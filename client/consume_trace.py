@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from .errors import InvalidHandleError, LedgerMQError
 from .message import LeasedMessage, MessageView
 from .producer import Producer
-from .trace_events import TRACE_TOPIC, TraceEvent
+from .trace_events import MAX_ERROR, TRACE_TOPIC, TraceEvent
 from .tracer import TRACE_TIMEOUT_MS, Tracer, trace_source
 
 
@@ -121,4 +121,10 @@ class ConsumeTrace:
 
 
 def _text(error: Exception | None) -> str:
-    return f"{type(error).__name__}: {error}" if error is not None else ""
+    if error is None:
+        return ""
+    try:
+        text = str(error)[:MAX_ERROR]
+    except Exception:  # noqa: BLE001 (it is the user's own class)
+        text = "(it has no text)"
+    return f"{type(error).__name__}: {text}".encode("utf-8", "replace").decode()

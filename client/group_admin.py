@@ -180,8 +180,9 @@ class GroupAdmin(Admin):
         groups = {each: await self._consumer_groups_of(each) for each in sources}
         consumers = compare_consumer_groups(name, await self._consumer_groups_of(name), groups)
         added = AddedGroup(name, found, consumers, dry_run, group.draining)
-        if not allow_reordering and not group.draining:
+        if found.missing and not allow_reordering and not group.draining:
             ordered = {info.name for info in found.missing if info.message_type in ORDERED_TYPES}
+            ordered |= await self._ordered_of(name)  # it takes no messages while it is filled
             await self._check_order(ordered, "add")
         if not dry_run:
             await self._copy(group, added)
@@ -194,8 +195,8 @@ class GroupAdmin(Admin):
         missing = added.topics.missing
         if not missing and not added.draining:
             return
-        if not added.draining:
-            await self._set_mode(group, route_pb2.MODE_DRAINING)
+        # Who drained it already, although the route does not tell yet, wants it to stay so.
+        own_drain = not added.draining and (await self._set_mode(group, route_pb2.MODE_DRAINING)).changed
         try:
             for info in missing:
                 await self._create_topic(group, info)
@@ -204,7 +205,7 @@ class GroupAdmin(Admin):
         except BaseException:
             logger.error("broken off, the group takes no messages yet broker_group=%s", group.name)
             raise
-        if not added.draining:
+        if own_drain:
             await self._set_mode(group, route_pb2.MODE_ACTIVE)
         for info in missing:
             await self._routes.until_known(info.name, [group.name])

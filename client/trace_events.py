@@ -24,7 +24,7 @@ VERSION: Final = 1
 #: Events of one trace message, and the bytes of its keys.
 BATCH: Final = 100
 _KEYS_BYTES: Final = 8 * 1024
-_MAX_ERROR: Final = 300  # characters
+MAX_ERROR: Final = 300  # characters
 
 
 class TraceSource(NamedTuple):
@@ -103,7 +103,7 @@ def encode_batch(source: TraceSource, events: Sequence[TraceEvent]) -> bytes:
 def _as_dict(event: TraceEvent) -> dict[str, Any]:
     found = {name: value for name, value in event._asdict().items() if value != _DEFAULTS.get(name)}
     if event.error:
-        found["error"] = event.error[:_MAX_ERROR]
+        found["error"] = event.error[:MAX_ERROR]
     return found
 
 

@@ -135,8 +135,8 @@ class Tracer:
 
     async def _send(self, producer: TraceProducer, events: list[TraceEvent], keys: Sequence[str]) -> None:
         """Send one trace message. It is retried like any other; what cannot be sent is lost."""
-        body = encode_batch(self._source, events)
         try:
+            body = encode_batch(self._source, events)
             await producer.send(Message(TRACE_TOPIC, body, keys=keys))
         except MessageTooLargeError as error:
             if len(events) == 1:
@@ -153,6 +153,9 @@ class Tracer:
         except asyncio.CancelledError:
             self._lose(len(events), "the client was closed")
             raise
+        except Exception as error:  # a defect, or what cannot be encoded, ends no later trace
+            logger.exception("traces not sent client=%s", self._source.client_id)
+            self._lose(len(events), f"{type(error).__name__}: {error}")
         else:
             self.sent += len(events)
 

@@ -50,11 +50,14 @@ class Service:
     async def broken(self, request: bytes, context: Any) -> bytes:
         raise ZeroDivisionError("a defect")
 
+    async def cancelled(self, request: bytes, context: Any) -> bytes:
+        raise asyncio.CancelledError
+
     async def remaining(self, request: bytes, context: Any) -> bytes:
         return str(context.time_remaining()).encode()
 
     def handlers(self) -> list[Any]:
-        names = ("echo", "held", "follower", "broken", "remaining")
+        names = ("echo", "held", "follower", "broken", "cancelled", "remaining")
         methods = {name: grpc.unary_unary_rpc_method_handler(getattr(self, name)) for name in names}
         return [
             grpc.method_handlers_generic_handler(SERVICE, methods),
@@ -294,6 +297,39 @@ def test_a_call_that_was_not_written_when_the_stream_broke_did_nothing() -> None
         assert stream.written.empty()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_call_that_cannot_be_written_takes_no_place_and_harms_no_other() -> None:
+    async def test(two: Two) -> None:
+        broken: Any = (("x-mq-x-bin", b"\xff"),)
+        for _ in range(3):
+            with pytest.raises(ValueError, match="utf-8"):
+                await two.call("echo", b"ab", metadata=broken)
+        assert await two.call("echo", b"ab", timeout=1e9) == b"ba", "a deadline beyond what the message holds"
+        lane = two.forwarder._lane("n2")
+        assert (len(lane._under_way), lane._bytes) == (0, 0)
+        assert two.forwarder.metadata((*broken, ("x-mq-client-id", "c")), "l")[0] == ("x-mq-client-id", "c")
+
+    run(test)
+
+
+def test_a_channel_that_is_closed_fails_calls_for_certain_instead_of_leaving_them_to_wait() -> None:
+    async def test(two: Two) -> None:
+        assert await two.call("echo", b"ab") == b"ba"
+        await two.forwarder._lane("n2").close()
+        await two.forwarder.channel("n2").close()
+        for _ in range(2):
+            assert (await two.fails("echo", b"ab")).definite
+
+    run(test)
+
+
+def test_a_handler_that_is_cancelled_by_its_own_node_answers() -> None:
+    async def test(two: Two) -> None:
+        error = await two.fails("cancelled")
+        assert (error.definite, error.repeatable) == (False, True)
+
+    run(test)
 
 
 def test_a_node_without_the_stream_gets_calls_of_their_own() -> None:

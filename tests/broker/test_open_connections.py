@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 
@@ -44,6 +45,25 @@ def test_a_port_that_is_full_is_told_once_and_once_when_it_has_room(
         "connections refused port=log/default reason=limit open=99 limit=100",
         "connections taken again port=log/default open=89 limit=100",
     ]
+
+
+def test_a_count_that_fails_in_a_storm_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[int | OSError] = [5, OSError(errno.EMFILE, "Too many open files"), TimeoutError(), 7]
+
+    def count(port: int) -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(open_connections, "count_connections", count)
+    counts = PortCounts("log", limit=100)
+    watch = ConnectionWatch({8082: counts})
+    seen = []
+    while answers:
+        assert asyncio.run(watch.look())
+        seen.append(counts.open)
+    assert seen == [5, 5, 5, 7]
 
 
 def test_where_the_kernel_does_not_tell_nobody_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:

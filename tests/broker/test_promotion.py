@@ -67,6 +67,7 @@ def test_a_slave_without_a_master_is_stopped_to_become_one() -> None:
         (slave(role="learner"), {}, route_pb2.CATCHING_UP, "--incomplete"),
         (slave(rebuild=object()), {}, route_pb2.CATCHING_UP, "being rebuilt"),
         (slave(catching_up=True), {}, route_pb2.CATCHING_UP, "being rebuilt"),
+        (slave(rebuild=object()), {"incomplete": True}, route_pb2.CATCHING_UP, "could never lead"),
         (slave(group_id=0), {}, route_pb2.CATCHING_UP, "nothing to go on with"),
         (slave(group_id=0), {"incomplete": True}, route_pb2.CATCHING_UP, "nothing to go on with"),
     ],

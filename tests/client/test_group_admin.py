@@ -93,6 +93,18 @@ def test_a_group_that_is_drained_gets_topics_and_stays_drained() -> None:
     run(scenario())
 
 
+def test_a_drain_that_the_route_does_not_tell_yet_is_not_undone() -> None:
+    async def scenario() -> None:
+        old, new = old_and_new()
+        async with FakeCluster(old, new) as cluster, GroupAdmin(cluster.address) as admin:
+            new.mode = pb.MODE_DRAINING  # by somebody else, a moment ago
+            assert not (await admin.add_group("g1")).draining
+            assert new.mode == pb.MODE_DRAINING
+            assert len(new.topics) == 2
+
+    run(scenario())
+
+
 def test_a_group_is_drained_taken_back_and_removed() -> None:
     async def scenario() -> None:
         groups = FakeGroup("g0", {"orders": 1}), FakeGroup("g1", {"orders": 1})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ledgermq.client import tracer as module
+from ledgermq.client.consume_trace import _text
 from ledgermq.client.errors import MessageTooLargeError, RefusedError, TopicNotFoundError
 from ledgermq.client.message import Message
 from ledgermq.client.trace_events import BATCH, TRACE_TOPIC, TraceEvent, decode_batch
@@ -158,3 +159,35 @@ def test_close_does_not_wait_for_brokers_that_are_silent(
 
     run(test)
     assert "the client was closed" in caplog.text
+
+
+def test_what_cannot_be_encoded_or_sent_whatever_the_reason_ends_no_later_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_S", 0.0)
+
+    async def test(tracer: Tracer, producer: FakeProducer) -> None:
+        tracer.add(TraceEvent("consume", "00001", "orders", 1, "failed", error="lone \ud800 surrogate"))
+        while not tracer.dropped:  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.001)
+        producer.errors = [ValueError("a defect")]
+        tracer.add(event(2))
+        while tracer.dropped < 2:  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.001)
+        tracer.add(event(3))
+        while not producer.sent:  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.001)
+        assert producer.ids == ["00003"]
+
+    run(test)
+
+
+def test_the_text_of_an_error_is_short_and_can_be_written_whatever_it_is() -> None:
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise ZeroDivisionError
+
+    assert _text(None) == ""
+    assert _text(ValueError("x" * 10_000)) == "ValueError: " + "x" * 300
+    assert _text(ValueError("\ud800")) == "ValueError: ?"
+    assert _text(Broken()) == "Broken: (it has no text)"
