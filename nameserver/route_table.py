@@ -97,8 +97,20 @@ class RouteTable:
         self._forget((cluster, group, node_id))
         return self._bump_if_changed((cluster, group), before)
 
-    def remove(self, cluster: str, group: str) -> bool:
-        """The whole group left the cluster for good: forget it, and that it was here. Return whether a view changed."""
+    def remove(self, cluster: str, group: str, node_id: str) -> bool:
+        """The whole group left the cluster for good, says a node: forget it, and that it was here. Return whether a view changed.
+
+        A node that was away when the group was taken back, or when another one came under its name, says so, too: while a
+        node lives in the group and takes messages, only the one that speaks is forgotten.
+        """
+        if any(
+            key[:2] == (cluster, group)
+            and key[2] != node_id
+            and record.suspect_since is None
+            and record.route.mode == pb.MODE_ACTIVE
+            for key, record in self._nodes.items()
+        ):
+            return self.unregister(cluster, group, node_id)
         before = self._shown((cluster, group))
         for key in [key for key in self._nodes if key[:2] == (cluster, group)]:
             del self._nodes[key]

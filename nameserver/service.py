@@ -142,7 +142,7 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         context: aio.ServicerContext[pb.UnregisterRequest, pb.UnregisterResponse],
     ) -> pb.UnregisterResponse:
         if request.group_removed:
-            changed = self._table.remove(request.cluster, request.group)
+            changed = self._table.remove(request.cluster, request.group, request.node_id)
         else:
             changed = self._table.unregister(request.cluster, request.group, request.node_id)
         if changed:

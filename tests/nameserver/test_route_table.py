@@ -272,17 +272,40 @@ def test_a_removed_group_is_forgotten_with_its_dead_nodes_and_that_it_was_here()
     table = table_with("n1", "n2")
     table.suspect("local", "g0", "n2", 1)
     revision = table.revision
-    assert table.remove("local", "g0")
+    assert table.remove("local", "g0", "n1")
     assert table.revision == revision + 1
     assert table.groups("local") == table.gone_groups("local") == []
-    assert not table.remove("local", "g0")
+    assert not table.remove("local", "g0", "n1")
     assert not table.beat("local", "g0", "n1", 1, "n1", 2), "it has to register again"
     table.register("n1", "i", route(), True, 3)
     assert table.groups("local")
     table.unregister("local", "g0", "n1")
     assert table.gone_groups("local")
-    assert not table.remove("local", "g0"), "no answer for clients changes by that"
+    assert not table.remove("local", "g0", "n1"), "no answer for clients changes by that"
     assert table.gone_groups("local") == []
+
+
+def drained(version: int = 5) -> pb.GroupRoute:
+    found = route(version=version, nodes="n1 n2 n3")
+    found.mode, found.writable = pb.MODE_DRAINING, False
+    return found
+
+
+def test_who_was_away_when_a_group_was_taken_back_takes_only_itself_out_of_it() -> None:
+    """Or who was of a group that had the name before."""
+    table = table_with("n1", "n2", "n3")
+    table.remove("local", "g0", "n3")
+    assert not table.beat("local", "g0", "n3", 1, "n1", 2), "it is forgotten"
+    (view,) = table.groups("local")
+    assert {"n1", "n2"} <= {node.node_id for node in view.nodes if node.alive}
+
+
+def test_the_first_goodbye_of_a_drained_group_takes_all_of_it() -> None:
+    table = RouteTable()
+    for name in ("n1", "n2", "n3"):
+        table.register(name, "i", drained(), False, 1)
+    assert table.remove("local", "g0", "n3")
+    assert table.groups("local") == []
 
 
 def test_the_mode_of_a_group_is_that_of_its_newest_view() -> None:
