@@ -22,6 +22,8 @@ from ledgermq.client.errors import LedgerMQError
 from ledgermq.client.sync import Consumer
 from ledgermq.proto.entry import HEADER_SIZE, decode_header
 from ledgermq.proto.route_pb2 import TopicInfo
+from ledgermq.raft.files import RealFileSystem
+from ledgermq.raft.identity import read_identity
 
 from .cluster import Cluster, wait_until
 from .history import Place, describe_topic, read_topic
@@ -89,6 +91,11 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
         leader = cluster.wait_leader()
         victim = next(name for name in cluster.nodes if name != leader)
         stored = read_topic(cluster.address(leader), TOPIC)
+        # In its first moments a node does not know its group's id yet: nobody could be asked then for what is damaged.
+        record = folder / victim / "identity"
+        wait_until(
+            lambda: read_identity(RealFileSystem(), record, victim).group_id != 0, "the group has its id"
+        )
         saved = {"stopped": folder / "stopped", "killed": folder / "killed"}
         assert cluster.terminate(victim) == 0
         shutil.copytree(folder / victim, saved["stopped"])
