@@ -389,11 +389,11 @@ class FakeCluster:
     def set_mode(self, group: FakeGroup, mode: pb.BrokerGroupMode) -> None:
         """Drain a group, take it back, or remove it, and tell the nameserver."""
         group.mode = mode
+        self.register(group)
         if mode == pb.MODE_REMOVED:
-            self.nameserver.table.remove("local", group.name)
+            for node in self._members(group):
+                self.nameserver.table.remove("local", group.name, node.node_id)
             self.nameserver._changes.tell()
-        else:
-            self.register(group)
 
     async def lose(self, group: FakeGroup) -> None:
         """Stop all nodes of a group; the nameserver hears of it."""
