@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -68,20 +69,39 @@ async def _main(options: argparse.Namespace) -> None:
                 rows += await measure(run, options.workloads, folder)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-            write(options.out, rows)
+            write(options, rows)
     finish(options, {"rows": rows, "taken": _now()})
 
 
-def write(path: Path, rows: Sequence[Row]) -> None:
-    """Write the raw figures so far."""
+def write(options: argparse.Namespace, rows: Sequence[Row]) -> None:
+    """Write the raw figures so far, and what they are figures of."""
     report = {
         "taken": _now(),
+        "commit": _commit(),
+        "seconds": options.seconds,
+        "warm_up_s": options.warm_up,
+        "preload": options.preload,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "rows": rows,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _commit() -> str:
+    """Return the commit of the checkout that is measured, with "-dirty" behind it when files differ; "" outside one."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return described.stdout.strip()
 
 
 def finish(options: argparse.Namespace, report: dict[str, Any]) -> None:
