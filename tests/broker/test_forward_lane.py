@@ -307,7 +307,7 @@ def test_a_call_that_cannot_be_written_takes_no_place_and_harms_no_other() -> No
                 await two.call("echo", b"ab", metadata=broken)
         assert await two.call("echo", b"ab", timeout=1e9) == b"ba", "a deadline beyond what the message holds"
         lane = two.forwarder._lane("n2")
-        assert (len(lane._under_way), lane._bytes) == (0, 0)
+        assert (lane._calls, lane._bytes) == (0, 0)
         assert two.forwarder.metadata((*broken, ("x-mq-client-id", "c")), "l")[0] == ("x-mq-client-id", "c")
 
     run(test)
