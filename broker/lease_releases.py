@@ -1,37 +1,40 @@
-"""Releases of leases whose messages never left: proposed again until one is applied.
+"""Releases of leases whose messages never left: told again until one is applied.
 
 A lease of a session has no end of its own, so a release that is refused or lost would keep its message from everybody while
 that client lives. Proposing one twice does no harm: it names the lease that it ends.
-Owns: the releases that are owed. Must not: know why a lease is given back.
+Owns: the releases that are owed, also by a node that leads no longer (`give_backs` tells them to who does).
+Must not: know why a lease is given back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 from ledgermq.raft.errors import NotLeaderError
 
 from .commands import ReleaseLeases
+from .owed_leases import OwedLeases
 from .produce import Applied, TooManyRequestsError, settle_error
+from .state import BrokerState
 
 logger = logging.getLogger(__name__)
-
-#: Releases that may be owed; the oldest are forgotten then.
-MAX_OWED: Final = 10_000
 
 
 class LeaseReleases:
     """Call `again` about once a second while this node leads."""
 
-    def __init__(self, run: Callable[[ReleaseLeases], asyncio.Future[Applied]]) -> None:
-        """`run`: that of the append pipeline."""
+    def __init__(
+        self, run: Callable[[ReleaseLeases], asyncio.Future[Applied]], state: Callable[[], BrokerState]
+    ) -> None:
+        """`run`: that of the append pipeline; `state`: the replicated one, which says what is over."""
         self._run = run
-        self._owed: deque[ReleaseLeases] = deque(maxlen=MAX_OWED)
+        self._state = state
+        self._owed = OwedLeases()
+        #: Told when something is owed.
+        self.on_owed: Callable[[], None] = lambda: None
 
     def propose(self, command: ReleaseLeases) -> asyncio.Future[Applied]:
         """Propose a release, and again when that fails. The future is of this attempt; nobody needs to await it."""
@@ -47,9 +50,29 @@ class LeaseReleases:
 
     def again(self) -> None:
         """Propose what is owed."""
-        for _ in range(len(self._owed)):
-            if self.propose(self._owed.popleft()).done():
+        self.forget_ended()
+        while (command := self._owed.take()) is not None:
+            if self.propose(command).done():
                 return  # refused at once: so would the others be
+
+    # --- what is owed ---------------------------------------------------------------------------------------
+    @property
+    def owed(self) -> int:
+        """How many ranges of leases are owed."""
+        return len(self._owed)
+
+    def owe(self, command: ReleaseLeases) -> None:
+        """Keep a release that nobody has taken yet."""
+        self._owed.add(command)
+        self.on_owed()
+
+    def take(self) -> ReleaseLeases | None:
+        """Take out some of what is owed, to tell it to the leader; `owe` it again when that fails."""
+        return self._owed.take()
+
+    def forget_ended(self) -> None:
+        """Forget what is over by what this node has applied."""
+        self._owed.forget_ended(self._state())
 
     def _on_done(self, command: ReleaseLeases, future: asyncio.Future[Applied]) -> None:
         if future.cancelled():  # by its caller: what became of it is not known
@@ -59,4 +82,4 @@ class LeaseReleases:
 
     def _owe(self, command: ReleaseLeases, error: BaseException | None) -> None:
         logger.debug("leases not released, they are again in a moment reason=%s", error)
-        self._owed.append(command)
+        self.owe(command)

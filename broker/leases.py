@@ -167,6 +167,11 @@ class Consumption:
         leases["attempt"][touched] -= np.minimum(leases["attempt"][touched], 1)
         return Consumption(self.position, leases, self.lost), accepted
 
+    def holds(self, offsets: np.ndarray, lease_id: int) -> np.ndarray:
+        """Tell which offsets are out under this very lease."""
+        places, _, current = self._current(offsets, np.full(len(offsets), lease_id, np.uint64))
+        return current & (self.leases["flags"][places] & ACKED == 0) if len(self.leases) else current
+
     def end_session(self, session: int, deadline: int) -> Consumption:
         """The leases of a session end at `deadline`."""
         mine = self.leases["session"] == session

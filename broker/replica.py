@@ -91,7 +91,7 @@ class Replica:
     ) -> None:
         """Give it the pipeline that waits for its effects, the log time (ms) of a proposal made now, and headers."""
         self._pipeline = pipeline
-        self.releases = LeaseReleases(pipeline.run)
+        self.releases = LeaseReleases(pipeline.run, lambda: self.state)
         self._now = now
         self._header = header
 

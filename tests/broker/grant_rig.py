@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -27,12 +27,13 @@ from ledgermq.broker.receive import receive
 from ledgermq.broker.state import BrokerState
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.entry import HEADER_SIZE, EntryKind, decode_header, encode_entry
-from ledgermq.raft.errors import LogCompactedError
+from ledgermq.raft.errors import LogCompactedError, NotLeaderError
 
 from .fake_raft import FakeRaft, settle
 from .test_log_reader import BytesLog
 
 BODIES = (b"first", b"second", b"third")
+METADATA = ((CLIENT_ID, "client"), (FORWARDED_BY, "n2"))
 
 
 class Log(BytesLog):
@@ -78,6 +79,7 @@ class ToLeader:
         self._leader = leader
         self.asked: list[str] = []
         self.fail: dict[str, ForwardError] = {}
+        self.on_unclaimed: Callable[[bytes], None]
 
     def metadata(self, received: Any, listener: str) -> Any:
         return (*received, (FORWARDED_BY, "n2"))
@@ -105,9 +107,11 @@ class ToLeader:
         answer: bytes = await self._method(method).unary_unary(request, Grpc(metadata))
         return answer
 
+    poll = unary
+
     async def stream(
         self, node_id: str, method: str, request: bytes, metadata: Any, timeout: float
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         assert node_id == "n1"
         self._ask(method)
         if method == granted_receive.RECEIVE:
@@ -117,6 +121,10 @@ class ToLeader:
             frames = self._method(method).unary_stream(request, Grpc(metadata))
         async for frame in frames:
             yield frame
+
+
+def _follows(command: Any) -> Any:
+    raise NotLeaderError("n1")
 
 
 class GrantRig:
@@ -138,7 +146,10 @@ class GrantRig:
         leadership.on_changed("n1", 1)
         forwarder: Any = self.to_leader
         return SimpleNamespace(
-            replica=SimpleNamespace(state=self.follower_state, rebuild=None), polls=Polls(), metrics=Metrics(),
+            replica=SimpleNamespace(
+                state=self.follower_state, rebuild=None, releases=LeaseReleases(_follows, lambda: self.follower_state)
+            ),
+            leadership=leadership, polls=Polls(), metrics=Metrics(),
             waiting_reader=self._hurry, config=SimpleNamespace(group="g0", follower_reads=True),
             forwarder=forwarder, calls=LeaderCalls(leadership, forwarder, lambda result: None),
         )  # fmt: skip
@@ -149,7 +160,9 @@ class GrantRig:
         no_forwarder: Any = None
         return SimpleNamespace(
             raft=raft, pipeline=raft.pipeline, polls=Polls(), deliveries=RecentDeliveries(), metrics=Metrics(),
-            replica=SimpleNamespace(state=raft.state, view=raft.view, releases=LeaseReleases(raft.pipeline.run)),
+            replica=SimpleNamespace(
+                state=raft.state, view=raft.view, releases=LeaseReleases(raft.pipeline.run, lambda: raft.state)
+            ),
             leadership=leadership, calls=LeaderCalls(leadership, no_forwarder, lambda result: None),
             config=SimpleNamespace(group="g0", auto_create_topics=False, min_invisible_ms=0),
             own_messaging_address=lambda listener: "leader:1", sign_of_life=lambda client_id: None,
@@ -203,11 +216,10 @@ class GrantRig:
         made.long_polling_timeout.FromMilliseconds(0)
         return made
 
-    def receive(self, topic: str = "a", count: int = 3) -> Any:
+    def receive(self, topic: str = "a", count: int = 3, timeout: float = 50.0) -> Any:
         """Return the frames that the follower gives to a consumer."""
-        metadata = ((CLIENT_ID, "client"), (FORWARDED_BY, "n2"))
         raw = self.request(topic, count).SerializeToString()
-        return self.receives.receive("n1", topic, raw, metadata, 50.0)
+        return self.receives.receive("n1", topic, raw, METADATA, timeout)
 
     def receive_at_leader(self) -> Any:
         call = Call("client", "", "default", "", time.monotonic() + 60, ())

@@ -37,7 +37,7 @@ class Rig:
         self.raft = FakeRaft()
         self.unreadable: Exception | None = None
         raft = self.raft
-        self.releases = LeaseReleases(raft.pipeline.run)
+        self.releases = LeaseReleases(raft.pipeline.run, lambda: raft.state)
         self.context: Any = SimpleNamespace(
             raft=raft, pipeline=raft.pipeline, polls=Polls(), deliveries=RecentDeliveries(), metrics=Metrics(),
             replica=SimpleNamespace(state=raft.state, view=raft.view, releases=self.releases), reader=self,
