@@ -37,8 +37,13 @@ class _Sent:
 
 def release_of(request: ReceiveRequest, deliveries: Iterable[Delivery]) -> ReleaseLeases:
     """Return the command that releases these leases."""
+    return release_rows(request.group_id, request.topic_id, deliveries)
+
+
+def release_rows(group_id: int, topic_id: int, deliveries: Iterable[Delivery]) -> ReleaseLeases:
+    """Return the command that releases these leases of a group and a topic."""
     rows = [(each.queue_id, each.queue_offset, each.lease_id) for each in deliveries]
-    return ReleaseLeases(request.group_id, request.topic_id, lease_rows(rows))
+    return ReleaseLeases(group_id, topic_id, lease_rows(rows))
 
 
 class RecentDeliveries:
@@ -50,12 +55,17 @@ class RecentDeliveries:
     def __len__(self) -> int:
         return len(self._sent)
 
-    def add(self, now: float, via: str, request: ReceiveRequest, deliveries: Sequence[Delivery]) -> None:
-        """Note a delivery; leases by time are not noted, they end by themselves."""
+    def add(
+        self, now: float, via: str, request: ReceiveRequest, deliveries: Sequence[Delivery]
+    ) -> ReleaseLeases | None:
+        """Note a delivery; return how to release it. None: leases by time are not noted, they end by themselves."""
+        noted = None
         if request.session and deliveries:
-            self._sent.append(_Sent(now, via, request.attempt_id, release_of(request, deliveries)))
+            noted = release_of(request, deliveries)
+            self._sent.append(_Sent(now, via, request.attempt_id, noted))
         while self._sent and self._sent[0].at < now - REMEMBERED_SECONDS:
             self._sent.popleft()
+        return noted
 
     def repeated(self, attempt_id: str) -> list[ReleaseLeases]:
         """A client asks again with an attempt that was answered: the answer did not arrive. Return its leases."""
@@ -69,8 +79,9 @@ class RecentDeliveries:
         return self._take([each for each in self._sent if each.via == node_id and each.at >= since])
 
     def _take(self, found: list[_Sent]) -> list[ReleaseLeases]:
-        for each in found:
-            self._sent.remove(each)
+        if found:
+            taken = set(map(id, found))
+            self._sent = deque(each for each in self._sent if id(each) not in taken)
         return [each.command for each in found]
 
 

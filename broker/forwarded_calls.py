@@ -1,6 +1,7 @@
 """The leader's end of a ForwardLane: calls that came together on a follower's stream, each served as a call of its own would be.
 
-Owns: a task per call, and the stream's answers, which go together when they are ready together.
+Owns: a task per call, and the stream's answers, which go together when they are ready together. What an answer gave away is
+taken back when the stream ends before it can have arrived (`unless_arrived`).
 Must not: know services; `find` gives the handler of a method, the same that the port serves.
 Bounded: no further message is read while too many calls of the stream are unanswered.
 """
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -18,6 +21,7 @@ import grpc
 
 from ledgermq.proto import peer_pb2
 
+from .deliveries import ON_THE_WAY_SECONDS
 from .forward_lane import MAX_CALLS
 from .forwarding import NOT_LEADER
 
@@ -41,6 +45,7 @@ class ForwardedContext:
         words = iter(call.metadata)
         self._metadata = tuple(zip(words, words, strict=True))
         self._deadline = time.monotonic() + call.timeout_ms / 1000
+        self.take_back: Callable[[], None] | None = None
 
     def invocation_metadata(self) -> Sequence[tuple[str, str]]:
         """Return the client's metadata and the marks of a forwarded call."""
@@ -57,6 +62,15 @@ class ForwardedContext:
         raise _AbortedError(code, details, any(key == NOT_LEADER for key, _ in trailing_metadata))
 
 
+def unless_arrived(context: Any, take_back: Callable[[], None]) -> None:
+    """Have `take_back` called if the answer may not have got to the node that asked. In doubt it is called.
+
+    A call that did not come in a message of many has no such end: who makes one waits for its answer.
+    """
+    if isinstance(context, ForwardedContext):
+        context.take_back = take_back
+
+
 class _Stream:
     """The calls of one follower's stream."""
 
@@ -65,6 +79,8 @@ class _Stream:
         self._context = grpc_context
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by the id of the call
         self._answers: list[peer_pb2.ForwardedAnswer] = []
+        self._take_backs: list[Callable[[], None]] = []  # of these answers
+        self._on_the_way: deque[tuple[float, list[Callable[[], None]]]] = deque()  # of those written of late
         self._ready = asyncio.Event()  # there are answers
         self._room = asyncio.Event()  # some went out
 
@@ -93,6 +109,7 @@ class _Stream:
             ended = [writer, *self._tasks.values()]
             for task in ended:
                 task.cancel()
+            self._take_back()
             await asyncio.gather(*ended, return_exceptions=True)
 
     def _served(self, call_id: int, _: asyncio.Task[None]) -> None:
@@ -101,8 +118,12 @@ class _Stream:
 
     async def _serve(self, call: peer_pb2.ForwardedCall) -> None:
         try:
+            context = ForwardedContext(call)
             async with asyncio.timeout(call.timeout_ms / 1000):
-                answer = peer_pb2.ForwardedAnswer(call_id=call.call_id, answer=await self._handle(call))
+                served = await self._handle(call, context)
+            answer = peer_pb2.ForwardedAnswer(call_id=call.call_id, answer=served)
+            if context.take_back is not None:
+                self._take_backs.append(context.take_back)
         except _AbortedError as error:
             answer = _refused(call, error.code, error.details, not_leader=error.not_leader)
         except asyncio.CancelledError:
@@ -118,8 +139,8 @@ class _Stream:
         self._answers.append(answer)
         self._ready.set()
 
-    async def _handle(self, call: peer_pb2.ForwardedCall) -> bytes:
-        context, handler = ForwardedContext(call), self._find(call.method)
+    async def _handle(self, call: peer_pb2.ForwardedCall, context: ForwardedContext) -> bytes:
+        handler = self._find(call.method)
         if handler is None or handler.unary_unary is None:
             await context.abort(
                 grpc.StatusCode.UNIMPLEMENTED, f"{call.method} is no unary method of this node"
@@ -135,8 +156,20 @@ class _Stream:
             await self._ready.wait()
             self._ready.clear()
             answers, self._answers = self._answers, []
+            take_backs, self._take_backs = self._take_backs, []
+            self._on_the_way.append((math.inf, take_backs))
             await self._context.write(peer_pb2.ForwardedAnswers(answers=answers).SerializeToString())
             self._room.set()
+            now = time.monotonic()
+            self._on_the_way[-1] = (now, take_backs)
+            while self._on_the_way and self._on_the_way[0][0] < now - ON_THE_WAY_SECONDS:
+                self._on_the_way.popleft()
+
+    def _take_back(self) -> None:
+        """Take back what the answers gave away that are not written, or were written so shortly that they may be lost."""
+        for take_backs in (*(each for _, each in self._on_the_way), self._take_backs):
+            for take_back in take_backs:
+                take_back()
 
 
 def _refused(

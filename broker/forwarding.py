@@ -1,14 +1,15 @@
 """Calls that a follower passes on to the leader: request bytes as they came, one hop at most, over the Raft port (D17).
 
-Small unary calls share a stream (ForwardLane), larger ones and streams are calls of their own.
-Owns: one channel and one lane per peer, apart from Raft's own. Must not: look into requests, or decide what may be repeated.
+Small unary calls share a stream (ForwardLane), larger ones and streams are calls of their own. Calls that may wait long have
+streams apart: however many wait, a send finds room.
+Owns: one channel and the lanes per peer, apart from Raft's own. Must not: look into requests, or decide what may be repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +19,8 @@ import grpc.aio
 from ledgermq.proto import peer_pb2
 
 from . import forward_lane
-from .forward_lane import ForwardLane
+from .forward_lane import MAX_CALLS, ForwardLane
+from .polls import MAX_WAITING, TooManyPollsError
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,11 @@ LISTENER: Final = "x-ledgermq-listener"
 PERHAPS_DONE: Final = "x-ledgermq-perhaps-done"
 #: Trailing metadata of a refusal by a node that does not lead.
 NOT_LEADER: Final = "x-ledgermq-not-leader"
+
+#: Polls under way: as many as a leader lets wait of those that talk to it. One more is refused.
+MAX_POLLS: Final = MAX_WAITING
+#: Streams for them; each takes what the other node reads without pausing.
+MAX_POLL_LANES: Final = -(-MAX_POLLS // MAX_CALLS)
 
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
@@ -76,6 +83,11 @@ class Forwarder:
         self._addresses = dict(addresses)
         self._channels: dict[str, Any] = {}
         self._lanes: dict[str, ForwardLane] = {}
+        self._poll_lanes: dict[str, list[ForwardLane]] = {}
+        self._polls = 0  # under way
+        self._polls_alone: set[asyncio.Task[bytes]] = set()
+        #: Told the answer to a poll whose caller was gone when it came: what it grants is nobody's.
+        self.on_unclaimed: Callable[[bytes], None] = lambda answer: None
         self._unary_calls: dict[tuple[str, str], Any] = {}
         self._under_way: dict[Any, str] = {}  # open calls and their nodes; "": it was given up
 
@@ -101,19 +113,83 @@ class Forwarder:
         lane = self._lane(node_id)
         if not lane.takes(len(request)):
             return await self._alone(node_id, method, request, metadata, timeout)
+        return await self._shared(lane, node_id, method, request, metadata, timeout)
+
+    async def poll(
+        self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
+    ) -> bytes:
+        """Make a unary call that may wait long; its answer is never lost: `on_unclaimed` gets what came too late.
+
+        Raises: ForwardError; TooManyPollsError (nothing was sent).
+        """
+        if self._polls >= MAX_POLLS:
+            raise TooManyPollsError
+        lane = self._poll_lane(node_id, len(request))
+        if lane is None:
+            return await self._poll_alone(node_id, method, request, metadata, timeout)
+        self._polls += 1
+        try:
+            return await self._shared(lane, node_id, method, request, metadata, timeout)
+        finally:
+            self._polls -= 1
+
+    def _lane(self, node_id: str) -> ForwardLane:
+        lane = self._lanes.get(node_id)
+        if lane is None:
+            lane = self._lanes[node_id] = self._new_lane(node_id, lambda answer: None)
+        return lane
+
+    def _poll_lane(self, node_id: str, size: int) -> ForwardLane | None:
+        """Return the first lane that has room; None: such a request, or that node's version, wants a call of its own."""
+        lanes = self._poll_lanes.setdefault(node_id, [])
+        found = next((lane for lane in lanes if lane.takes(size)), None)
+        if found is None and len(lanes) < MAX_POLL_LANES:
+            lane = self._new_lane(node_id, lambda answer: self.on_unclaimed(answer))
+            lanes.append(lane)
+            found = lane if lane.takes(size) else None
+        return found
+
+    def _new_lane(self, node_id: str, unclaimed: Callable[[bytes], None]) -> ForwardLane:
+        channel = self.channel(node_id)
+        return ForwardLane(
+            lambda: channel.stream_stream(forward_lane.METHOD, None, None)(), _broken, _refused, unclaimed
+        )
+
+    def _every_lane(self) -> Iterator[tuple[str, ForwardLane]]:
+        yield from self._lanes.items()
+        for node_id, lanes in self._poll_lanes.items():
+            for lane in lanes:
+                yield node_id, lane
+
+    async def _shared(
+        self, lane: ForwardLane, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
+    ) -> bytes:
         try:
             return await lane.call(method, request, metadata, timeout)
         except TimeoutError:
             raise ForwardError(False, f"{node_id} has not answered before the deadline") from None
 
-    def _lane(self, node_id: str) -> ForwardLane:
-        lane = self._lanes.get(node_id)
-        if lane is None:
-            channel = self.channel(node_id)
-            lane = self._lanes[node_id] = ForwardLane(
-                lambda: channel.stream_stream(forward_lane.METHOD, None, None)(), _broken, _refused
-            )
-        return lane
+    async def _poll_alone(
+        self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
+    ) -> bytes:
+        """A call of its own that is cancelled may be answered all the same, and nothing tells: it goes on to its end."""
+        task = asyncio.create_task(self._alone(node_id, method, request, metadata, timeout))
+        self._polls += 1
+        self._polls_alone.add(task)
+        task.add_done_callback(self._poll_ended)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._poll_unclaimed)
+            raise
+
+    def _poll_ended(self, task: asyncio.Task[bytes]) -> None:
+        self._polls -= 1
+        self._polls_alone.discard(task)
+
+    def _poll_unclaimed(self, task: asyncio.Task[bytes]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self.on_unclaimed(task.result())
 
     async def _alone(
         self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
@@ -138,7 +214,7 @@ class Forwarder:
 
     async def stream(
         self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the frames of the answer. Raises: ForwardError."""
         call = self.channel(node_id).unary_stream(method, None, None)(
             request, timeout=timeout, metadata=metadata
@@ -160,7 +236,7 @@ class Forwarder:
         """Give up the calls to other nodes than the leader: one that is stopped or cut off answers none of them."""
         if leader_id is None:
             return  # an election is on: who leads may turn out to be the same
-        for node_id, lane in self._lanes.items():
+        for node_id, lane in self._every_lane():
             lane.try_again()
             if node_id != leader_id:
                 lane.end(partial(_given_up, node_id))
@@ -177,8 +253,12 @@ class Forwarder:
 
     async def close(self) -> None:
         """Close every channel."""
-        for lane in self._lanes.values():
+        for _, lane in list(self._every_lane()):
             await lane.close()
+        alone = list(self._polls_alone)
+        for task in alone:
+            task.cancel()
+        await asyncio.gather(*alone, return_exceptions=True)
         for channel in self._channels.values():
             await channel.close(None)
 

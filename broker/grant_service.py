@@ -6,6 +6,7 @@ Served on the Raft port. Owns: the handlers. Must not: go to the log for a grant
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -21,10 +22,14 @@ from ledgermq.raft.errors import (
     TransferringError,
 )
 
+from .commands import ReleaseLeases
 from .context import NodeContext
+from .forwarded_calls import unless_arrived
 from .forwarding import refuse_not_leader
+from .give_backs import METHOD as GIVE_BACK
+from .give_backs import give_back
 from .granted import RecordReader, deliveries_of_peer
-from .granted_receive import GIVE_BACK, GRANT, give_back
+from .granted_receive import GRANT
 from .leader_calls import Call
 from .leader_handlers import leader_handler, parsed
 from .leader_view import Delivery
@@ -55,7 +60,10 @@ class GrantService:
 
         async def local() -> bytes:
             request = parsed(v2.ReceiveMessageRequest, raw)
-            return (await grant(context, request, call)).SerializeToString()
+            answer, noted = await grant(context, request, call)
+            if noted is not None:
+                unless_arrived(grpc_context, partial(self._not_arrived, noted))
+            return answer.SerializeToString()
 
         try:
             context.sign_of_life(call.client_id)
@@ -68,11 +76,22 @@ class GrantService:
             await grpc_context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         raise AssertionError("abort raises")
 
+    def _not_arrived(self, granted: ReleaseLeases) -> None:
+        """The stream ended on which these were told. The next leader releases what is young by itself."""
+        if self._context.replica.view is not None:
+            self._context.replica.releases.propose(granted)
+
     async def _read_granted(self, raw: bytes, grpc_context: Any) -> AsyncIterator[bytes]:
-        """Also after the lead is lost: what was granted is committed."""
+        """Also after the lead is lost: what was granted is committed. Not before it is applied: then it would seem deleted."""
         try:
             granted = parsed(peer_pb2.GrantedMessages, raw)
             records = RecordReader(self._context.reader)
+            applied = self._context.replica.state.applied_index
+            if any(each.lease_id > applied for each in granted.messages):
+                await grpc_context.abort(
+                    grpc.StatusCode.UNAVAILABLE,
+                    "this node was started again and has not applied the grant yet",
+                )
             for delivery in deliveries_of_peer(granted):
                 found = await self._record(records, granted.topic_id, delivery)
                 yield found.SerializeToString()

@@ -107,6 +107,14 @@ def deliveries_of_peer(granted: peer_pb2.GrantedMessages) -> list[Delivery]:
     ]
 
 
+def peer_of_release(command: ReleaseLeases) -> peer_pb2.GrantedMessages:
+    """Return leases that are given back, as `release_of_peer` reads them."""
+    granted = peer_pb2.GrantedMessages(group_id=command.group_id, topic_id=command.topic_id)
+    for queue_id, offset, lease_id in command.rows.tolist():
+        granted.messages.add(queue_id=queue_id, queue_offset=offset, lease_id=lease_id)
+    return granted
+
+
 def release_of_peer(granted: peer_pb2.GrantedMessages) -> ReleaseLeases:
     """Return the command that ends the leases of messages that did not leave."""
     rows = [(each.queue_id, each.queue_offset, each.lease_id) for each in granted.messages]

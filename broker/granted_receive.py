@@ -3,7 +3,7 @@
 A consumer's cold reads so cost the disk and the memory of the node that it talks to, and the leader sends some 20 bytes for each
 message instead of its body. What this node cannot read soon (it lags, is being rebuilt, its copy is damaged, its disk
 hangs) comes from the leader. Nothing is handed out that this node has not applied, or that the leader has not granted.
-Owns: the grants between their arrival and the consumer; what does not get there is given back.
+Owns: the grants between their arrival and the consumer; what does not get there is given back, whenever it arrived.
 Must not: lease, or choose messages.
 """
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from typing import Final
 
 from ledgermq.proto import peer_pb2
@@ -21,28 +22,26 @@ from ledgermq.proto.record import RecordView, decode_record
 from ledgermq.raft.errors import NodeStoppedError, StorageError
 
 from .context import NodeContext
+from .deliveries import release_rows
 from .forwarding import ForwardError, Metadata
+from .give_backs import GiveBacks
 from .granted import HandOut, RecordReader, deliveries_of_peer, first_frame, release_of_peer, to_peer
-from .leader_calls import Call
 from .leader_view import Delivery
 from .polls import TooManyPollsError
 from .receive import count_out, last_frame
-from .refusals import REFUSABLE
 
 logger = logging.getLogger(__name__)
 
 RECEIVE: Final = "/apache.rocketmq.v2.MessagingService/ReceiveMessage"
 GRANT: Final = "/ledgermq.v1.PeerService/Grant"
 READ_GRANTED: Final = "/ledgermq.v1.PeerService/ReadGranted"
-GIVE_BACK: Final = "/ledgermq.v1.PeerService/GiveBack"
 
-#: How long a follower may take to apply what was granted, and to read it, before the leader is asked for the messages.
+#: How long a follower may take to apply what was granted, and to read it, before the leader is asked for the messages. Each
+#: ends earlier when half of what is left of the call is over: the rest is the leader's.
 APPLY_SECONDS: Final = 0.25
 READ_SECONDS: Final = 2.0
-#: For the lease of a message that did not reach its consumer; a lease by time ends by itself, too.
-GIVE_BACK_SECONDS: Final = 5.0
-#: Leases that are given back at the same time; of more than that the end is awaited.
-MAX_GIVE_BACKS: Final = 1_000
+#: A stop waits so long for the leader to take back what did not reach its consumers.
+STOP_SECONDS: Final = 1.0
 
 _Found = tuple[RecordView, int]  # and ms of log time when it was stored
 
@@ -52,48 +51,67 @@ class GrantedReceives:
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
-        self._give_backs: set[asyncio.Task[None]] = set()
+        self._give_backs = GiveBacks(context)
+        context.forwarder.on_unclaimed = self._unclaimed
+        self._holding = 0  # receives that hold leases
+        self._released = asyncio.Event()  # one of them holds none any more
         metrics = context.metrics
         self._from_log = metrics.granted_messages.labels("own_log")
         self._from_leader = metrics.granted_messages.labels("leader")
 
     async def receive(
         self, leader: str, topic: str, request: bytes, metadata: Metadata, timeout: float
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the frames of one receive. Raises: ForwardError before the first of them; nothing is leased then."""
         until = time.monotonic() + timeout
         answer = await self._grant(leader, request, metadata, timeout)
         if answer is None:
-            async for frame in self._passed_on(leader, request, metadata, timeout):
-                yield frame
+            async with aclosing(self._passed_on(leader, request, metadata, timeout)) as passed_on:
+                async for frame in passed_on:
+                    yield frame
             return
         if answer.status.code != v2.OK:
             yield v2.ReceiveMessageResponse(status=answer.status).SerializeToString()
             yield last_frame()
             return
-        left = deliveries_of_peer(answer.granted)  # what may not have reached the consumer yet
-        try:
-            left, frames = await self._frames(leader, topic, answer, left, metadata, until)
+        with self._held(answer.granted) as left:
+            left[:], frames = await self._frames(leader, topic, answer, left, metadata, until)
             yield first_frame(answer.status, frames)
             for frame in frames:
                 yield frame
-                left = left[1:]
-        except (
-            BaseException
-        ):  # whatever it was: a lease that nobody knows of keeps its message from everybody
-            self._give_back(to_peer(answer.granted.group_id, answer.granted.topic_id, left))
-            raise
+                del left[0]
         count_out(self._context, frames)
         yield last_frame()
+
+    @contextmanager
+    def _held(self, granted: peer_pb2.GrantedMessages) -> Iterator[list[Delivery]]:
+        """Give back what is left in the list at the end: a lease that nobody knows of keeps its message from everybody."""
+        left = deliveries_of_peer(granted)  # what may not have reached the consumer yet
+        self._holding += 1
+        try:
+            yield left
+        finally:
+            self._holding -= 1
+            self._released.set()
+            if left:
+                self._give_backs.give_back(release_rows(granted.group_id, granted.topic_id, left))
+
+    def _unclaimed(self, raw: bytes) -> None:
+        """An answer came when its receive was over: cancelled, or at its deadline."""
+        self._count_bytes("grant", raw)
+        self._give_backs.give_back(release_of_peer(peer_pb2.GrantAnswer.FromString(raw).granted))
 
     async def _grant(
         self, leader: str, request: bytes, metadata: Metadata, timeout: float
     ) -> peer_pb2.GrantAnswer | None:
-        """Ask for a grant; None: this leader gives none, or this node shall not read. Raises: ForwardError."""
+        """Ask for a grant; None: this leader gives none, or this node shall not read.
+
+        Raises: ForwardError; TooManyPollsError (the consumer is told to repeat after a moment).
+        """
         if not self._context.config.follower_reads:
             return None
         try:
-            raw = await self._context.forwarder.unary(leader, GRANT, request, metadata, timeout)
+            raw = await self._context.forwarder.poll(leader, GRANT, request, metadata, timeout)
         except ForwardError as error:
             if error.unknown_there:
                 return None
@@ -103,12 +121,14 @@ class GrantedReceives:
 
     async def _passed_on(
         self, leader: str, request: bytes, metadata: Metadata, timeout: float
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the frames of a leader that reads the messages itself."""
-        frames = self._context.forwarder.stream(leader, RECEIVE, request, metadata, timeout)
-        async for frame in frames:
-            self._count_bytes("messages", frame)
-            yield frame
+        async with aclosing(
+            self._context.forwarder.stream(leader, RECEIVE, request, metadata, timeout)
+        ) as frames:
+            async for frame in frames:
+                self._count_bytes("messages", frame)
+                yield frame
 
     def _count_bytes(self, kind: str, raw: bytes) -> None:
         self._context.metrics.bytes_from_leader.labels(kind).inc(len(raw))
@@ -146,9 +166,9 @@ class GrantedReceives:
         """Read what this node's log has; None for each message that is to be had of the leader, in the time that is left."""
         found: list[_Found | None] = []
         if self._context.replica.rebuild is None:
-            await self._wait_applied(topic_id, deliveries)
+            await self._wait_applied(topic_id, deliveries, until)
             records = RecordReader(self._context.reader)
-            seconds = min(READ_SECONDS, max(until - time.monotonic(), 0.0) / 2)
+            seconds = _share(READ_SECONDS, until)
             try:
                 async with asyncio.timeout(seconds):
                     for delivery in deliveries:
@@ -174,7 +194,7 @@ class GrantedReceives:
         queue = self._context.replica.state.queues.get(topic_id, queue_id)
         return queue is not None and queue_offset < queue.end
 
-    async def _wait_applied(self, topic_id: int, deliveries: Sequence[Delivery]) -> None:
+    async def _wait_applied(self, topic_id: int, deliveries: Sequence[Delivery], until: float) -> None:
         """Wait until this node has applied all that was granted, not for long. The leader hurries meanwhile."""
         last: dict[int, int] = {}
         for each in deliveries:
@@ -185,9 +205,9 @@ class GrantedReceives:
 
         if is_applied():
             return
-        until = time.monotonic() + APPLY_SECONDS
+        enough = time.monotonic() + _share(APPLY_SECONDS, until)
         with self._context.waiting_reader():
-            while (remaining := until - time.monotonic()) > 0:
+            while (remaining := enough - time.monotonic()) > 0:
                 try:
                     waiter = self._context.polls.open(("queue", topic_id, queue_id) for queue_id in last)
                 except TooManyPollsError:
@@ -204,50 +224,33 @@ class GrantedReceives:
     ) -> list[_Found | None]:
         """Get messages from the leader's log; None for each that it has deleted. Raises: ForwardError."""
         found: list[_Found | None] = []
-        frames = self._context.forwarder.stream(
-            leader, READ_GRANTED, wanted.SerializeToString(), metadata, max(until - time.monotonic(), 0.0)
-        )
-        async for frame in frames:
-            self._count_bytes("messages", frame)
-            each = peer_pb2.GrantedRecord.FromString(frame)
-            found.append((decode_record(each.record), each.store_timestamp) if each.record else None)
+        timeout = max(until - time.monotonic(), 0.0)
+        async with aclosing(
+            self._context.forwarder.stream(
+                leader, READ_GRANTED, wanted.SerializeToString(), metadata, timeout
+            )
+        ) as frames:
+            async for frame in frames:
+                self._count_bytes("messages", frame)
+                each = peer_pb2.GrantedRecord.FromString(frame)
+                found.append((decode_record(each.record), each.store_timestamp) if each.record else None)
         if len(found) != len(wanted.messages):
             raise ForwardError(
                 False, f"{leader} sent {len(found)} of {len(wanted.messages)} granted messages"
             )
         return found
 
-    # --- giving back ----------------------------------------------------------------------------------------
-    def _give_back(self, left: peer_pb2.GrantedMessages) -> None:
-        """The consumer is gone, or cannot be served: what it did not get becomes visible at once."""
-        if not left.messages:
-            return
-        if len(self._give_backs) >= MAX_GIVE_BACKS:
-            logger.warning("leases not given back, they end by themselves messages=%d", len(left.messages))
-            return
-        task = asyncio.create_task(self._run_give_back(left))
-        self._give_backs.add(task)
-        task.add_done_callback(self._give_backs.discard)
-
-    async def _run_give_back(self, left: peer_pb2.GrantedMessages) -> None:
-        call = Call("", "", "", "", time.monotonic() + GIVE_BACK_SECONDS, ())
-
-        async def local() -> bytes:
-            return (await give_back(self._context, left)).SerializeToString()
-
-        try:
-            await self._context.calls.unary(GIVE_BACK, left.SerializeToString(), call, local)
-        except REFUSABLE as error:  # a leader that refuses does it by itself in a moment
-            logger.info("leases not given back messages=%d reason=%s", len(left.messages), error)
-
+    # --- life -----------------------------------------------------------------------------------------------
     async def stop(self) -> None:
-        """End what is under way."""
-        for task in self._give_backs:
-            task.cancel()
-        await asyncio.gather(*self._give_backs, return_exceptions=True)
+        """Give back what the receives that ended just now held, and what is owed still, within a bound. Serve none any more."""
+        until = time.monotonic() + STOP_SECONDS
+        while self._holding and (remaining := until - time.monotonic()) > 0:
+            self._released.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._released.wait(), remaining)
+        await self._give_backs.stop(max(until - time.monotonic(), 0.0))
 
 
-async def give_back(context: NodeContext, granted: peer_pb2.GrantedMessages) -> peer_pb2.GiveBackAnswer:
-    """At the leader: end the leases of messages that did not leave, without counting an attempt."""
-    await context.replica.releases.propose(release_of_peer(granted))
-    return peer_pb2.GiveBackAnswer()
+def _share(seconds: float, until: float) -> float:
+    """Return so many seconds, or half of what is left until a deadline."""
+    return min(seconds, max(until - time.monotonic(), 0.0) / 2)

@@ -9,7 +9,8 @@ longer is given up: it may be stopped or cut off, and then its answer would be a
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -132,9 +133,9 @@ class LeaderCalls:
     async def stream(
         self,
         call: Call,
-        local: Callable[[], AsyncIterator[bytes]],
-        forward: Callable[[str, Metadata, float], AsyncIterator[bytes]],
-    ) -> AsyncIterator[bytes]:
+        local: Callable[[], AsyncGenerator[bytes, None]],
+        forward: Callable[[str, Metadata, float], AsyncGenerator[bytes, None]],
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the frames of the answer; the same, as long as no frame was given on.
 
         `forward` gets them from another node, which leads: its name, the metadata to send on, seconds.
@@ -158,9 +159,10 @@ class LeaderCalls:
                 else:
                     await self._pause(changes, call)
                     continue
-                async for frame in frames:
-                    begun = True
-                    yield frame
+                async with aclosing(frames):  # who leaves amid them ends them now: they hold leases
+                    async for frame in frames:
+                        begun = True
+                        yield frame
                 return
             except (*_LOST, ForwardError) as error:
                 if begun or call.forwarded:

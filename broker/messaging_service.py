@@ -8,7 +8,8 @@ Must not: rely on settings or on the client's choice of queue or node.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
 
@@ -87,7 +88,7 @@ class MessagingService:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     async def stop(self) -> None:
-        """Give back no more leases: the node stops."""
+        """Give back what receives hold that the stop ended."""
         await self._granted.stop()
 
     # --- unary ----------------------------------------------------------------------------------------------
@@ -217,8 +218,9 @@ class MessagingService:
         async def serve(request: bytes, context: Any) -> AsyncIterator[bytes]:
             call = Call.of(context, listener)
             try:
-                async for frame in self._receive(request, call):
-                    yield frame
+                async with aclosing(self._receive(request, call)) as frames:
+                    async for frame in frames:
+                        yield frame
             except IN_BAND as error:
                 status = in_band_status(self._context, error)
                 yield v2.ReceiveMessageResponse(status=status).SerializeToString()
@@ -231,20 +233,22 @@ class MessagingService:
 
         return serve
 
-    async def _receive(self, request: bytes, call: Call) -> AsyncIterator[bytes]:
+    async def _receive(self, request: bytes, call: Call) -> AsyncGenerator[bytes, None]:
         """A follower gets a grant of the leader, and asks the next leader again when the first is lost."""
         if not call.client_id:
             raise StatusError(v2.CLIENT_ID_REQUIRED, "client id cannot be empty")
         self._context.sign_of_life(call.client_id)
         message = _parsed(v2.ReceiveMessageRequest, request)
-        async for frame in self._context.calls.stream(
+        answer = self._context.calls.stream(
             call,
             lambda: receive(self._context, message, call),
             lambda leader, metadata, timeout: self._granted.receive(
                 leader, message.message_queue.topic.name, request, metadata, timeout
             ),
-        ):
-            yield frame
+        )
+        async with aclosing(answer) as frames:
+            async for frame in frames:
+                yield frame
 
     def _pull_handler(self) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
         async def serve(request: bytes, context: Any) -> AsyncIterator[bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import hash_text
 from ledgermq.raft.errors import LogCompactedError, NodeStoppedError, NotLeaderError
 
-from .commands import SetPositions, position_rows
+from .commands import ReleaseLeases, SetPositions, position_rows
 from .context import NodeContext
 from .deliveries import release_of
 from .effects import Effects, GrantResult
@@ -153,7 +153,7 @@ def polling_seconds(request: v2.ReceiveMessageRequest, remaining: float) -> floa
 
 async def receive(
     context: NodeContext, request: v2.ReceiveMessageRequest, call: Call
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Yield the frames of one receive. Raises: StatusError, and what the pipeline raises; all before the first frame."""
     receiver, left = await lease(context, request, call)  # what may not have left yet
     try:
@@ -170,15 +170,21 @@ async def receive(
     yield last_frame()
 
 
-async def grant(context: NodeContext, request: v2.ReceiveMessageRequest, call: Call) -> peer_pb2.GrantAnswer:
-    """Serve one receive but for the messages themselves, which the node that asks reads. Raises: as `receive`."""
+async def grant(
+    context: NodeContext, request: v2.ReceiveMessageRequest, call: Call
+) -> tuple[peer_pb2.GrantAnswer, ReleaseLeases | None]:
+    """Serve one receive but for the messages themselves, which the node that asks reads. Raises: as `receive`.
+
+    The command releases the leases if the answer does not arrive; None when they end by themselves.
+    """
     receiver, leased = await lease(context, request, call)
-    context.deliveries.add(time.monotonic(), call.via, receiver.request, leased)
-    return peer_pb2.GrantAnswer(
+    noted = context.deliveries.add(time.monotonic(), call.via, receiver.request, leased)
+    answer = peer_pb2.GrantAnswer(
         status=receiver.status,
         store_host=context.own_messaging_address(call.listener),
         granted=to_peer(receiver.group.group_id, receiver.topic.topic_id, leased),
     )
+    return answer, noted
 
 
 async def lease(

@@ -10,9 +10,11 @@ import pytest
 
 from ledgermq.broker import granted_receive
 from ledgermq.broker.forwarding import ForwardError
+from ledgermq.broker.state import BrokerState
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
-from .grant_rig import BODIES, GrantRig, bodies, run, status
+from .fake_raft import settle
+from .grant_rig import BODIES, METADATA, GrantRig, bodies, run, status
 
 
 @pytest.fixture
@@ -63,6 +65,25 @@ def test_a_follower_that_lags_hands_out_when_it_has_applied_what_was_granted() -
         assert rig.to_leader.asked == ["Grant"]
 
     run(test)
+
+
+def test_the_wait_for_apply_ends_before_the_call_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(granted_receive, "APPLY_SECONDS", 3600.0)
+
+    async def test(rig: GrantRig) -> None:
+        rig.apply(2)
+        assert bodies(await rig.all_of(rig.receive(timeout=0.0))) == list(BODIES)
+        assert rig.to_leader.asked == ["Grant", "ReadGranted"]
+
+    run(test)
+
+
+@pytest.mark.parametrize(("left", "share"), [(100.0, 2.0), (1.0, 0.5), (-1.0, 0.0)])
+def test_half_of_what_is_left_of_a_call_is_the_leaders(
+    left: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(granted_receive, "time", SimpleNamespace(monotonic=lambda: 50.0))
+    assert granted_receive._share(2.0, 50.0 + left) == share
 
 
 @pytest.mark.usefixtures("impatient")
@@ -166,6 +187,94 @@ def test_a_consumer_that_goes_while_its_messages_are_read_loses_nothing() -> Non
         await asyncio.gather(task, return_exceptions=True)
         await rig.decide(4)
         assert rig.visible == [0, 1, 2]
+
+    run(test)
+
+
+def test_an_answer_that_comes_when_the_consumer_is_gone_is_given_back() -> None:
+    async def test(rig: GrantRig) -> None:
+        request = rig.request().SerializeToString()
+        answer = asyncio.ensure_future(rig.to_leader.poll("n1", granted_receive.GRANT, request, METADATA, 50))
+        await rig.decide(3)
+        rig.to_leader.on_unclaimed(await answer)
+        await rig.decide(4)
+        assert rig.visible == [0, 1, 2]
+        assert rig.to_leader.asked[-1] == "GiveBack"
+
+    run(test)
+
+
+def test_an_answer_that_grants_nothing_gives_nothing_back() -> None:
+    async def test(rig: GrantRig) -> None:
+        request = rig.request("unknown").SerializeToString()
+        rig.to_leader.on_unclaimed(
+            await rig.to_leader.poll("n1", granted_receive.GRANT, request, METADATA, 50)
+        )
+        assert rig.context.replica.releases.owed == 0
+
+    run(test)
+
+
+def test_a_read_that_fails_over_a_defect_gives_back_what_was_granted() -> None:
+    async def test(rig: GrantRig) -> None:
+        rig.apply(3)
+        rig.context.reader = None
+        task = await rig.begun(rig.receive())
+        with pytest.raises(AttributeError):
+            await task
+        await rig.decide(4)
+        assert rig.visible == [0, 1, 2]
+
+    run(test)
+
+
+def test_a_leader_that_was_started_again_and_has_not_applied_the_grant_says_so() -> None:
+    """It would find no message at these offsets; "deleted" would leave the leases with nobody."""
+
+    async def test(rig: GrantRig) -> None:
+        rig.context.replica.rebuild = SimpleNamespace()
+        rig.leader.replica.state = BrokerState()
+        rig.leader.replica.state.topics = rig.raft.state.topics
+        rig.leader.replica.state.groups = rig.raft.state.groups
+        task = await rig.begun(rig.receive())
+        with pytest.raises(ForwardError, match="has not applied the grant"):
+            await task
+        await rig.decide(4)
+        assert rig.visible == [0, 1, 2]
+
+    run(test)
+
+
+def test_a_stop_waits_until_the_leader_took_what_receives_still_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(granted_receive, "STOP_SECONDS", 3600.0)
+
+    async def test(rig: GrantRig) -> None:
+        rig.apply(3)
+        frames = rig.receive()
+        await (await rig.begun(frames))
+        stop = asyncio.ensure_future(rig.receives.stop())
+        await settle()
+        assert not stop.done()
+        await frames.aclose()
+        await rig.decide(4)
+        await stop
+        assert rig.visible == [0, 1, 2]
+
+    run(test)
+
+
+def test_what_comes_after_the_stop_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(granted_receive, "STOP_SECONDS", 0.0)
+
+    async def test(rig: GrantRig) -> None:
+        rig.apply(3)
+        frames = rig.receive()
+        await (await rig.begun(frames))
+        await rig.receives.stop()
+        await frames.aclose()
+        await settle()
+        assert rig.to_leader.asked == ["Grant"]
+        assert rig.context.replica.releases.owed > 0
 
     run(test)
 

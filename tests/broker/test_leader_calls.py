@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -195,5 +195,30 @@ def test_whoever_waits_for_an_election_is_told_when_it_is_over() -> None:
         leadership.on_changed("n3", 5)
         await waiting
         await leadership.wait_settled(3600)  # it is settled already
+
+    run(body)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_who_leaves_amid_the_frames_ends_them_at_once(leads: bool) -> None:
+    """They hold leases: their end must not wait for somebody to collect what is left of them."""
+
+    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
+        ended: list[str] = []
+
+        async def frames(*_: Any) -> AsyncGenerator[bytes, None]:
+            try:
+                yield b"first"
+                yield b"second"
+            finally:
+                ended.append("now")
+
+        leadership.on_changed("n2", 1)
+        if leads:
+            leadership.on_ready(2)
+        answer = calls.stream(call(), frames, frames)
+        assert await anext(answer) == b"first"
+        await answer.aclose()
+        assert ended == ["now"]
 
     run(body)
