@@ -34,6 +34,7 @@ from .coordination import Coordination
 from .deliveries import RecentDeliveries
 from .effects import Effects
 from .errors import ConsumeQueueError
+from .features import SUPPORTED, FeatureMemory
 from .fetch import offset_at_time
 from .forwarded_calls import forwarded_calls_handler
 from .forwarding import Forwarder
@@ -94,6 +95,7 @@ def raft_config(config: BrokerConfig) -> RaftConfig:
         election_ms_max=config.election_timeout_ms[1],
         scrub_bytes_per_second=config.scrub_bytes_per_second,
         scrub_interval_s=config.scrub_interval_hours * 3600,
+        feature_level=SUPPORTED,
     )
 
 
@@ -257,9 +259,12 @@ class BrokerNode:
         self._probes = Probes(self._context)
         self._http = HttpServer(self._probes.routes(), self._raft.metrics.ports.add("http"))
         self._leadership.add_listener(self._on_leadership)
-        trace_topic = TraceTopic(self._context)
-        self._leadership.add_listener(trace_topic.on_leadership)
-        trace_topic.on_leadership()  # it may lead already
+        for begin_to_lead in (
+            FeatureMemory(self._context).on_leadership,
+            TraceTopic(self._context).on_leadership,
+        ):
+            self._leadership.add_listener(begin_to_lead)
+            begin_to_lead()  # it may lead already
         self._replica.observe(self._on_effects)
         self._context.coordination.attach()
         self._handlers.set(

@@ -171,6 +171,7 @@ class StatusView:
             or core.applied_index < core.state_index
             or self._is_resetting(member.node_id),
             repairing=self._repair.state,
+            feature_level=self._config.feature_level,
         )
 
     def _peer_status(
@@ -201,6 +202,7 @@ class StatusView:
             refused_lately=not connected
             and refusal is not None
             and time.monotonic() - transport.refused_at[node] < REFUSED_LATELY_S,
+            feature_level=hello.feature_level if hello else None,
         )
 
     def _held_back(self, transport: RaftTransport) -> str:

@@ -36,6 +36,9 @@ class PeerStatus:
     repairing: str = ""  # what it repairs of its log; empty: nothing
     refused: str = ""  # why this node refused its last greeting; empty: it did not, or it is connected
     refused_lately: bool = False  # it is there and keeps on trying
+    feature_level: int | None = (
+        None  # as it said in its last greeting of this run (D23); None: it was not met
+    )
 
 
 @dataclass(frozen=True, slots=True)

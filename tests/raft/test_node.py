@@ -251,6 +251,27 @@ def test_a_member_that_is_not_reached_is_not_said_to_catch_up(tmp_path: Path) ->
     run(Cluster(tmp_path), scenario)
 
 
+def test_the_status_tells_how_far_the_builds_of_the_others_go_also_of_one_that_is_away(
+    tmp_path: Path,
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        def levels() -> list[int | None]:
+            return [peer.feature_level for peer in cluster.nodes["n1"].status().peers]
+
+        await cluster.start("n1", feature_level=2)
+        assert levels() == [2, None, None]
+        await cluster.start("n2", feature_level=1)
+        await cluster.start("n3", feature_level=2)
+        await cluster.until(lambda: levels() == [2, 1, 2])
+        await cluster.leader()
+        await cluster.kill("n2")
+        assert levels() == [2, 1, 2]
+        await cluster.start("n2", feature_level=2)
+        await cluster.until(lambda: levels() == [2, 2, 2])
+
+    run(Cluster(tmp_path), scenario)
+
+
 def test_a_node_without_the_folder_of_its_indexes_makes_them_again(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.start()
