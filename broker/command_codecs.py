@@ -86,6 +86,8 @@ def encode(command: Command) -> bytes:
         codec = _CREATE_TOPIC_2
     elif isinstance(command, CommitOffsets) and command.epochs is not None:
         codec = _COMMIT_OFFSETS_2
+    elif isinstance(command, SetBrokerGroupMode) and command.if_consumed:
+        codec = _SET_BROKER_GROUP_MODE_2
     return encode_command(codec.number, codec.version, codec.pack(command))
 
 
@@ -123,6 +125,7 @@ _RETENTION: Final = struct.Struct("<Iq")
 _JOIN: Final = struct.Struct("<IIIH")
 _TEXTS: Final = struct.Struct("<IH")
 _MODE: Final = struct.Struct("<B")
+_MODE_2: Final = struct.Struct("<BI")
 #: Rows of CommitOffsets, version 2.
 _OWNED_POSITION_DTYPE: Final = np.dtype(
     [*((name, POSITION_DTYPE[name]) for name in POSITION_DTYPE.names or ()), ("epoch", "<u8")]
@@ -289,6 +292,18 @@ def _unpack_mode(payload: memoryview) -> Command:
     return SetBrokerGroupMode(BrokerGroupMode(mode))
 
 
+def _pack_mode_2(command: SetBrokerGroupMode) -> bytes:
+    texts = (text for consumer in command.consumers for text in consumer)
+    return _MODE_2.pack(command.mode, len(command.consumers)) + b"".join(map(pack_text, texts))
+
+
+def _unpack_mode_2(payload: memoryview) -> Command:
+    mode, count = _MODE_2.unpack_from(payload)
+    texts, _ = unpack_texts(payload, _MODE_2.size, 2 * count)
+    consumers = tuple(zip(texts[::2], texts[1::2], strict=True))
+    return SetBrokerGroupMode(BrokerGroupMode(mode), True, consumers)
+
+
 _CODECS: Final = (
     _Codec(
         CommandType.CREATE_TOPIC, CreateTopic,
@@ -349,7 +364,11 @@ _CREATE_TOPIC_2: Final = _Codec(
 _COMMIT_OFFSETS_2: Final = _Codec(
     CommandType.COMMIT_OFFSETS, CommitOffsets, _pack_commit_2, _unpack_commit_2, 2
 )
+_SET_BROKER_GROUP_MODE_2: Final = _Codec(
+    CommandType.SET_BROKER_GROUP_MODE, SetBrokerGroupMode, _pack_mode_2, _unpack_mode_2, 2
+)
+_SECOND: Final = (_CREATE_TOPIC_2, _COMMIT_OFFSETS_2, _SET_BROKER_GROUP_MODE_2)
 _BY_TYPE: Final[dict[tuple[int, int], _Codec]] = {
-    (codec.number, codec.version): codec for codec in (*_CODECS, _CREATE_TOPIC_2, _COMMIT_OFFSETS_2)
+    (codec.number, codec.version): codec for codec in (*_CODECS, *_SECOND)
 }
 _BY_CLASS: Final = {codec.kind: codec for codec in _CODECS}

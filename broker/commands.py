@@ -262,9 +262,15 @@ class FeatureLevel:
 
 @dataclass(frozen=True, slots=True)
 class SetBrokerGroupMode:
-    """Drain this broker group, take it back, or remove it. Result: ModeResult."""
+    """Drain this broker group, take it back, or remove it. Result: ModeResult.
+
+    `if_consumed`: only when it takes no messages at that moment, and no consumer group misses one that it holds (removal.py).
+    `consumers`: (consumer group, topic) that count besides those that came here: they consume the topic in other broker groups.
+    """
 
     mode: BrokerGroupMode
+    if_consumed: bool = False
+    consumers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

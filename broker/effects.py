@@ -9,6 +9,7 @@ Owns: nothing; plain values.   Must not: hold payload views (they end with `appl
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from ledgermq.proto.values import value
 from .commands import BrokerGroupMode, LogStart
 from .groups import ConsumerGroup
 from .topics import Topic
+
+if TYPE_CHECKING:
+    from .progress_report import TopicProgress
 
 
 @value
@@ -99,11 +103,15 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class ModeResult:
-    """Of SetBrokerGroupMode: the mode now, since when (log time, ms; 0: active), and whether this command changed it."""
+    """Of SetBrokerGroupMode: the mode now, since when (log time, ms; 0: active), and whether this command changed it.
+
+    With `if_consumed` it may be another one than the command wants: the group takes messages, or `left` is missed by consumers.
+    """
 
     mode: BrokerGroupMode
     since: int
     changed: bool
+    left: tuple[TopicProgress, ...] = ()
 
 
 CommandResult = TopicResult | GroupResult | RowsResult | GrantResult | ModeResult | None

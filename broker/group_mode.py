@@ -5,16 +5,20 @@ Raises (all): RefusedError, and what the pipeline raises.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ledgermq.proto import admin_pb2, route_pb2
 
+from . import features
 from .commands import BrokerGroupMode, SetBrokerGroupMode
 from .context import NodeContext
 from .effects import ModeResult
-from .progress_report import TopicProgress, progress, unfinished
+from .messaging_validation import group_problem
+from .progress_report import TopicProgress, progress
 from .refusals import RefusedError
-from .trace_topic import TRACE_TOPIC
+from .removal import missed
+from .state import BrokerState
 
 _NAMED_MAX: Final = 5  # of what is not consumed; the rest is counted
 
@@ -22,8 +26,11 @@ _NAMED_MAX: Final = 5  # of what is not consumed; the rest is counted
 async def set_mode(
     context: NodeContext, request: admin_pb2.SetBrokerGroupModeRequest
 ) -> admin_pb2.SetBrokerGroupModeResponse:
-    """Change what the group does; to what it does already is a success. Removing asks first whether something is left."""
-    own = context.config.group
+    """Change what the group does; to what it does already is a success.
+
+    Removing asks first whether something is left, and again when it is applied: what came in between counts, too.
+    """
+    own, state = context.config.group, context.replica.state
     if request.group != own:
         raise RefusedError(
             route_pb2.INVALID_ARGUMENT,
@@ -35,26 +42,45 @@ async def set_mode(
         raise RefusedError(
             route_pb2.NOT_SUPPORTED, f"there is no mode {request.mode} in this version. Nothing was changed"
         ) from None
+    await features.require(context, features.BROKER_GROUP_MODES, "drain or remove a broker group")
+    command = SetBrokerGroupMode(mode)
     if mode is BrokerGroupMode.REMOVED and not request.force:
-        _check_drained(context)
-    applied = await context.pipeline.run(SetBrokerGroupMode(mode))
+        command = SetBrokerGroupMode(mode, True, _strangers(state, request.consumers))
+        if state.mode is not BrokerGroupMode.REMOVED:
+            _check_removal(own, state.mode, missed(state, command.consumers))
+    elif mode is BrokerGroupMode.DRAINING and state.mode is BrokerGroupMode.REMOVED:
+        raise RefusedError(
+            route_pb2.INVALID_ARGUMENT,
+            f'broker group "{own}" was removed, and takes no messages. Nothing was changed. Take it back first: '
+            f"ledgermq cluster undrain {own} --node HOST:8082",
+        )
+    applied = await context.pipeline.run(command)
     result: ModeResult = applied.result
+    if result.mode is not mode:
+        _check_removal(own, result.mode, result.left)
     return admin_pb2.SetBrokerGroupModeResponse(
         mode=route_pb2.BrokerGroupMode.Name(int(result.mode)), since_ms=result.since, changed=result.changed
     )
 
 
-def _check_drained(context: NodeContext) -> None:
-    """Refuse to remove a group that others would miss something of. What drains takes no messages: nothing comes behind this."""
-    state, own = context.replica.state, context.config.group
-    if state.mode is BrokerGroupMode.ACTIVE:
+def _strangers(
+    state: BrokerState, consumers: Iterable[admin_pb2.TopicConsumer]
+) -> tuple[tuple[str, str], ...]:
+    """Return (consumer group, topic) of other broker groups, for the topics that are here."""
+    found = {(each.group, each.topic) for each in consumers if state.topics.find(each.topic) is not None}
+    for name, _ in found:
+        if problem := group_problem(name):
+            raise RefusedError(route_pb2.INVALID_ARGUMENT, f"{problem}. Nothing was changed")
+    return tuple(sorted(found))
+
+
+def _check_removal(own: str, mode: BrokerGroupMode, left: Sequence[TopicProgress]) -> None:
+    """Refuse to remove a group that takes messages, or of which others would miss something."""
+    if mode is BrokerGroupMode.ACTIVE:
         raise RefusedError(
             route_pb2.INVALID_ARGUMENT,
             f'broker group "{own}" takes messages. Nothing was changed. Drain it first: ledgermq cluster drain {own} --wait',
         )
-    if state.mode is BrokerGroupMode.REMOVED:
-        return
-    left = [row for row in unfinished(progress(state)) if row.group or row.topic != TRACE_TOPIC]
     if left:
         raise RefusedError(
             route_pb2.INVALID_ARGUMENT,
@@ -63,7 +89,7 @@ def _check_drained(context: NodeContext) -> None:
         )
 
 
-def _named(rows: list[TopicProgress]) -> str:
+def _named(rows: Sequence[TopicProgress]) -> str:
     texts = [
         f'{row.behind:,} of topic "{row.topic}" by ' + (f'group "{row.group}"' if row.group else "anybody")
         for row in rows[:_NAMED_MAX]
@@ -78,7 +104,8 @@ def get_progress(
     """Return how far consumer groups are here; the caller has made sure that this node is up to date."""
     state = context.replica.state
     rows = []
-    for row in progress(state, request.group, request.topic):
+    consumers = [(each.group, each.topic) for each in request.consumers]
+    for row in progress(state, request.group, request.topic, consumers=consumers):
         group = state.groups.find(row.group)
         membership = state.memberships.get(group.group_id) if group is not None else None
         rows.append(

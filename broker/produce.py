@@ -38,10 +38,12 @@ from .commands import (
     DeleteGroup,
     DeleteTopic,
     EvictDedup,
+    FeatureLevel,
     LeaveGroup,
     LogStart,
     ReleaseLeases,
     SessionLost,
+    SetBrokerGroupMode,
     SetTopicRetention,
     TrimQueues,
 )
@@ -60,16 +62,19 @@ MAX_WAITING_BYTES: Final = 64 << 20
 ESSENTIAL_RESERVE: Final = 1 << 20
 #: An entry counts its sections in 16 bits.
 MAX_WORKS_PER_TURN: Final = 8192
-#: Commands that are taken however full the disk is: they free space, or are the broker's own small housekeeping.
+#: Commands that are taken however full the disk is: they free space, keep more from coming, or are the broker's own small
+#: housekeeping.
 ESSENTIAL: Final = (
     AssignQueues,
     DeleteGroup,
     DeleteTopic,
     EvictDedup,
+    FeatureLevel,
     LeaveGroup,
     LogStart,
     ReleaseLeases,
     SessionLost,
+    SetBrokerGroupMode,
     SetTopicRetention,
     TrimQueues,
 )

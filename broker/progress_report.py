@@ -1,22 +1,26 @@
 """How far consumer groups are, topic by topic: what `ledgermq group lag` shows, and what a drain waits for.
 
-A group that has a position in one queue of a topic consumes the topic: in its other queues it has everything before it,
-unless it begins at the latest message. Pure: reads the state, changes nothing.
+A group that has a position in one queue of a topic, or a member that subscribes to it, consumes the topic: in its other
+queues it has everything before it, unless it begins at the latest message. Pure: reads the state, changes nothing.
 Owns: the counting.   Must not: decide whether what is left may be given up.
+What is counted belongs to the meaning of a published command (removal.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .commands import LATEST
-from .consume_queue import ConsumeQueue
-from .consumption import ConsumptionKey
-from .groups import ConsumerGroup
-from .leases import Consumption
-from .state import BrokerState
-from .topics import Topic
+
+if TYPE_CHECKING:  # the state itself asks (removal.py)
+    from .consume_queue import ConsumeQueue
+    from .consumption import ConsumptionKey
+    from .groups import ConsumerGroup
+    from .leases import Consumption
+    from .state import BrokerState
+    from .topics import Topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +35,46 @@ class TopicProgress:
     lost: int = 0
 
 
-def progress(state: BrokerState, group: str = "", topic: str = "") -> list[TopicProgress]:
+def progress(
+    state: BrokerState, group: str = "", topic: str = "", *, consumers: Iterable[tuple[str, str]] = ()
+) -> list[TopicProgress]:
     """Return every consumer group in every topic that it consumes, and topics with messages that nobody consumes.
 
-    By topic, then group. `group`, `topic`: only these; "" all.
+    By topic, then group. `group`, `topic`: only these; "" all. `consumers`: (consumer group, topic) that count, too, although
+    they may never have come here: they have everything before them.
     """
     table = state.consumption.copy()
-    consumers: dict[int, set[int]] = {}
-    for group_id, topic_id, _ in table:
-        consumers.setdefault(topic_id, set()).add(group_id)
+    here = _consumers(state, table)
+    strangers: dict[str, set[str]] = {}
+    for name, of_topic in consumers:
+        strangers.setdefault(of_topic, set()).add(name)
     found: list[TopicProgress] = []
     for each in sorted(state.topics, key=lambda each: each.name):
         if topic not in ("", each.name):
             continue
-        known = [state.groups.get(group_id) for group_id in consumers.get(each.topic_id, ())]
-        names = {one.name: one for one in known if one is not None}
+        known: dict[str, ConsumerGroup | None] = dict.fromkeys(strangers.get(each.name, ()))
+        for group_id in here.get(each.topic_id, ()):
+            if (one := state.groups.get(group_id)) is not None:
+                known[one.name] = one
         queues = state.queues_of(each)
-        if not names and not group:
+        if not known and not group:
             found += _untouched(queues, each)
-        found += [_of(table, names[name], queues, each) for name in sorted(names) if group in ("", name)]
+        found += [
+            _of(table, name, known[name], queues, each) for name in sorted(known) if group in ("", name)
+        ]
+    return found
+
+
+def _consumers(state: BrokerState, table: Iterable[ConsumptionKey]) -> dict[int, set[int]]:
+    """Return the ids of the groups that consume each topic here, by topic id."""
+    found: dict[int, set[int]] = {}
+    for group_id, topic_id, _ in table:
+        found.setdefault(topic_id, set()).add(group_id)
+    for group_id in state.memberships.group_ids():
+        membership = state.memberships.get(group_id)
+        for name in membership.subscribed if membership is not None else ():
+            if (topic := state.topics.find(name)) is not None:
+                found.setdefault(topic.topic_id, set()).add(group_id)
     return found
 
 
@@ -65,12 +90,17 @@ def _untouched(queues: list[ConsumeQueue], topic: Topic) -> Iterator[TopicProgre
 
 
 def _of(
-    table: dict[ConsumptionKey, Consumption], group: ConsumerGroup, queues: list[ConsumeQueue], topic: Topic
+    table: dict[ConsumptionKey, Consumption],
+    name: str,
+    group: ConsumerGroup | None,
+    queues: list[ConsumeQueue],
+    topic: Topic,
 ) -> TopicProgress:
+    """`group` None: it consumes the topic elsewhere alone."""
     count = behind = leased = lost = 0
-    group_id, topic_id, untouched_is_done = group.group_id, topic.topic_id, group.start == LATEST
+    untouched_is_done = group is not None and group.start == LATEST
     for number, queue in enumerate(queues):
-        known = table.get((group_id, topic_id, number))
+        known = table.get((group.group_id, topic.topic_id, number)) if group is not None else None
         if known is not None:
             left = queue.end - max(known.committed, queue.begin)
             leased += known.leased_count
@@ -80,4 +110,4 @@ def _of(
         if left > 0:
             count += 1
             behind += left
-    return TopicProgress(group.name, topic.name, count, behind, leased, lost)
+    return TopicProgress(name, topic.name, count, behind, leased, lost)

@@ -42,6 +42,7 @@ from .effects import (
 from .errors import DivergedError
 from .groups import GroupTable
 from .memberships import MembershipTable
+from .removal import missed
 from .topics import Topic, TopicTable
 
 _FLAGS_WORD: Final = 1  # 8-byte words of a record's header: flags are the low half of the second
@@ -232,6 +233,10 @@ class BrokerState:
 
     def _set_mode(self, command: c.SetBrokerGroupMode, effects: Effects) -> CommandResult:
         changed = command.mode is not self.mode
+        if changed and command.if_consumed:
+            left = tuple(missed(self, command.consumers))
+            if left or self.mode is c.BrokerGroupMode.ACTIVE:
+                return ModeResult(self.mode, self.mode_since, False, left)
         if changed:
             self.mode = command.mode
             self.mode_since = 0 if command.mode is c.BrokerGroupMode.ACTIVE else effects.timestamp

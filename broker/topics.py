@@ -20,6 +20,8 @@ MAX_GROUP_NAME: Final = 120
 _NAME: Final = re.compile(r"[A-Za-z0-9_%|-]+")
 #: Topics whose names begin so belong to the broker.
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
+#: Clients write message traces to it, where a group keeps them.
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from .commands import CreateTopic, MessageType
 from .context import NodeContext
 from .produce import Applied
 from .refusals import REFUSABLE
+from .topics import TRACE_TOPIC
 
 logger = logging.getLogger(__name__)
 
-TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 #: Traces are written in batches and read whole: one queue per group is enough.
 _QUEUES: Final = 1
 

@@ -469,14 +469,24 @@ class QueryMessagesResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., next_before: _Optional[int] = ..., unsearched_bytes: _Optional[int] = ..., stale: _Optional[bool] = ..., node_id: _Optional[str] = ...) -> None: ...
 
 class SetBrokerGroupModeRequest(_message.Message):
-    __slots__ = ("group", "mode", "force")
+    __slots__ = ("group", "mode", "force", "consumers")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     group: str
     mode: _route_pb2.BrokerGroupMode
     force: bool
-    def __init__(self, group: _Optional[str] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., force: _Optional[bool] = ...) -> None: ...
+    consumers: _containers.RepeatedCompositeFieldContainer[TopicConsumer]
+    def __init__(self, group: _Optional[str] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., force: _Optional[bool] = ..., consumers: _Optional[_Iterable[_Union[TopicConsumer, _Mapping]]] = ...) -> None: ...
+
+class TopicConsumer(_message.Message):
+    __slots__ = ("group", "topic")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topic: str
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
 
 class SetBrokerGroupModeResponse(_message.Message):
     __slots__ = ("refusal", "mode", "since_ms", "changed")
@@ -491,12 +501,14 @@ class SetBrokerGroupModeResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., since_ms: _Optional[int] = ..., changed: _Optional[bool] = ...) -> None: ...
 
 class GetProgressRequest(_message.Message):
-    __slots__ = ("group", "topic")
+    __slots__ = ("group", "topic", "consumers")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     group: str
     topic: str
-    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
+    consumers: _containers.RepeatedCompositeFieldContainer[TopicConsumer]
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., consumers: _Optional[_Iterable[_Union[TopicConsumer, _Mapping]]] = ...) -> None: ...
 
 class TopicProgress(_message.Message):
     __slots__ = ("group", "topic", "queues", "behind", "leased", "lost", "members")

@@ -40,6 +40,8 @@ EXAMPLES: list[c.Command] = [
     c.JoinGroup(3, "worker-ü", ("orders", "paid"), "average", "z1", "a || b", 3000, 1000),
     c.LeaveGroup(3, ("worker-1", "worker-2")),
     c.AssignQueues(3, ("worker-1",), c.assignment_rows([(1, 0, 77, 0), (1, 1, 78, c.NOBODY)])),
+    c.SetBrokerGroupMode(c.BrokerGroupMode.REMOVED, True, (("billing-ü", "orders"), ("late", "orders"))),
+    c.SetBrokerGroupMode(c.BrokerGroupMode.REMOVED, True),
     c.SetBrokerGroupMode(c.BrokerGroupMode.DRAINING),
 ]
 
@@ -71,6 +73,13 @@ def test_a_commit_without_epochs_is_written_in_the_version_that_older_nodes_read
     (plain_commit,) = walk_commands(codecs.encode(c.CommitOffsets(1, rows)), 1)
     (owned,) = walk_commands(codecs.encode(c.CommitOffsets(1, rows, epochs=np.array([9], np.uint64))), 1)
     assert (plain_commit[1], owned[1]) == (1, 2)
+
+
+def test_a_mode_without_a_condition_is_written_in_the_version_that_older_nodes_read() -> None:
+    removed = c.BrokerGroupMode.REMOVED
+    (always,) = walk_commands(codecs.encode(c.SetBrokerGroupMode(removed)), 1)
+    (if_consumed,) = walk_commands(codecs.encode(c.SetBrokerGroupMode(removed, True)), 1)
+    assert (always[1], if_consumed[1]) == (1, 2)
 
 
 def test_a_command_cut_short_is_damage() -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ledgermq.broker import group_mode
+from ledgermq.broker import features, group_mode
 from ledgermq.broker.checkpoint import decode_snapshot, encode_snapshot, restore_state, take_snapshot
 from ledgermq.broker.commands import (
     LATEST,
     BrokerGroupMode,
     Command,
     CommitOffsets,
+    FeatureLevel,
+    JoinGroup,
     SetBrokerGroupMode,
     SetPositions,
     position_rows,
@@ -29,7 +32,7 @@ from ledgermq.broker.produce_works import SentMessage
 from ledgermq.broker.progress_report import TopicProgress, progress, unfinished
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.state import BrokerState
-from ledgermq.broker.trace_topic import TRACE_TOPIC
+from ledgermq.broker.topics import TRACE_TOPIC
 from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
@@ -39,6 +42,7 @@ DRAIN, BACK, REMOVE = (
     SetBrokerGroupMode(mode)
     for mode in (BrokerGroupMode.DRAINING, BrokerGroupMode.ACTIVE, BrokerGroupMode.REMOVED)
 )
+REMOVE_IF_CONSUMED = SetBrokerGroupMode(BrokerGroupMode.REMOVED, if_consumed=True)
 
 
 def bytes_of(state: BrokerState) -> bytes:
@@ -165,7 +169,7 @@ def test_whatever_is_sent_drained_and_taken_back_no_message_comes_behind_a_drain
         for _ in range(choose.randint(1, 4)):
             roll, producer = choose.random(), choose.randint(1, 3)
             if roll < 0.15:
-                turn.add_command(choose.choice([DRAIN, BACK, REMOVE]))
+                turn.add_command(choose.choice([DRAIN, BACK, REMOVE, REMOVE_IF_CONSUMED]))
             elif roll < 0.3:
                 turn.add_command(CommitOffsets(group, position_rows([(topic, 0, choose.randint(0, 9))])))
             elif (
@@ -188,8 +192,66 @@ def test_whatever_is_sent_drained_and_taken_back_no_message_comes_behind_a_drain
         effects = replayed.apply(*node.log.entry(index))
         assert not (drained_before and effects.sections), f"entry {index} holds messages behind a drain"
         drained_before = replayed.mode is not BrokerGroupMode.ACTIVE
+        for result in effects.results:
+            if isinstance(result, ModeResult) and result.left:
+                assert not result.changed
     assert bytes_of(replayed) == bytes_of(node.state)
     assert node.state.queue_end(topic, 0) == sum(sequences.values())
+
+
+# --- a removal that depends on the state at that moment -----------------------------------------------------------
+def test_a_group_that_was_taken_back_before_the_removal_is_applied_stays() -> None:
+    node = Node()
+    assert node.command(REMOVE_IF_CONSUMED).results == [ModeResult(BrokerGroupMode.ACTIVE, 0, False)]
+    node.command(DRAIN)
+    effects = node.command(BACK, REMOVE_IF_CONSUMED)
+    assert effects.results[1] == ModeResult(BrokerGroupMode.ACTIVE, 0, False)
+    topic = node.topic()
+    assert offer(node.view.open_turn(), topic, 0) is Verdict.ACCEPTED
+
+
+def test_a_message_that_came_before_the_removal_is_applied_keeps_the_group_and_is_named() -> None:
+    node = Node()
+    orders, billing = node.topic("orders"), node.group("billing")
+    node.command(DRAIN)
+    since = node.state.mode_since
+    node.log.now += 5
+    node.fill(orders, 1, 3)
+    left = (TopicProgress("", "orders", 1, 3),)
+    assert node.command(REMOVE_IF_CONSUMED).results == [
+        ModeResult(BrokerGroupMode.DRAINING, since, False, left)
+    ]
+    node.command(CommitOffsets(billing, position_rows([(orders, 1, 3)])))
+    assert node.command(REMOVE_IF_CONSUMED).results == [
+        ModeResult(BrokerGroupMode.REMOVED, node.log.now, True)
+    ]
+    assert node.command(REMOVE_IF_CONSUMED).results == [
+        ModeResult(BrokerGroupMode.REMOVED, node.log.now, False)
+    ]
+
+
+def test_consumers_of_other_broker_groups_count_with_everything_that_they_never_came_for() -> None:
+    node = Node()
+    orders, billing = node.topic("orders"), node.group("billing", start=LATEST)
+    node.group("late", start=LATEST)
+    node.fill(orders, 0, 3)
+    node.command(CommitOffsets(billing, position_rows([(orders, 0, 3)])), DRAIN)
+    elsewhere = (("audit", "orders"), ("billing", "orders"), ("late", "orders"), ("audit", "gone"))
+    (result,) = node.command(SetBrokerGroupMode(BrokerGroupMode.REMOVED, True, elsewhere)).results
+    assert isinstance(result, ModeResult)
+    assert result.left == (TopicProgress("audit", "orders", 1, 3), TopicProgress("late", "orders", 1, 3))
+    assert node.state.mode is BrokerGroupMode.DRAINING
+    assert node.command(REMOVE_IF_CONSUMED).results[0] == ModeResult(
+        BrokerGroupMode.REMOVED, node.log.now, True
+    )
+
+
+def test_a_member_that_subscribes_consumes_a_topic_before_it_has_a_queue_of_it() -> None:
+    node = Node()
+    orders, billing = node.topic("orders"), node.group("billing")
+    node.fill(orders, 0, 3)
+    node.command(JoinGroup(billing, "worker", ("orders", "not-there")))
+    assert progress(node.state) == [TopicProgress("billing", "orders", 1, 3)]
 
 
 # --- what clients are told ----------------------------------------------------------------------------------------
@@ -234,24 +296,29 @@ def test_progress_counts_what_groups_have_not_finished_and_names_what_nobody_con
 
 # --- the call -----------------------------------------------------------------------------------------------------
 class Leader:
-    """A node that leads broker group g0: commands are applied at once."""
+    """A node that leads broker group g0, alone: commands are applied at once, behind what the test lets come first."""
 
     def __init__(self) -> None:
         self.node = Node()
+        self.node.command(FeatureLevel(features.SUPPORTED))
+        self.first: Callable[[], object] = lambda: None
         self.context: Any = SimpleNamespace(
-            config=SimpleNamespace(group="g0"),
+            config=SimpleNamespace(group="g0", node_id="n1"),
+            raft=SimpleNamespace(status=lambda: SimpleNamespace(peers=())),
             replica=SimpleNamespace(state=self.node.state),
             pipeline=SimpleNamespace(run=self._run),
         )
 
     async def _run(self, command: Command) -> Applied:
+        self.first()
         effects = self.node.command(command)
         return Applied(effects.results[0], effects.index)
 
     def ask(
-        self, mode: int, *, group: str = "g0", force: bool = False
+        self, mode: int, *, group: str = "g0", force: bool = False, consumers: Sequence[tuple[str, str]] = ()
     ) -> admin_pb2.SetBrokerGroupModeResponse:
-        request = admin_pb2.SetBrokerGroupModeRequest(group=group, force=force)
+        pairs = [admin_pb2.TopicConsumer(group=name, topic=topic) for name, topic in consumers]
+        request = admin_pb2.SetBrokerGroupModeRequest(group=group, force=force, consumers=pairs)
         request.mode = mode  # type: ignore[assignment]  # also numbers that have no name
         return asyncio.run(group_mode.set_mode(self.context, request))
 
@@ -285,6 +352,62 @@ def test_a_group_is_not_removed_before_it_is_drained_and_consumed_unless_by_forc
     assert '2 of topic "lonely" by anybody, 2 of topic "orders" by group "billing"' in str(refused.value)
     assert node.state.mode is BrokerGroupMode.DRAINING
     assert leader.ask(route_pb2.MODE_REMOVED, force=True).changed
+
+
+def test_a_removal_that_is_overtaken_by_an_undrain_is_refused() -> None:
+    leader = Leader()
+    leader.node.command(DRAIN)
+    leader.first = lambda: leader.node.command(BACK)
+    with pytest.raises(RefusedError, match=r"takes messages\. Nothing was changed\. Drain it first"):
+        leader.ask(route_pb2.MODE_REMOVED)
+    assert leader.node.state.mode is BrokerGroupMode.ACTIVE
+
+
+def test_a_removal_that_is_overtaken_by_messages_is_refused_and_names_them() -> None:
+    leader = Leader()
+    node, orders = leader.node, leader.node.topic("orders")
+
+    def message_between() -> None:
+        node.command(BACK)
+        node.fill(orders, 0, 2)
+        node.command(DRAIN)
+
+    node.command(DRAIN)
+    leader.first = message_between
+    with pytest.raises(
+        RefusedError, match=r'not consumed: 2 of topic "orders" by anybody\. Nothing was changed'
+    ):
+        leader.ask(route_pb2.MODE_REMOVED)
+    assert node.state.mode is BrokerGroupMode.DRAINING
+    leader.first = lambda: None
+    assert leader.ask(route_pb2.MODE_REMOVED, force=True).changed
+
+
+def test_consumer_groups_that_never_came_here_are_named_and_hold_up_a_removal() -> None:
+    leader = Leader()
+    node, orders, billing = leader.node, leader.node.topic("orders"), leader.node.group("billing")
+    node.fill(orders, 0, 2)
+    node.command(CommitOffsets(billing, position_rows([(orders, 0, 2)])), DRAIN)
+    elsewhere = [("audit", "orders"), ("audit", "another")]
+    with pytest.raises(RefusedError, match='2 of topic "orders" by group "audit"'):
+        leader.ask(route_pb2.MODE_REMOVED, consumers=elsewhere)
+    with pytest.raises(RefusedError, match='consumer group "au dit" has characters'):
+        leader.ask(route_pb2.MODE_REMOVED, consumers=[("au dit", "orders")])
+    request = admin_pb2.GetProgressRequest(
+        consumers=[admin_pb2.TopicConsumer(group=name, topic=topic) for name, topic in elsewhere]
+    )
+    rows = [(row.group, row.behind) for row in group_mode.get_progress(leader.context, request).topics]
+    assert rows == [("audit", 2), ("billing", 0)]
+    assert leader.ask(route_pb2.MODE_REMOVED).changed
+
+
+def test_a_removed_group_is_taken_back_and_not_drained() -> None:
+    leader = Leader()
+    leader.node.command(REMOVE)
+    with pytest.raises(RefusedError, match=r"was removed.*cluster undrain g0 --node HOST:8082"):
+        leader.ask(route_pb2.MODE_DRAINING)
+    assert not leader.ask(route_pb2.MODE_REMOVED).changed, "a repeat is a success"
+    assert leader.ask(route_pb2.MODE_ACTIVE).changed
 
 
 def test_traces_that_nobody_reads_hold_up_no_removal() -> None:

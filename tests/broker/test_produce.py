@@ -12,6 +12,7 @@ import pytest
 from ledgermq.broker import produce
 from ledgermq.broker.commands import (
     Ack,
+    BrokerGroupMode,
     CommitOffsets,
     CreateTopic,
     DeleteTopic,
@@ -19,6 +20,7 @@ from ledgermq.broker.commands import (
     LogStart,
     MessageType,
     ReleaseLeases,
+    SetBrokerGroupMode,
     lease_rows,
     position_rows,
 )
@@ -290,7 +292,7 @@ def test_the_command_that_makes_room_on_a_full_disk_goes_alone_and_urgently() ->
     run(body)
 
 
-def test_on_a_nearly_full_disk_only_what_frees_space_is_taken() -> None:
+def test_on_a_nearly_full_disk_only_what_frees_space_or_sends_messages_elsewhere_is_taken() -> None:
     async def test(raft: FakeRaft) -> None:
         await raft.topic()
         raft.pipeline.refusal = "n1 refuses all writes: its disk is 96% used"
@@ -305,8 +307,10 @@ def test_on_a_nearly_full_disk_only_what_frees_space_is_taken() -> None:
         with pytest.raises(DiskFullError, match="96% used"):
             raft.pipeline.submit(ProduceWork([]))
         assert len(raft.proposals) == 1, "nothing of it waits"
+        drain = SetBrokerGroupMode(BrokerGroupMode.DRAINING)
         taken = [
-            raft.pipeline.run(command) for command in (LogStart(1, 0, position_rows([])), DeleteTopic(1))
+            raft.pipeline.run(command)
+            for command in (LogStart(1, 0, position_rows([])), DeleteTopic(1), drain)
         ]
         for place in (1, 2):  # a start of the log goes alone
             await settle()

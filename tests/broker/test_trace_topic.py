@@ -11,7 +11,8 @@ import pytest
 
 from ledgermq.broker.leadership import Leadership
 from ledgermq.broker.messaging_validation import SYSTEM_TOPICS
-from ledgermq.broker.trace_topic import TRACE_TOPIC, TraceTopic
+from ledgermq.broker.topics import TRACE_TOPIC
+from ledgermq.broker.trace_topic import TraceTopic
 from ledgermq.client import trace_events
 from ledgermq.raft.errors import BusyError, ProposalLostError
 
