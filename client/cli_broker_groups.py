@@ -26,9 +26,10 @@ from .cli_output import (
     print_table,
     run,
 )
-from .errors import LedgerMQError
-from .group_admin import AddedGroup, GroupAdmin
+from .errors import LedgerMQError, RouteError
+from .group_admin import AddedGroup, GroupAdmin, Left
 from .lengths_of_time import parse_duration
+from .topic_route import BrokerGroup
 
 _POLL_S: Final = 0.5
 _MODES: Final = {
@@ -129,12 +130,15 @@ def drain(
     undo: Annotated[bool, typer.Option("--undo", help="Take it back, as cluster undrain does.")] = False,
     allow_reordering: ReorderingOption = False,
     even_the_last: Annotated[
-        bool, typer.Option("--even-the-last", help="Although no other group takes messages then.")
+        bool,
+        typer.Option(
+            "--even-the-last", help="Although no other group takes messages then, of all topics or of some."
+        ),
     ] = False,
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> int:
-    """Let a broker group take no new messages; consumers go on. Exit code 1: not everything was consumed in time."""
+    """Let a broker group take no new messages; consumers go on. Exit code 1: not all was consumed in time, or it was taken back."""
     if undo:
         undrain(group, allow_reordering, "", nameserver)
         return 0
@@ -155,24 +159,23 @@ def drain(
     except KeyboardInterrupt:
         print_error(f"{group} goes on being drained. Take it back: ledgermq cluster undrain {group}")
         raise
-    waited_for = [row for row in left if row.group]
     if as_json:
         print_json(_drain_as_dict(group, answer, left))
     else:
         _print_left(group, left, in_time=seconds if wait else None)
-    return 1 if wait and waited_for else 0
+    taken_back = left.mode == route_pb2.MODE_ACTIVE
+    return 1 if taken_back or (wait and (left.waiting or left.unheard)) else 0
 
 
-def _drain_as_dict(
-    group: str, answer: pb.SetBrokerGroupModeResponse, left: list[pb.TopicProgress]
-) -> dict[str, Any]:
+def _drain_as_dict(group: str, answer: pb.SetBrokerGroupModeResponse, left: Left) -> dict[str, Any]:
     return {
         "group": group,
-        "mode": _MODES[answer.mode],
+        "mode": _MODES[left.mode],
         "since_ms": answer.since_ms,
         "changed": answer.changed,
-        "left": [progress_as_dict(group, row) for row in left if row.group],
-        "nobody_consumes": {row.topic: row.behind for row in left if not row.group},
+        "left": [progress_as_dict(group, row) for row in left.waiting],
+        "nobody_consumes": {row.topic: row.behind for row in left.rows if not row.group},
+        "not_heard": list(left.unheard),
     }
 
 
@@ -184,54 +187,101 @@ def progress_as_dict(broker_group: str, row: pb.TopicProgress) -> dict[str, Any]
     }  # fmt: skip
 
 
-async def _left(nameserver: str, group: str, seconds: float, *, quiet: bool) -> list[pb.TopicProgress]:
-    """Return what is not consumed, as soon as consumers have all that they want, at the latest after so many seconds."""
-    end, told = time.monotonic() + seconds, ""
+async def _left(nameserver: str, group: str, seconds: float, *, quiet: bool) -> Left:
+    """Return what is not consumed, as soon as consumers have all that they want, at the latest after so many seconds.
+
+    Ends also when the group is drained no longer. Raises: RouteError: until the end nobody could tell.
+    """
+    end, told, known = time.monotonic() + seconds, "", None
     async with GroupAdmin(nameserver) as admin:
         while True:
+            late = time.monotonic() >= end
             try:
-                rows = [row for _, row in await admin.progress(broker_group=group) if row.behind]
+                known = await _newest(admin, group, known)
+                left = await admin.left(known)
             except LedgerMQError as error:
-                if not error.retryable or time.monotonic() >= end:
+                if not error.retryable:
                     raise
-                await asyncio.sleep(_POLL_S)
-                continue
-            waiting = [row for row in rows if row.group]
-            if not waiting or time.monotonic() >= end:
-                return rows
-            text = _waiting_text(waiting)
+                if late:
+                    raise _not_told(group, error) from error
+                text = f"an answer of {group}: {error.what}"
+            else:
+                is_over = left.mode != route_pb2.MODE_DRAINING or not (left.waiting or left.unheard)
+                if late or is_over:
+                    return left
+                text = _waiting_text(left)
             if text != told and not quiet:
                 told = text
                 out.print(escape(f"waiting for {text}"))
             await asyncio.sleep(_POLL_S)
 
 
-def _waiting_text(rows: list[pb.TopicProgress]) -> str:
-    return ", ".join(f"{row.group} on {row.topic}: {row.behind:,}" for row in rows)
+async def _newest(admin: GroupAdmin, name: str, known: BrokerGroup | None) -> BrokerGroup:
+    """Return the group with the nodes that it has now; with those that it had when no nameserver lists it any more."""
+    try:
+        return await admin.group(name)
+    except LedgerMQError:
+        if known is None:
+            raise
+        return known
 
 
-def _print_left(group: str, left: list[pb.TopicProgress], in_time: float | None) -> None:
-    waiting = [row for row in left if row.group]
-    for row in left:
+def _not_told(group: str, error: LedgerMQError) -> RouteError:
+    return RouteError(
+        f"whether consumers have everything of {group} is not known: {error.what}",
+        f"When it was last heard of, {group} was being drained",
+        f"See: ledgermq cluster status. Go on waiting with: ledgermq cluster drain {group} --wait",
+    )
+
+
+def _waiting_text(left: Left) -> str:
+    texts = [f"{row.group} on {row.topic}: {row.behind:,}" for row in left.waiting]
+    return ", ".join(texts + [f"an answer of {group}, who consumes there" for group in left.unheard])
+
+
+def _print_left(group: str, left: Left, in_time: float | None) -> None:
+    for row in left.rows:
         if not row.group:
             out.print(
                 escape(f'nobody consumes topic "{row.topic}": {row.behind:,} messages are in {group} alone')
             )
-    if left and not waiting:
+    if left.waiting:
+        print_table(
+            ("CONSUMER GROUP", "TOPIC", "BEHIND>", "LEASED>", "MEMBERS>"),
+            [(row.group, row.topic, row.behind, row.leased, row.members) for row in left.waiting],
+        )
+    if left.mode == route_pb2.MODE_ACTIVE:
+        print_error(
+            f"{group} was taken back meanwhile and takes messages. Drain it again: ledgermq cluster drain {group} --wait"
+        )
+    elif left.mode == route_pb2.MODE_REMOVED:
+        _print_removed(group, left)
+    elif left.waiting or left.unheard:
+        for name in left.unheard:
+            out.print(
+                f"{name} did not say who consumes there: it has no leader, or does not answer. See: ledgermq cluster status"
+            )
+        late = "" if in_time is None else f"not everything was consumed within {in_time:g} s; "
+        out.print(f"{late}{group} goes on being drained. Wait: ledgermq cluster drain {group} --wait")
+    elif left.rows:
         out.print(
             "consumers have everything that they consume. What nobody consumes is lost with the group: consume it, or delete "
             f"its topic, or say so. Next: ledgermq cluster remove-group {group} --force"
         )
-        return
-    if not waiting:
+    else:
         out.print(f"consumers have everything. Next: ledgermq cluster remove-group {group}")
-        return
-    print_table(
-        ("CONSUMER GROUP", "TOPIC", "BEHIND>", "LEASED>", "MEMBERS>"),
-        [(row.group, row.topic, row.behind, row.leased, row.members) for row in waiting],
-    )
-    late = "" if in_time is None else f"not everything was consumed within {in_time:g} s; "
-    out.print(f"{late}{group} goes on being drained. Wait: ledgermq cluster drain {group} --wait")
+
+
+def _print_removed(group: str, left: Left) -> None:
+    if left.waiting:
+        print_error(
+            f"{group} was removed meanwhile, with messages that were not consumed. To consume them, take it back: "
+            f"ledgermq cluster undrain {group} --node HOST:8082"
+        )
+    else:
+        out.print(
+            f"{group} was removed meanwhile; consumers have everything that they consume. Stop its nodes"
+        )
 
 
 def undrain(
@@ -263,28 +313,43 @@ def remove_group(
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
 ) -> None:
     """Take a drained broker group out of the cluster. Its nodes go on without serving clients until they are stopped."""
+    told: list[str] = []
     if force:
-        _tell_what_is_lost(nameserver, group)
+        told = run(_lost(nameserver, group))
+        for text in told or [f"{group} holds nothing that was not consumed"]:
+            out.print(escape(text))
         if not yes:
             confirm(f"Remove {group} nevertheless?")
 
-    async def work() -> pb.SetBrokerGroupModeResponse:
+    async def work() -> list[str]:
         async with GroupAdmin(nameserver) as admin:
-            return await admin.remove_group(group, force=force)
+            known = await admin.group(group)
+            await admin.remove_group(group, force=force)
+            try:
+                return _lost_texts(await admin.left(known)) if force else []
+            except LedgerMQError:
+                return []  # it is removed all the same
 
-    run(work())
+    for text in run(work()):
+        if text not in told:  # it took messages until now
+            out.print(escape(text))
     out.print(
         f"{group} is removed: no nameserver lists it, and clients leave it. Stop its nodes now; their folders keep all data. "
         f"Until then it can be taken back: ledgermq cluster undrain {group} --node HOST:8082"
     )
 
 
-def _tell_what_is_lost(nameserver: str, group: str) -> None:
-    left = run(_left(nameserver, group, 0.0, quiet=True))
-    if not left:
-        out.print(f"{group} holds nothing that was not consumed")
-    for row in left:
-        by = (
-            f'that consumer group "{row.group}" has not consumed' if row.group else "that nobody has consumed"
-        )
-        out.print(escape(f'lost to consumers: {row.behind:,} messages of topic "{row.topic}" {by}'))
+async def _lost(nameserver: str, group: str) -> list[str]:
+    async with GroupAdmin(nameserver) as admin:
+        return _lost_texts(await admin.left(await admin.group(group)))
+
+
+def _lost_texts(left: Left) -> list[str]:
+    texts = [
+        f'lost to consumers: {row.behind:,} messages of topic "{row.topic}" '
+        + (f'that consumer group "{row.group}" has not consumed' if row.group else "that nobody has consumed")
+        for row in left.rows
+    ]
+    return texts + [
+        f"{group} does not say who consumes there: those may lose messages, too" for group in left.unheard
+    ]

@@ -10,24 +10,30 @@ Must not: judge what a broker judges (whether a group may be removed), wait for 
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import log_pb2, log_pb2_grpc, route_pb2
 
-from .admin import Admin
+from .admin import Admin, Stub
 from .calls import call_group
-from .errors import FencedError, UsageError
+from .errors import FencedError, LedgerMQError, NoQuorumError, RouteError, UsageError
 from .group_copy import ORDERED_TYPES, Comparison, compare_consumer_groups, compare_topics
+from .group_successors import OtherGroup, left_alone
 from .routes import check_address
 from .topic_route import BrokerGroup, Node
+from .trace_events import TRACE_TOPIC
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _TOPICS_NAMED = 5
+_WHY_NOT = {route_pb2.MODE_DRAINING: "is being drained", route_pb2.MODE_REMOVED: "was removed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,23 @@ class AddedGroup:
     @property
     def conflicts(self) -> list[str]:
         return self.topics.conflicts + self.consumer_groups.conflicts
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a broker group holds that was not consumed, as it said itself.
+
+    Consumer groups that consume a topic only in other broker groups have consumed nothing of it here.
+    """
+
+    mode: route_pb2.BrokerGroupMode
+    rows: Sequence[pb.TopicProgress]  # `group` "": nobody consumes that topic anywhere
+    unheard: Sequence[str] = ()  # broker groups that did not say who consumes in them
+
+    @property
+    def waiting(self) -> list[pb.TopicProgress]:
+        """Those that somebody is to consume."""
+        return [row for row in self.rows if row.group]
 
 
 class GroupAdmin(Admin):
@@ -71,20 +94,49 @@ class GroupAdmin(Admin):
     ) -> pb.SetBrokerGroupModeResponse:
         """Let a group take no new messages; all else goes on. Returns when that is stored on a majority of its nodes.
 
-        Raises: UsageError: no other group takes messages; or messages of ordered topics are not consumed, and later ones of
-        their message groups, which then go to other queues, could overtake them.
+        `even_the_last`: although no other group takes messages, of all topics or of some.
+        Raises: UsageError: that is so; or messages of ordered topics are not consumed, and later ones of their message groups,
+        which then go to other queues, could overtake them. RouteError: who should tell does not answer.
         """
         group = await self.group(name)
-        others = [each for each in await self.groups() if each.name != name and not each.draining]
-        if not others and not even_the_last and not group.draining:
+        if not (even_the_last or group.draining):
+            await self._check_successors(name)
+        if not (allow_reordering or group.draining):
+            await self._check_order(await self._ordered_in(group), "drain")
+        return await self._set_mode(group, route_pb2.MODE_DRAINING)
+
+    async def _check_successors(self, name: str) -> None:
+        """Refuse to drain a group that some topic has no other group for. Raises: UsageError."""
+        groups = [each for each in await self.groups() if each.name != name]
+        others = await asyncio.gather(*(self._as_it_is(each) for each in groups))
+        takers = [each.name for each in others if not each.why_not]
+        if not takers:
+            others_are = "".join(f"; {each.name} {each.why_not}" for each in others)
             raise UsageError(
-                f'no other broker group takes messages than "{name}"',
+                f'no other broker group takes messages than "{name}"{others_are}',
                 "Drained, it would leave producers nowhere to send to. Nothing was changed",
                 "Add a group first (docs/runbook.md, Grow and shrink), or insist: --even-the-last",
             )
-        if not (allow_reordering or group.draining):
-            await self._check_order(await self._ordered_of(name), "drain")
-        return await self._set_mode(group, route_pb2.MODE_DRAINING)
+        if alone := left_alone(await self._topics_of(name), others):
+            named = _shortened([f"{topic} ({why})" for topic, why in alone.items()])
+            raise UsageError(
+                f"no other broker group takes messages of: {named}",
+                f'Drained, "{name}" would leave their producers nowhere to send to. Nothing was changed',
+                f"Give another group what it lacks (ledgermq cluster add-group {takers[0]}) and repeat it, or insist: "
+                "--even-the-last",
+            )
+
+    async def _as_it_is(self, group: BrokerGroup) -> OtherGroup:
+        """Return a group as its leader says: a route may be old."""
+        try:
+            topics = await self._topics_in(group)
+            mode = await self._mode_of(group)
+        except LedgerMQError as error:
+            if not error.retryable:
+                raise
+            return OtherGroup(group.name, "has no leader, or does not answer")
+        full = "has a full disk" if not (group.writable or group.draining) else ""
+        return OtherGroup(group.name, _WHY_NOT.get(mode, full), {info.name: info for info in topics})
 
     async def undrain(
         self, name: str, *, allow_reordering: bool = False, node: str = ""
@@ -94,24 +146,44 @@ class GroupAdmin(Admin):
         Raises: UsageError: messages of ordered topics are not consumed, see `drain`.
         """
         group = await self.group(name, node)
-        if not allow_reordering and not node and group.draining:
-            await self._check_order(await self._ordered_of(name), "take back")
+        if not allow_reordering and await self._mode_of(group) != route_pb2.MODE_ACTIVE:
+            await self._check_order(await self._ordered_in(group), "take back")
         return await self._set_mode(group, route_pb2.MODE_ACTIVE)
 
     async def remove_group(self, name: str, *, force: bool = False) -> pb.SetBrokerGroupModeResponse:
         """Take a drained and consumed group out of the cluster: no nameserver lists it any more. Its nodes keep their data.
 
-        `force`: also one that takes messages or holds some that nobody consumed. Raises: RefusedError.
+        Consumer groups that consume its topics only in other groups have consumed nothing of it. `force`: also one that takes
+        messages or holds some that nobody consumed. Raises: RefusedError; RouteError: a group does not say who consumes there.
         """
-        return await self._set_mode(await self.group(name), route_pb2.MODE_REMOVED, force=force)
+        group = await self.group(name)
+        if force:
+            return await self._set_mode(group, route_pb2.MODE_REMOVED, force=True)
+        consumers, silent = await self._consumers_elsewhere(name)
+        if silent:
+            raise _not_heard("who consumes the topics", silent, "lose what they may lack: --force")
+        return await self._set_mode(group, route_pb2.MODE_REMOVED, consumers=consumers)
 
     async def _set_mode(
-        self, group: BrokerGroup, mode: route_pb2.BrokerGroupMode, *, force: bool = False
+        self,
+        group: BrokerGroup,
+        mode: route_pb2.BrokerGroupMode,
+        *,
+        force: bool = False,
+        consumers: Sequence[pb.TopicConsumer] = (),
     ) -> pb.SetBrokerGroupModeResponse:
-        request = pb.SetBrokerGroupModeRequest(group=group.name, mode=mode, force=force)
+        request = pb.SetBrokerGroupModeRequest(group=group.name, mode=mode, force=force, consumers=consumers)
         return await self._call(
             group, lambda stub, timeout: stub.SetBrokerGroupMode(request, timeout=timeout)
         )
+
+    # --- how far consumers are --------------------------------------------------------------------------------
+
+    async def left(self, group: BrokerGroup) -> Left:
+        """Return what a group holds that was not consumed; also one that no nameserver lists any more."""
+        consumers, silent = await self._consumers_elsewhere(group.name)
+        answer = await self._ask_progress(group, pb.GetProgressRequest(consumers=consumers))
+        return Left(answer.mode, [row for row in answer.topics if row.behind], sorted(silent))
 
     async def progress(
         self, consumer_group: str = "", topic: str = "", *, broker_group: str = ""
@@ -119,33 +191,80 @@ class GroupAdmin(Admin):
         """Return (broker group, progress) of consumer groups in topics; "" is all of them."""
         groups = [await self.group(broker_group)] if broker_group else await self.groups()
         request = pb.GetProgressRequest(group=consumer_group, topic=topic)
-        found = []
-        for group in groups:
-            answer = await self._call(group, lambda stub, timeout: stub.GetProgress(request, timeout=timeout))
-            found += [(group.name, each) for each in answer.topics]
-        return found
+        return [
+            (group.name, each)
+            for group in groups
+            for each in (await self._ask_progress(group, request)).topics
+        ]
 
-    async def _ordered_of(self, group: str) -> set[str]:
-        return {info.name for info in await self._topics_of(group) if info.message_type in ORDERED_TYPES}
+    async def _ask_progress(
+        self, group: BrokerGroup, request: pb.GetProgressRequest
+    ) -> pb.GetProgressResponse:
+        return await self._call(group, lambda stub, timeout: stub.GetProgress(request, timeout=timeout))
+
+    async def _progress_of_all(
+        self, *, without: str = ""
+    ) -> tuple[list[pb.TopicProgress], dict[str, LedgerMQError]]:
+        """Return the progress in all broker groups, asked side by side, and why some of them do not answer."""
+        groups = [each for each in await self.groups() if each.name != without]
+        answers = await asyncio.gather(
+            *(self._ask_progress(each, pb.GetProgressRequest()) for each in groups), return_exceptions=True
+        )
+        rows: list[pb.TopicProgress] = []
+        silent: dict[str, LedgerMQError] = {}
+        for group, answer in zip(groups, answers, strict=True):
+            if isinstance(answer, pb.GetProgressResponse):
+                rows += answer.topics
+            elif isinstance(answer, LedgerMQError) and answer.retryable:
+                silent[group.name] = answer
+            else:
+                raise answer
+        return rows, silent
+
+    async def _consumers_elsewhere(
+        self, name: str
+    ) -> tuple[list[pb.TopicConsumer], dict[str, LedgerMQError]]:
+        """Return who consumes what in the other broker groups, and why some of them do not tell."""
+        rows, silent = await self._progress_of_all(without=name)
+        found = sorted({(row.group, row.topic) for row in rows if row.group})
+        return [pb.TopicConsumer(group=group, topic=topic) for group, topic in found], silent
+
+    async def _mode_of(self, group: BrokerGroup) -> route_pb2.BrokerGroupMode:
+        """Return what a group does as its leader says: the route may not tell yet."""
+        return (await self._ask_progress(group, pb.GetProgressRequest())).mode
+
+    async def _ordered_in(self, group: BrokerGroup) -> set[str]:
+        return {info.name for info in await self._topics_in(group) if info.message_type in ORDERED_TYPES}
 
     async def _check_order(self, ordered: Collection[str], what: str) -> None:
         """Messages of a message group share a queue, which changes with the number of queues that take messages.
 
-        Raises: UsageError: there are some that are not consumed, in any broker group.
+        Raises: UsageError: there are some that are not consumed, in any broker group; RouteError: one does not tell.
         """
         if not ordered:
             return
-        left = {each.topic for _, each in await self.progress() if each.group and each.behind}
-        found = sorted(left & set(ordered))
+        rows, silent = await self._progress_of_all()
+        found = sorted({row.topic for row in rows if row.group and row.behind} & set(ordered))
         if found:
-            names = ", ".join(found[:_TOPICS_NAMED]) + (", ..." if len(found) > _TOPICS_NAMED else "")
             raise UsageError(
-                f"ordered topics have messages that are not consumed: {names}",
+                f"ordered topics have messages that are not consumed: {_shortened(found)}",
                 f"To {what} a group moves message groups to other queues, where later messages could overtake those. "
                 "Nothing was changed",
                 "Stop who sends to these topics, wait until they are consumed (ledgermq group lag), and try again; or let "
                 "it happen: --allow-reordering",
             )
+        if silent:
+            raise _not_heard(
+                "whether messages of ordered topics are consumed", silent, "let it happen: --allow-reordering"
+            )
+
+    async def _call(
+        self, group: BrokerGroup, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
+    ) -> T:
+        try:
+            return await super()._call(group, call, change)
+        except NoQuorumError as error:  # of which group, with several of them
+            raise NoQuorumError(error.code, f'broker group "{group.name}": {error}') from error
 
     # --- add --------------------------------------------------------------------------------------------------
 
@@ -172,6 +291,14 @@ class GroupAdmin(Admin):
         sources = [source] if source else names
         if not sources:
             raise UsageError(f'"{name}" is the only broker group', "There is nothing to take topics from")
+        mode = await self._mode_of(group)
+        if mode == route_pb2.MODE_REMOVED:
+            raise UsageError(
+                f'broker group "{name}" was removed',
+                "Nothing was changed",
+                f"Take it back first: ledgermq cluster undrain {name} --node HOST:8082",
+            )
+        draining = mode == route_pb2.MODE_DRAINING
         theirs = {each: await self._topics_of(each) for each in sources}
         found = compare_topics(name, await self._topics_of(name), theirs, topics)
         unknown = set(topics) - {info.name for infos in theirs.values() for info in infos}
@@ -179,10 +306,10 @@ class GroupAdmin(Admin):
             raise UsageError(f"no other group has {', '.join(sorted(unknown))}", "Nothing was changed")
         groups = {each: await self._consumer_groups_of(each) for each in sources}
         consumers = compare_consumer_groups(name, await self._consumer_groups_of(name), groups)
-        added = AddedGroup(name, found, consumers, dry_run, group.draining)
-        if found.missing and not allow_reordering and not group.draining:
+        added = AddedGroup(name, found, consumers, dry_run, draining)
+        if found.missing and not (allow_reordering or draining):
             ordered = {info.name for info in found.missing if info.message_type in ORDERED_TYPES}
-            ordered |= await self._ordered_of(name)  # it takes no messages while it is filled
+            ordered |= await self._ordered_in(group)  # it takes no messages while it is filled
             await self._check_order(ordered, "add")
         if not dry_run:
             await self._copy(group, added)
@@ -195,7 +322,8 @@ class GroupAdmin(Admin):
         missing = added.topics.missing
         if not missing and not added.draining:
             return
-        # Who drained it already, although the route does not tell yet, wants it to stay so.
+        await self._consumers_everywhere(group.name)  # before there is anything to break off
+        # Who drained it since it was looked at wants it to stay so.
         own_drain = not added.draining and (await self._set_mode(group, route_pb2.MODE_DRAINING)).changed
         try:
             for info in missing:
@@ -203,7 +331,10 @@ class GroupAdmin(Admin):
             names = {info.name for info in missing} | set(added.topics.existing if added.draining else ())
             await self._begin_all(group, names)
         except BaseException:
-            logger.error("broken off, the group takes no messages yet broker_group=%s", group.name)
+            logger.error(
+                "broken off, the group takes no messages yet broker_group=%s; repeat add-group, then undrain it",
+                group.name,
+            )
             raise
         if own_drain:
             await self._set_mode(group, route_pb2.MODE_ACTIVE)
@@ -215,12 +346,16 @@ class GroupAdmin(Admin):
         begun = {
             (each.group, each.topic) for _, each in await self.progress(broker_group=group.name) if each.group
         }
-        for where, each in await self.progress():
-            if where == group.name or not each.group or each.topic not in topics:
-                continue
-            if (each.group, each.topic) not in begun:
-                begun.add((each.group, each.topic))
+        for each in await self._consumers_everywhere(group.name):
+            if each.topic in topics and (each.group, each.topic) not in begun:
                 await self._begin(group, each.group, each.topic)
+
+    async def _consumers_everywhere(self, name: str) -> list[pb.TopicConsumer]:
+        """As `_consumers_elsewhere`. Raises: RouteError: not every group tells."""
+        consumers, silent = await self._consumers_elsewhere(name)
+        if silent:
+            raise _not_heard("where consumer groups begin", silent, "stop its nodes for good")
+        return consumers
 
     async def _begin(self, group: BrokerGroup, consumer_group: str, topic: str) -> None:
         request = pb.DescribeTopicRequest(topic=topic)
@@ -256,11 +391,13 @@ class GroupAdmin(Admin):
         await self._call(group, lambda stub, timeout: stub.CreateGroup(request, timeout=timeout), request)
 
     async def _topics_of(self, group: str) -> list[route_pb2.TopicInfo]:
+        return await self._topics_in(await self.group(group))
+
+    async def _topics_in(self, group: BrokerGroup) -> list[route_pb2.TopicInfo]:
+        """Return the topics of users: that of traces is made by the nodes, where they are set up for it."""
         request = pb.ListTopicsRequest()
-        answer = await self._call(
-            await self.group(group), lambda stub, timeout: stub.ListTopics(request, timeout=timeout)
-        )
-        return list(answer.topics)
+        answer = await self._call(group, lambda stub, timeout: stub.ListTopics(request, timeout=timeout))
+        return [info for info in answer.topics if info.name != TRACE_TOPIC]
 
     async def _consumer_groups_of(self, group: str) -> list[pb.ConsumerGroupInfo]:
         request = pb.ListConsumerGroupsRequest()
@@ -268,3 +405,19 @@ class GroupAdmin(Admin):
             await self.group(group), lambda stub, timeout: stub.ListGroups(request, timeout=timeout)
         )
         return list(answer.groups)
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = len(names) - _TOPICS_NAMED
+    return ", ".join(names[:_TOPICS_NAMED]) + (f", and {more} more" if more > 0 else "")
+
+
+def _not_heard(what: str, silent: Mapping[str, LedgerMQError], insist: str) -> RouteError:
+    """Return the error of a change that needs every broker group's word. `insist`: what helps if one stays silent."""
+    groups = ", ".join(sorted(silent))
+    why = next(iter(silent.values())).what
+    return RouteError(
+        f"{what} in every broker group is not known: {groups} does not answer, or has no leader ({why})",
+        "Nothing was changed",
+        f"Repeat it when the group answers again (ledgermq cluster status), or {insist}",
+    )

@@ -110,6 +110,12 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         if removes and not request.force and self.group.mode == route_pb2.MODE_ACTIVE:
             refusal = route_pb2.Refusal(code=route_pb2.INVALID_ARGUMENT, message="drain it first")
             return pb.SetBrokerGroupModeResponse(refusal=refusal)
+        asked = pb.GetProgressRequest(consumers=request.consumers)
+        left = [f"{row.group} on {row.topic}" for row in self._progress(asked) if row.behind]
+        if removes and not request.force and left:
+            message = f"still holds messages: {', '.join(left)}"
+            refusal = route_pb2.Refusal(code=route_pb2.INVALID_ARGUMENT, message=message)
+            return pb.SetBrokerGroupModeResponse(refusal=refusal)
         changed = self.group.mode != request.mode
         self.group.modes.append(request.mode)
         self.set_mode(self.group, request.mode)
@@ -117,22 +123,32 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         return pb.SetBrokerGroupModeResponse(mode=request.mode, since_ms=since, changed=changed)
 
     async def GetProgress(self, request: pb.GetProgressRequest, context: Any) -> pb.GetProgressResponse:
-        answer = pb.GetProgressResponse(mode=self.group.mode)
+        self.group.asked_progress.set()
+        if self.group.without_leader:
+            refusal = route_pb2.Refusal(
+                code=route_pb2.NO_QUORUM, message="no leader is known", retryable=True
+            )
+            return pb.GetProgressResponse(refusal=refusal)
+        return pb.GetProgressResponse(mode=self.group.mode, topics=self._progress(request))
+
+    def _progress(self, request: pb.GetProgressRequest) -> list[pb.TopicProgress]:
+        found = []
         consumers = {(topic, group) for group, topic, _ in self.group.committed}
+        consumers |= {(each.topic, each.group) for each in request.consumers}
         for topic, (topic_id, queues) in sorted(self.group.topics.items()):
             held = [self.group.queues[topic_id, number] for number in range(queues)]
             names = sorted(group for each, group in consumers if each == topic)
             held_count: int = sum(queue.end - queue.begin for queue in held)
             if not names and not request.group and held_count:
-                answer.topics.add(topic=topic, behind=held_count)
+                found.append(pb.TopicProgress(topic=topic, behind=held_count))
             for name in names:
                 behind = sum(
                     queue.end - self.group.committed.get((name, topic, number), 0)
                     for number, queue in enumerate(held)
                 )
                 if request.group in ("", name) and request.topic in ("", topic):
-                    answer.topics.add(group=name, topic=topic, behind=behind)
-        return answer
+                    found.append(pb.TopicProgress(group=name, topic=topic, behind=behind))
+        return found
 
     async def Clean(self, request: pb.CleanRequest, context: Any) -> pb.CleanResponse:
         self.cleaned = request

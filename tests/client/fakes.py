@@ -59,6 +59,8 @@ class FakeGroup:
         self.permission = pb.READ_WRITE  # of every topic
         self.mode = pb.MODE_ACTIVE
         self.modes: list[pb.BrokerGroupMode] = []  # that were asked for, in order
+        self.without_leader = False  # so it does not say how far consumers are
+        self.asked_progress = asyncio.Event()
         self.types: dict[str, pb.TopicMessageType] = {}  # by topic; others are normal
         self.store_timestamp = 1  # of what is stored next
         self.grown = asyncio.Event()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
+from ledgermq.client import GroupAdmin, cli_broker_groups
 from ledgermq.client.cli import run_cli
+from ledgermq.client.group_admin import Left
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.admin_pb2 import ConsumerGroupInfo
 
@@ -65,6 +69,10 @@ def test_conflicts_are_errors_and_the_exit_code_says_so(ledgermq: Any, cluster: 
 
 
 def test_a_drain_says_what_is_left_and_who_consumes_nothing(ledgermq: Any) -> None:
+    code, _, err = ledgermq("cluster", "drain", "g0")
+    assert code == 1
+    assert "no other broker group takes messages of: orders (g1 does not have it), lonely (g1" in err
+    assert ledgermq("cluster", "add-group", "g1")[0] == 0
     code, out, _ = ledgermq("cluster", "drain", "g0")
     assert code == 0, "nobody asked to wait"
     assert "g0 takes no new messages. Take it back: ledgermq cluster undrain g0" in out
@@ -82,6 +90,7 @@ def test_a_drain_that_waits_ends_when_consumers_have_everything(
     ledgermq: Any, cluster: Served[FakeCluster]
 ) -> None:
     group = cluster.cluster.groups[0]
+    assert ledgermq("cluster", "add-group", "g1")[0] == 0
     group.committed["billing", "orders", 0] = 5
     code, out, _ = ledgermq("cluster", "drain", "g0", "--wait")
     assert code == 0
@@ -100,10 +109,110 @@ def test_an_interrupted_wait_says_that_the_group_goes_on_being_drained(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ledgermq.client.cli_broker_groups._waiting_text", interrupt)
+    assert ledgermq("cluster", "add-group", "g1")[0] == 0
     code, _, err = ledgermq("cluster", "drain", "g0", "--wait")
     assert code == 130
     assert "g0 goes on being drained. Take it back: ledgermq cluster undrain g0" in err
     assert cluster.cluster.groups[0].mode == pb.MODE_DRAINING
+
+
+# --- what happens while a drain waits ---------------------------------------------------------------------------------
+@pytest.fixture
+def meanwhile(
+    ledgermq: Any, cluster: Served[FakeCluster], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[], object]], tuple[int, str, str]]:
+    """Drain g0, and do something as soon as the command waits for consumers."""
+    assert ledgermq("cluster", "add-group", "g1")[0] == 0
+    monkeypatch.setattr(cli_broker_groups, "_POLL_S", 0.01)
+    monkeypatch.setattr(cli_broker_groups, "GroupAdmin", partial(GroupAdmin, timeout_ms=500))
+
+    def drain(happens: Callable[[], object], timeout: str = "20s") -> tuple[int, str, str]:
+        def wait(left: Left) -> str:
+            cluster.call(happens)
+            return "billing"
+
+        monkeypatch.setattr(cli_broker_groups, "_waiting_text", wait)
+        answer: tuple[int, str, str] = ledgermq("cluster", "drain", "g0", "--wait", "--timeout", timeout)
+        return answer
+
+    return drain
+
+
+def test_a_wait_ends_when_the_group_is_taken_back_and_says_so(
+    meanwhile: Any, cluster: Served[FakeCluster]
+) -> None:
+    group = cluster.cluster.groups[0]
+
+    def taken_back() -> None:
+        group.committed["billing", "orders", 0] = 5
+        cluster.cluster.set_mode(group, pb.MODE_ACTIVE)
+
+    code, out, err = meanwhile(taken_back)
+    assert code == 1
+    assert "g0 was taken back meanwhile and takes messages" in err
+    assert "consumers have everything" not in out
+
+
+@pytest.mark.parametrize(("consumed", "code"), [(5, 0), (2, 1)])
+def test_a_wait_ends_when_the_group_is_removed_and_says_what_was_not_consumed(
+    meanwhile: Any, cluster: Served[FakeCluster], consumed: int, code: int
+) -> None:
+    group = cluster.cluster.groups[0]
+
+    def removed() -> None:
+        group.committed["billing", "orders", 0] = consumed
+        cluster.cluster.set_mode(group, pb.MODE_REMOVED)
+
+    found, out, err = meanwhile(removed)
+    assert found == code
+    assert "g0 was removed meanwhile" in (err if code else out)
+    assert ("cluster undrain g0 --node HOST:8082" in err) == bool(code)
+
+
+def test_a_wait_without_a_leader_never_says_that_consumers_have_everything(
+    meanwhile: Any, cluster: Served[FakeCluster]
+) -> None:
+    group = cluster.cluster.groups[0]
+
+    def leader_lost() -> None:
+        group.committed["billing", "orders", 0] = 5
+        group.without_leader = True
+
+    code, out, err = meanwhile(leader_lost, "1s")
+    assert code == 1
+    assert "waiting for an answer of g0" in out
+    assert "whether consumers have everything of g0 is not known" in err
+    assert "Go on waiting with: ledgermq cluster drain g0 --wait" in err
+    assert "consumers have everything that" not in out
+
+
+def test_a_wait_goes_on_when_there_is_a_leader_again(meanwhile: Any, cluster: Served[FakeCluster]) -> None:
+    group = cluster.cluster.groups[0]
+    tasks = []
+
+    async def elect() -> None:
+        await group.asked_progress.wait()
+        group.without_leader = False
+
+    def leader_lost() -> None:
+        group.committed["billing", "orders", 0] = 5
+        group.without_leader = True
+        group.asked_progress.clear()
+        tasks.append(asyncio.ensure_future(elect()))
+
+    code, out, _ = meanwhile(leader_lost)
+    assert code == 0
+    assert "consumers have everything that they consume" in out
+
+
+def test_a_wait_is_also_for_who_never_came_to_the_group(ledgermq: Any, cluster: Served[FakeCluster]) -> None:
+    assert ledgermq("cluster", "add-group", "g1")[0] == 0
+    old, new = cluster.cluster.groups
+    old.committed["billing", "orders", 0] = 5
+    new.committed["audit", "orders", 0] = 0
+    code, out, _ = ledgermq("cluster", "drain", "g0", "--wait", "--timeout", "0s")
+    assert code == 1
+    assert ["audit", "orders", "5", "0", "0"] in [line.split() for line in out.splitlines()]
 
 
 def test_a_removal_is_refused_before_a_drain_and_by_force_names_what_is_lost(

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ledgermq.client import GroupAdmin
-from ledgermq.client.errors import RefusedError, UsageError
+from ledgermq.client.errors import NoQuorumError, RefusedError, RouteError, UsageError
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.admin_pb2 import ConsumerGroupInfo
 
-from .fakes import FakeCluster, FakeGroup
+from .fakes import FakeCluster, FakeGroup, FakeQueue
 from .reading import fill
 
 
@@ -98,7 +98,7 @@ def test_a_drain_that_the_route_does_not_tell_yet_is_not_undone() -> None:
         old, new = old_and_new()
         async with FakeCluster(old, new) as cluster, GroupAdmin(cluster.address) as admin:
             new.mode = pb.MODE_DRAINING  # by somebody else, a moment ago
-            assert not (await admin.add_group("g1")).draining
+            assert (await admin.add_group("g1")).draining
             assert new.mode == pb.MODE_DRAINING
             assert len(new.topics) == 2
 
@@ -132,6 +132,133 @@ def test_the_last_group_that_takes_messages_is_not_drained_unasked() -> None:
             with pytest.raises(UsageError, match="no other broker group takes messages"):
                 await admin.drain("g0")
             assert (await admin.drain("g0", even_the_last=True)).changed
+
+    run(scenario())
+
+
+def test_a_group_whose_topic_no_other_group_takes_messages_of_is_not_drained_unasked() -> None:
+    async def scenario() -> None:
+        groups = FakeGroup("g0", {"orders": 1, "news": 1}), FakeGroup("g1", {"orders": 1})
+        groups[0].create_topic("RMQ_SYS_TRACE_TOPIC", 1)
+        async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+            with pytest.raises(
+                UsageError, match=r"takes messages of: news \(g1 does not have it\)"
+            ) as refused:
+                await admin.drain("g0")
+            assert "ledgermq cluster add-group g1" in refused.value.next_step
+            assert "--even-the-last" in refused.value.next_step
+            assert groups[0].modes == []
+            await admin.add_group("g1")
+            assert (await admin.drain("g0")).changed
+            await admin.undrain("g0")
+            groups[1].types["news"] = pb.FIFO
+            with pytest.raises(UsageError, match=r"news .g1 takes it as fifo, not as normal"):
+                await admin.drain("g0")
+            assert (await admin.drain("g0", even_the_last=True)).changed
+            assert not (await admin.drain("g0")).changed, "a drained group is drained whoever is there"
+
+    run(scenario())
+
+
+def test_a_group_without_a_leader_takes_no_messages_of_a_drained_one_and_is_named_when_it_is_asked_for() -> (
+    None
+):
+    async def scenario() -> None:
+        groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
+        async with (
+            FakeCluster(*groups) as cluster,
+            GroupAdmin(cluster.address, timeout_ms=200) as admin,
+        ):
+            groups[1].without_leader = True
+            with pytest.raises(UsageError, match="g1 has no leader, or does not answer"):
+                await admin.drain("g0")
+            assert groups[0].modes == []
+            with pytest.raises(NoQuorumError, match='broker group "g1": no leader is known'):
+                await admin.progress()
+            groups[1].without_leader = False
+            assert (await admin.drain("g0")).changed
+
+    run(scenario())
+
+
+def test_a_drain_that_the_route_of_the_other_group_does_not_tell_yet_counts() -> None:
+    async def scenario() -> None:
+        groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
+        async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+            groups[1].mode = pb.MODE_DRAINING  # by somebody else, a moment ago
+            with pytest.raises(
+                UsageError, match=r"no other broker group takes messages.*g1 is being drained"
+            ):
+                await admin.drain("g0")
+            assert groups[0].modes == []
+
+    run(scenario())
+
+
+def test_a_group_is_not_removed_before_consumers_of_the_other_groups_have_its_messages() -> None:
+    async def scenario() -> None:
+        groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
+        groups[0].queues[1, 0] = FakeQueue(end=3)
+        groups[0].committed["billing", "orders", 0] = 3
+        groups[1].committed["audit", "orders", 0] = 0  # it never came to g0
+        async with (
+            FakeCluster(*groups) as cluster,
+            GroupAdmin(cluster.address, timeout_ms=200) as admin,
+        ):
+            await admin.drain("g0")
+            left = await admin.left(await admin.group("g0"))
+            assert [(row.group, row.topic, row.behind) for row in left.waiting] == [("audit", "orders", 3)]
+            with pytest.raises(RefusedError, match="still holds messages: audit on orders"):
+                await admin.remove_group("g0")
+            groups[1].without_leader = True
+            with pytest.raises(
+                RouteError, match=r"is not known: g1 does not answer.*Nothing was changed"
+            ) as unknown:
+                await admin.remove_group("g0")
+            assert unknown.value.retryable
+            assert groups[0].mode == pb.MODE_DRAINING
+            assert (await admin.remove_group("g0", force=True)).changed
+
+    run(scenario())
+
+
+def test_a_group_is_not_filled_while_another_one_does_not_say_who_consumes_there() -> None:
+    async def scenario() -> None:
+        old, new = old_and_new()
+        third = FakeGroup("g2", {"orders": 2, "news": 1})
+        async with (
+            FakeCluster(old, new, third) as cluster,
+            GroupAdmin(cluster.address, timeout_ms=200) as admin,
+        ):
+            third.without_leader = True
+            with pytest.raises(RouteError, match=r"where consumer groups begin.*g2 does not answer"):
+                await admin.add_group("g1")
+            assert (new.topics, new.modes) == ({}, []), "it is not left half filled and drained"
+            third.without_leader = False
+            assert len((await admin.add_group("g1")).topics.missing) == 2
+
+    run(scenario())
+
+
+def test_a_removed_group_is_not_filled_and_its_return_is_a_change_of_queues_like_any_other() -> None:
+    async def scenario() -> None:
+        groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
+        for group in groups:
+            group.types["orders"] = pb.FIFO
+        async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+            await admin.drain("g0")
+            await admin.remove_group("g0")
+            cluster.register(groups[0])  # by a node that was away
+            with pytest.raises(UsageError, match=r"was removed.*undrain g0 --node"):
+                await admin.add_group("g0")
+            cluster.set_mode(groups[0], pb.MODE_REMOVED)
+            groups[1].queues[1, 0] = FakeQueue(end=2)
+            groups[1].committed["billing", "orders", 0] = 1
+            node = cluster.node("n1", "g0").address
+            with pytest.raises(UsageError, match="To take back a group moves message groups"):
+                await admin.undrain("g0", node=node)
+            groups[1].committed["billing", "orders", 0] = 2
+            assert (await admin.undrain("g0", node=node)).changed
 
     run(scenario())
 
