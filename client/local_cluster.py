@@ -62,12 +62,11 @@ class LocalCluster:
         path = self.folder / "cluster.json"
         known = read_plan(path)
         if known is None and self.joins is not None:
-            self.plan = joining_plan(*self.joins, wanted or default, self._reserved, groups or 1)
+            plan = joining_plan(*self.joins, wanted or default, self._reserved, groups or 1)
+            self.plan = replace(plan, replication=replication or "quorum")
         elif known is None:
-            self.plan = new_plan(
-                wanted or default, self._reserved, groups or 1, free_ports_only=free_ports_only
-            )
-            self.plan = replace(self.plan, replication=replication or "quorum")
+            plan = new_plan(wanted or default, self._reserved, groups or 1, free_ports_only=free_ports_only)
+            self.plan = replace(plan, replication=replication or "quorum")
         else:
             self._check_shape(known, wanted, groups, replication)
             self._check_cluster(known, groups)

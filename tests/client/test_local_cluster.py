@@ -182,6 +182,17 @@ def test_a_folder_keeps_its_replication_and_its_first_nodes_are_the_masters(tmp_
     other.stop()
 
 
+def test_groups_that_join_a_cluster_have_the_replication_that_was_asked_for(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    cluster.joins = ("127.0.0.1:9999", frozenset({"g0"}), frozenset({"n1"}))
+    plan = cluster.prepare(2, replication="sync_master")
+    cluster.stop()
+    flags = broker_flags("g1", "n3", plan.nodes["n3"], plan, tmp_path)
+    assert flags[flags.index("--replication") + 1] == "sync_master"
+    assert flags[flags.index("--master") + 1] == "n2"
+    assert read_plan(tmp_path / "cluster.json") == plan
+
+
 def test_a_folder_in_use_is_refused_with_the_process(tmp_path: Path) -> None:
     first = LocalCluster(tmp_path)
     first.prepare(1, free_ports_only=True)
