@@ -35,6 +35,31 @@ async def until(done: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
+async def leave(
+    cluster: FakeCluster,
+    group: FakeGroup,
+    *,
+    drained: Callable[[], bool],
+    gone: Callable[[], bool],
+    between: Callable[[], None] = lambda: None,
+) -> None:
+    """Drain a group and remove it, each until the client knows of it; `between` is done when it knows of the drain."""
+    cluster.set_mode(group, pb.MODE_DRAINING)
+    await until(drained)
+    between()
+    cluster.set_mode(group, pb.MODE_REMOVED)
+    await until(gone)
+
+
+async def fall_silent(cluster: FakeCluster, client: Any) -> None:
+    """Let no nameserver hear g0 any more, and the client hear of that."""
+    heard = asyncio.Event()
+    client._routes.on_change(lambda route: heard.set())
+    cluster.nameserver.table.unregister("local", "g0", "n1")
+    cluster.nameserver._changes.tell()
+    await heard.wait()
+
+
 def group_name_for(queue: int, count: int) -> str:
     return next(name for name in map(str, range(1000)) if queue_of_group(name, count) == queue)
 
@@ -135,10 +160,12 @@ def test_a_producer_closes_its_connection_to_a_removed_group_and_keeps_that_to_a
         ):
             await producer.send_batch(Message("orders", b"warm") for _ in range(6))
             cluster.nameserver.table.unregister("local", "g1", "n1")
-            cluster.set_mode(groups[0], pb.MODE_DRAINING)
-            await until(lambda: producer._connections["g0"].group.draining)
-            cluster.set_mode(groups[0], pb.MODE_REMOVED)
-            await until(lambda: "g0" not in producer._connections)
+            await leave(
+                cluster,
+                groups[0],
+                drained=lambda: producer._connections["g0"].group.draining,
+                gone=lambda: "g0" not in producer._connections,
+            )
             assert producer._connections.keys() == {"g1", "g2"}
             assert (await producer.send("orders", b"on")).broker_group == "g2"
 
@@ -155,13 +182,19 @@ def test_a_push_consumer_leaves_a_removed_group_and_consumes_the_others_on() -> 
                 await consumer.subscribe("orders")
                 await fill(cluster, [b"a", b"b", b"c", b"d"])
                 await seen.until(4)
-                cluster.set_mode(groups[0], pb.MODE_DRAINING)
-                await until(lambda: consumer._groups["g0"].group.draining)
-                assert {each.queue.broker_group for each in consumer.statistics().queues} == {"g0", "g1"}
-                group: Any = consumer._groups["g0"]
-                group._on_contact(False)  # its leader was not heard before it went
-                cluster.set_mode(groups[0], pb.MODE_REMOVED)
-                await until(lambda: "g0" not in consumer._groups)
+
+                def consumes_both() -> None:
+                    assert {each.queue.broker_group for each in consumer.statistics().queues} == {"g0", "g1"}
+                    group: Any = consumer._groups["g0"]
+                    group._on_contact(False)  # its leader was not heard before it went
+
+                await leave(
+                    cluster,
+                    groups[0],
+                    drained=lambda: consumer._groups["g0"].group.draining,
+                    between=consumes_both,
+                    gone=lambda: "g0" not in consumer._groups,
+                )
                 await until_set(
                     groups[0].coordinators["billing"].changed,
                     lambda: not groups[0].coordinators["billing"].members,
@@ -169,8 +202,7 @@ def test_a_push_consumer_leaves_a_removed_group_and_consumes_the_others_on() -> 
                 await fill(cluster, [b"e"])
                 await seen.until(5)
                 assert {each.queue.broker_group for each in consumer.statistics().queues} == {"g1"}
-                groups[0].mode = pb.MODE_ACTIVE  # taken back
-                cluster.register(groups[0])
+                cluster.set_mode(groups[0], pb.MODE_ACTIVE)  # taken back
                 await until(lambda: len(consumer.statistics().queues) == 4)
                 await fill(cluster, [b"f"] * 4)
                 await seen.until(9)
@@ -187,13 +219,7 @@ def test_a_push_consumer_keeps_a_group_that_only_falls_silent() -> None:
             async with consumer_of(cluster, seen) as consumer:
                 await consumer.subscribe("orders")
                 await until(lambda: len(consumer.statistics().queues) == 4)
-                heard = asyncio.Event()
-                consumer._routes.on_change(lambda route: heard.set())
-                cluster.nameserver.table.unregister(
-                    "local", "g0", "n1"
-                )  # no nameserver hears it, the consumer does
-                cluster.nameserver._changes.tell()
-                await heard.wait()
+                await fall_silent(cluster, consumer)  # the consumer itself hears it
                 async with FakeCluster(groups[0]) as other:
                     await fill(other, [b"x"])
                 await seen.until(1)
@@ -213,18 +239,23 @@ def test_a_pull_consumer_leaves_a_removed_group_and_reads_it_again_when_it_is_ta
             await fill(cluster, [b"a", b"b"])
             await read(consumer, 2)
             await consumer.commit()
-            cluster.set_mode(groups[0], pb.MODE_DRAINING)
             fetcher = consumer._reader._fetchers["g0"]
-            await until(lambda: fetcher.group.draining)
-            assert len(consumer.assignment) == 4
-            cluster.set_mode(groups[0], pb.MODE_REMOVED)
-            await until(lambda: consumer._reader._fetchers.keys() == {"g1"})
+
+            def reads_both() -> None:
+                assert len(consumer.assignment) == 4
+
+            await leave(
+                cluster,
+                groups[0],
+                drained=lambda: fetcher.group.draining,
+                between=reads_both,
+                gone=lambda: consumer._reader._fetchers.keys() == {"g1"},
+            )
             assert {queue.broker_group for queue in consumer.assignment} == {"g1"}
             await until(fetcher._task.done)
             await fill(cluster, [b"c"])
             assert await read(consumer, 1) == [b"c"]
-            groups[0].mode = pb.MODE_ACTIVE
-            cluster.register(groups[0])
+            cluster.set_mode(groups[0], pb.MODE_ACTIVE)
             await until(lambda: len(consumer.assignment) == 4)
             assert consumer.missing == ()
 
@@ -244,12 +275,8 @@ def test_a_simple_consumer_that_acknowledges_into_a_silent_group_is_told_that_it
             SimpleConsumer(cluster.address, group="billing") as consumer,
         ):
             await consumer.subscribe("orders")
-            heard = asyncio.Event()
-            consumer._routes.on_change(lambda route: heard.set())
             await cluster.node("n1", "g0").stop()
-            cluster.nameserver.table.unregister("local", "g0", "n1")
-            cluster.nameserver._changes.tell()
-            await heard.wait()
+            await fall_silent(cluster, consumer)
             leased: Any = LeasedElsewhere()
             with pytest.raises(BrokerUnreachableError):
                 await consumer.ack(leased)
