@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 
-from ledgermq.client import (
-    Admin,
-    GroupAdmin,
-    MessageView,
-    Producer,
-    PullConsumer,
-    PushConsumer,
-    SimpleConsumer,
-)
+from ledgermq.client import Admin, GroupAdmin, Producer, PullConsumer
 from ledgermq.client.cli import run_cli
 from ledgermq.client.errors import UsageError
 from ledgermq.client.queue_selection import StrictRoundRobin
@@ -29,8 +18,7 @@ from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import rocketmq_v2_pb2_grpc, route_pb2
 
 from .cluster import Cluster, wait_until
-
-TOPIC = "orders"
+from .group_load import TOPIC, Consumers, Load, command, run, until
 
 
 @pytest.fixture
@@ -39,102 +27,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
         monkeypatch.setenv("LEDGERMQ_NAMESERVER", running.nameserver_addresses[0])
         monkeypatch.setenv("COLUMNS", "200")
         yield running
-
-
-def run(coroutine: Coroutine[Any, Any, None], seconds: float = 120) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, seconds))
-
-
-async def command(*arguments: str) -> int:
-    return await asyncio.to_thread(run_cli, list(arguments))
-
-
-async def until(done: Callable[[], bool]) -> None:
-    while not done():  # noqa: ASYNC110 (nothing tells)
-        await asyncio.sleep(0.02)
-
-
-class Load:
-    """Numbered messages, a few at a time, and where each was stored."""
-
-    def __init__(self, producer: Producer) -> None:
-        self._producer = producer
-        self.sent = 0  # numbers below it have been handed to the producer
-        self.groups: dict[int, str] = {}  # by number: the broker group that acknowledged it
-        self._enough = asyncio.Event()
-
-    async def run(self) -> None:
-        while not self._enough.is_set():
-            numbers = range(self.sent, self.sent + 4)
-            self.sent += 4
-            receipts = await asyncio.gather(*(self._producer.send(TOPIC, b"%d" % each) for each in numbers))
-            for number, receipt in zip(numbers, receipts, strict=True):
-                self.groups[number] = receipt.broker_group
-            await asyncio.sleep(0.01)
-
-    def end(self) -> None:
-        self._enough.set()
-
-    async def more(self, count: int) -> None:
-        """Wait until so many more were acknowledged, all of them sent from now on."""
-        last = self.sent + count
-        await until(lambda: last in self.groups)
-
-
-class Consumers:
-    """One of each kind, in consumer groups of their own; what each got, and from which broker groups."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self.got: dict[str, set[int]] = defaultdict(set)
-        self.groups: dict[str, set[str]] = defaultdict(set)
-        self.push: PushConsumer
-        self.pull: PullConsumer
-
-    def _take(self, kind: str, message: Any) -> None:
-        self.got[kind].add(int(message.body))
-        self.groups[kind].add(message.queue.broker_group)
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async def listener(messages: list[MessageView]) -> None:
-            for message in messages:
-                self._take("push", message)
-
-        async with AsyncExitStack() as stack:
-            enter = stack.enter_async_context
-            self.push = await enter(
-                PushConsumer(self._address, group="push", listener=listener, start="latest")
-            )
-            self.pull = await enter(PullConsumer(self._address, group="pull", start="latest"))
-            simple = await enter(SimpleConsumer(self._address, group="simple"))
-            for consumer in (self.push, self.pull, simple):
-                await consumer.subscribe(TOPIC)
-            await until(lambda: len(self.push.statistics().queues) == 2)
-            tasks = [asyncio.create_task(self._pull()), asyncio.create_task(self._simple(simple))]
-            try:
-                yield
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _pull(self) -> None:
-        while True:
-            for message in await self.pull.poll(timeout_ms=200):
-                self._take("pull", message)
-            await self.pull.commit()
-
-    async def _simple(self, consumer: SimpleConsumer) -> None:
-        while True:
-            messages = await consumer.receive(timeout_ms=500)
-            for message in messages:
-                self._take("simple", message)
-            await asyncio.gather(*(consumer.ack(message) for message in messages))
-
-    async def saw(self, broker_group: str) -> None:
-        kinds = ("push", "pull", "simple")
-        await until(lambda: all(broker_group in self.groups[kind] for kind in kinds))
 
 
 def send_officially(cluster: Cluster, node: str) -> v2.SendMessageResponse:
