@@ -83,7 +83,7 @@ class GroupAdmin(Admin):
             raise UsageError(
                 f'broker group "{name}" is not known to the nameservers',
                 f"Known: {known}. Nothing was changed",
-                "Start its nodes with the same nameservers; of a group that was removed, name a node: --node HOST:8082",
+                f"Start its nodes with the same nameservers. Was it removed: ledgermq cluster undrain {name} --node HOST:8082",
             )
         return found
 
@@ -159,7 +159,7 @@ class GroupAdmin(Admin):
         group = await self.group(name)
         if force:
             return await self._set_mode(group, route_pb2.MODE_REMOVED, force=True)
-        consumers, silent = await self._consumers_elsewhere(name)
+        consumers, silent = await self._consumers_elsewhere(name, gone_too=True)
         if silent:
             raise _not_heard("who consumes the topics", silent, "lose what they may lack: --force")
         return await self._set_mode(group, route_pb2.MODE_REMOVED, consumers=consumers)
@@ -181,7 +181,7 @@ class GroupAdmin(Admin):
 
     async def left(self, group: BrokerGroup) -> Left:
         """Return what a group holds that was not consumed; also one that no nameserver lists any more."""
-        consumers, silent = await self._consumers_elsewhere(group.name)
+        consumers, silent = await self._consumers_elsewhere(group.name, gone_too=True)
         answer = await self._ask_progress(group, pb.GetProgressRequest(consumers=consumers))
         return Left(answer.mode, [row for row in answer.topics if row.behind], sorted(silent))
 
@@ -203,10 +203,11 @@ class GroupAdmin(Admin):
         return await self._call(group, lambda stub, timeout: stub.GetProgress(request, timeout=timeout))
 
     async def _progress_of_all(
-        self, *, without: str = ""
+        self, *, without: str = "", gone_too: bool = False
     ) -> tuple[list[pb.TopicProgress], dict[str, LedgerMQError]]:
         """Return the progress in all broker groups, asked side by side, and why some of them do not answer."""
-        groups = [each for each in await self.groups() if each.name != without]
+        known = await self._routes.groups(gone_too=gone_too)
+        groups = [each for each in known if each.name != without]
         answers = await asyncio.gather(
             *(self._ask_progress(each, pb.GetProgressRequest()) for each in groups), return_exceptions=True
         )
@@ -222,10 +223,13 @@ class GroupAdmin(Admin):
         return rows, silent
 
     async def _consumers_elsewhere(
-        self, name: str
+        self, name: str, *, gone_too: bool = False
     ) -> tuple[list[pb.TopicConsumer], dict[str, LedgerMQError]]:
-        """Return who consumes what in the other broker groups, and why some of them do not tell."""
-        rows, silent = await self._progress_of_all(without=name)
+        """Return who consumes what in the other broker groups, and why some of them do not tell.
+
+        `gone_too`: also those that no node of is up; consumers come back with them.
+        """
+        rows, silent = await self._progress_of_all(without=name, gone_too=gone_too)
         found = sorted({(row.group, row.topic) for row in rows if row.group})
         return [pb.TopicConsumer(group=group, topic=topic) for group, topic in found], silent
 

@@ -148,11 +148,13 @@ class Routes:
         entry = self._cache.get(topic)
         return entry[1] if entry else None
 
-    async def groups(self) -> list[BrokerGroup]:
-        """Return all broker groups. Raises: NameserversDownError, NoBrokersError."""
-        answer = await self._ask(
-            lambda stub: stub.ListGroups(ns.ListGroupsRequest(cluster=self.cluster), timeout=_CALL_TIMEOUT_S)
-        )
+    async def groups(self, *, gone_too: bool = False) -> list[BrokerGroup]:
+        """Return all broker groups; `gone_too`: also those whose last node has left without being removed.
+
+        Raises: NameserversDownError, NoBrokersError.
+        """
+        request = ns.ListGroupsRequest(cluster=self.cluster, gone_too=gone_too)
+        answer = await self._ask(lambda stub: stub.ListGroups(request, timeout=_CALL_TIMEOUT_S))
         if not answer.groups:
             raise NoBrokersError(self.asked)
         return [group_of(view) for view in answer.groups]

@@ -222,6 +222,28 @@ def test_a_group_is_not_removed_before_consumers_of_the_other_groups_have_its_me
     run(scenario())
 
 
+def test_a_group_of_which_no_node_is_up_may_know_consumers_that_nobody_else_knows() -> None:
+    async def scenario() -> None:
+        groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1", "g2")]
+        async with (
+            FakeCluster(*groups) as cluster,
+            GroupAdmin(cluster.address, timeout_ms=200) as admin,
+        ):
+            await admin.drain("g0")
+            node = cluster.node("n1", "g1")
+            await node.stop()
+            cluster.nameserver.table.unregister("local", "g1", "n1")
+            assert [each.name for each in await admin.groups()] == ["g0", "g2"]
+            assert (await admin.left(await admin.group("g0"))).unheard == ["g1"]
+            with pytest.raises(RouteError, match="g1 does not answer"):
+                await admin.remove_group("g0")
+            await node.start()
+            cluster.register(groups[1])
+            assert (await admin.remove_group("g0")).changed
+
+    run(scenario())
+
+
 def test_a_group_is_not_filled_while_another_one_does_not_say_who_consumes_there() -> None:
     async def scenario() -> None:
         old, new = old_and_new()
