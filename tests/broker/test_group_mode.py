@@ -302,9 +302,10 @@ class Leader:
         self.node = Node()
         self.node.command(FeatureLevel(features.SUPPORTED))
         self.first: Callable[[], object] = lambda: None
+        self.peers: list[Any] = []
         self.context: Any = SimpleNamespace(
             config=SimpleNamespace(group="g0", node_id="n1"),
-            raft=SimpleNamespace(status=lambda: SimpleNamespace(peers=())),
+            raft=SimpleNamespace(status=lambda: SimpleNamespace(peers=self.peers)),
             replica=SimpleNamespace(state=self.node.state),
             pipeline=SimpleNamespace(run=self._run),
         )
@@ -399,6 +400,16 @@ def test_consumer_groups_that_never_came_here_are_named_and_hold_up_a_removal() 
     rows = [(row.group, row.behind) for row in group_mode.get_progress(leader.context, request).topics]
     assert rows == [("audit", 2), ("billing", 0)]
     assert leader.ask(route_pb2.MODE_REMOVED).changed
+
+
+def test_no_mode_is_written_that_an_older_node_of_the_group_would_stop_at() -> None:
+    leader = Leader()
+    leader.peers = [SimpleNamespace(node_id="n2", feature_level=features.BROKER_GROUP_MODES - 1)]
+    entries = len(leader.node.log.raw)
+    for mode in (route_pb2.MODE_DRAINING, route_pb2.MODE_REMOVED, route_pb2.MODE_ACTIVE):
+        with pytest.raises(RefusedError, match="does not know how to drain or remove a broker group"):
+            leader.ask(mode, force=True)
+    assert len(leader.node.log.raw) == entries
 
 
 def test_a_removed_group_is_taken_back_and_not_drained() -> None:

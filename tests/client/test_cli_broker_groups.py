@@ -127,7 +127,11 @@ def meanwhile(
     monkeypatch.setattr(cli_broker_groups, "GroupAdmin", partial(GroupAdmin, timeout_ms=500))
 
     def drain(happens: Callable[[], object], timeout: str = "20s") -> tuple[int, str, str]:
+        rounds = []
+
         def wait(left: Left) -> str:
+            rounds.append(left)
+            assert len(rounds) == 1, "it waits on, whatever has happened"
             cluster.call(happens)
             return "billing"
 
@@ -138,13 +142,14 @@ def meanwhile(
     return drain
 
 
+@pytest.mark.parametrize("consumed", [5, 2])
 def test_a_wait_ends_when_the_group_is_taken_back_and_says_so(
-    meanwhile: Any, cluster: Served[FakeCluster]
+    meanwhile: Any, cluster: Served[FakeCluster], consumed: int
 ) -> None:
     group = cluster.cluster.groups[0]
 
     def taken_back() -> None:
-        group.committed["billing", "orders", 0] = 5
+        group.committed["billing", "orders", 0] = consumed
         cluster.cluster.set_mode(group, pb.MODE_ACTIVE)
 
     code, out, err = meanwhile(taken_back)

@@ -426,7 +426,8 @@ class BrokerModel:
     def _feature_level(self, _raw: bytes, _version: int) -> None:
         return None
 
-    def _set_mode(self, raw: bytes, _version: int) -> tuple[int, bool]:
+    def _set_mode(self, raw: bytes, version: int) -> tuple[int, bool]:
+        demand(version == 1, "model: nobody here removes a broker group on a condition")
         changed, self.mode = raw[0] != self.mode, raw[0]
         return 0, changed
 
