@@ -167,6 +167,7 @@ class BrokerConfig(BaseSettings):
     zone: Annotated[str, AfterValidator(_check_zone)] = ""
     nameservers: Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_parse_list)] = ("127.0.0.1:9876",)
     flush: Literal["sync", "async_timed", "async_notify"] = "sync"
+    direct_write_bytes: Size = 128 << 10  # flushes of so many bytes are written past the page cache; 0: none
     replication: Literal["quorum", "async_master", "sync_master"] = "quorum"
     master: Annotated[str, AfterValidator(_check_name_or_none)] = ""
     min_insync_slaves: int = Field(default=1, ge=1)

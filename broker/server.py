@@ -88,6 +88,7 @@ def raft_config(config: BrokerConfig) -> RaftConfig:
         rejoin=config.rejoin,
         segment_size=config.segment_size,
         flush=config.flush,
+        direct_write_bytes=config.direct_write_bytes,
         replication=Replication(config.replication),
         master=config.master,
         heartbeat_ms=config.heartbeat_ms,

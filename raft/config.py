@@ -41,6 +41,7 @@ class RaftConfig:
     rejoin: bool = False  # come back with an empty log under a known id (P19)
     segment_size: int = DEFAULT_SEGMENT_SIZE
     flush: str = "sync"  # sync | async_timed | async_notify (D7)
+    direct_write_bytes: int = 128 << 10  # turns of so many bytes are written past the page cache; 0: none
     replication: Replication = Replication.QUORUM
     master: str = ""  # the first master; what a promotion wrote into the data folder is newer. Empty: as the folder says
     reign: Reign | None = None  # of the open data folder; None: a majority decides

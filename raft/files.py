@@ -57,6 +57,12 @@ class File(Protocol):
     def write_zeros(self, start: int, end: int) -> None:
         """Fill [start, end) with zeros, past the page cache where the file system can. Complete, or OSError."""
 
+    def write_past_cache(self, data: memoryview, offset: int) -> None:
+        """Write whole pages out of memory that begins at a page, past the page cache where the file system can.
+
+        They are on stable storage after the next `fdatasync`, not before. Complete, or OSError.
+        """
+
     def fdatasync(self) -> None:
         """Put the data (and a changed length) on stable storage. After an OSError the file must not be used."""
 
@@ -119,6 +125,7 @@ class RealFile:
     def __init__(self, path: Path, fd: int) -> None:
         self._path = path
         self._fd = fd
+        self._direct_fd: int | None = None  # opened when it is first needed; -1: no direct I/O here
 
     @property
     def path(self) -> Path:
@@ -183,6 +190,22 @@ class RealFile:
                 fcntl.fcntl(self._fd, fcntl.F_SETFL, flags)
         write_zeros(self, start, end)
 
+    def write_past_cache(self, data: memoryview, offset: int) -> None:
+        """A descriptor of its own: another thread may write through the page cache meanwhile."""
+        if self._direct_fd is None:
+            self._direct_fd = _open_direct(self._fd)
+        done = 0
+        if self._direct_fd >= 0:
+            try:
+                done = os.pwrite(self._direct_fd, data, offset)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # it opens such files, but wants larger units
+                    raise
+                os.close(self._direct_fd)
+                self._direct_fd = -1
+        if done < len(data):
+            self.pwritev([data[done:]], offset + done)
+
     def fdatasync(self) -> None:
         os.fdatasync(self._fd)
 
@@ -191,9 +214,20 @@ class RealFile:
         os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        for fd in (self._fd, self._direct_fd):
+            if fd is not None and fd >= 0:
+                os.close(fd)
+        self._fd = self._direct_fd = -1
+
+
+def _open_direct(fd: int) -> int:
+    """Return a second descriptor of the same file, whatever its name is by now, for direct I/O; -1 where there is none."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOENT):  # no direct I/O, or no /proc
+            raise
+        return -1
 
 
 class RealLock:

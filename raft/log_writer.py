@@ -11,17 +11,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Protocol
 
 from ledgermq.proto.entry import Buffer
 
 from .files import File, write_zeros
 from .hard_state import DurableState, HardStateFile
+from .page_writer import PageWriter
 from .segment import MARK_BLOCK, FlushMark, encode_mark, mark_position, segment_start
 from .types import HardState, LogIndex, Term
-
-_PAGE: Final = 4096
-_ZEROS: Final = memoryview(bytes(_PAGE))
 
 
 @dataclass(slots=True)
@@ -82,9 +80,16 @@ class LogWriter:
     """`run` and `truncate` belong to one thread; `sync` and `store_floor` may come from a second one."""
 
     def __init__(
-        self, supply: SegmentSupply, hard: HardStateFile, segment_size: int, end: Position, turn: int
+        self,
+        supply: SegmentSupply,
+        hard: HardStateFile,
+        end: Position,
+        turn: int,
+        segment_size: int,
+        direct_write_bytes: int,
     ) -> None:
         self._supply = supply
+        self._pages = PageWriter(direct_write_bytes)
         self._hard = hard
         self._segment_size = segment_size
         self._file: File | None = None
@@ -109,7 +114,8 @@ class LogWriter:
         return self.written.offset - self.flushed.offset
 
     def run(self, ops: Sequence[PersistOp], *, sync: bool) -> None:
-        """Execute `ops`; with `sync` everything is durable on return, else the log bytes are in the page cache.
+        """Execute `ops`; with `sync` everything is durable on return, else the log bytes are in the page cache or on their way
+        to the disk: a killed process loses none of them.
 
         Raises: OSError, DiskFullError. Both are terminal: what the disk holds is unknown then.
         """
@@ -204,19 +210,13 @@ class LogWriter:
         return after.offset == before.offset + before.size and after.offset % self._segment_size != 0
 
     def _write(self, run: list[Append]) -> None:
-        """Write appends that lie one behind the other, and zeros up to the end of the page.
-
-        The zeros stand there already; but a segment that was made past the page cache would have to be read to change
-        a part of a page.
-        """
+        """Write appends that lie one behind the other."""
         if not run:
             return
         first, last = run[0], run[-1]
         file = self._file_for(first.offset)
         buffers = first.buffers if len(run) == 1 else [part for action in run for part in action.buffers]
-        end = last.offset + last.size - self._start
-        room = min(-end % _PAGE, self._segment_size - end)
-        file.pwritev([*buffers, _ZEROS[:room]], first.offset - self._start)
+        self._pages.write(file, buffers, first.offset - self._start, self._segment_size)
         self.written = Position(last.end, last.last_index, last.last_term)
 
     def _file_for(self, offset: int) -> File:
@@ -234,6 +234,7 @@ class LogWriter:
         if self._file is not None:
             self._file.close()
         self._file, self._start = file, start
+        self._pages.forget()
 
     def _forget_cut(self) -> None:
         """A mark behind the cut is durable now: the next hard state need not name the cut any more."""
@@ -258,6 +259,7 @@ class LogWriter:
                 self._use(self._supply.open_segment(start), start)
             self._supply.delete_after(start)
             assert self._file is not None
+            self._pages.forget()
             zero_tail(self._file, cut.offset - start, min(old_end - start, self._segment_size))
             # Not synced on purpose: it spares a killed process the repetition; after a power cut the cut is repeated.
             self._turn += 1

@@ -115,6 +115,9 @@ class OverlayFile:
         assert end <= self.size()
         self._changes.add(start, None, end - start)
 
+    def write_past_cache(self, data: memoryview, offset: int) -> None:
+        self.pwritev([data], offset)
+
     def fdatasync(self) -> None:
         """Nothing is made durable here."""
 

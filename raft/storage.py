@@ -77,6 +77,7 @@ class StorageConfig:
     flush_interval_ms: int = 500
     flush_bytes: int = 8 << 20
     cache_bytes: int = 24 << 20
+    direct_write_bytes: int = 128 << 10  # turns of so many bytes go past the page cache; 0: none
     read_threads: int = 4  # 0: a cold read is done on the calling thread (simulators)
     learner_after_reboot: bool = False  # one without a clean stop may have lost what was acknowledged (D7)
     reign: Reign | None = None  # that a folder made now belongs to; None: a majority decides
@@ -127,7 +128,9 @@ class RaftStorage:
         end = recovered.end
         end_offset = recovered.segments[-1].end_offset if recovered.segments else base.first_offset
         position = Position(end_offset, end.index, end.term)
-        self._writer = LogWriter(self._keeper, hard, config.segment_size, position, recovered.turn)
+        self._writer = LogWriter(
+            self._keeper, hard, position, recovered.turn, config.segment_size, config.direct_write_bytes
+        )
         state = hard.state.hard
         self.hard_state = replace(state, commit_hint=min(state.commit_hint, end.index))
         self._read_files = LogFiles(files, folders, config.read_threads)

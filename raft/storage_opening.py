@@ -182,6 +182,7 @@ def storage_config(config: RaftConfig) -> StorageConfig:
         node_id=config.node_id,
         segment_size=config.segment_size,
         flush=config.flush,
+        direct_write_bytes=config.direct_write_bytes,
         learner_after_reboot=config.flush != "sync" and bool(config.peers),
         reign=Reign(master=NodeId(config.master)) if config.replication.has_master else None,
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ledgermq.raft.files import Buffer, DiskUse, RealFile, RealFileSystem, RealLock, write_zeros
+from ledgermq.raft.page_writer import PAGE
 
 _HIDDEN = ".volatile-"
 
@@ -152,6 +153,10 @@ class VolatileFile:
 
     def write_zeros(self, start: int, end: int) -> None:
         write_zeros(self, start, end)
+
+    def write_past_cache(self, data: memoryview, offset: int) -> None:
+        assert offset % PAGE == len(data) % PAGE == 0
+        self.pwritev([data], offset)
 
     def fdatasync(self) -> None:
         if self._ignore_fdatasync:

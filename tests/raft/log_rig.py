@@ -54,11 +54,13 @@ class LogRig:
         cache_bytes: int = 4096,
         segment_size: int = SEGMENT,
         learner_after_reboot: bool = False,
+        direct_write_bytes: int = 0,
     ) -> None:
         self.disk = disk
         self.config = replace(
             storage_config(flush=flush, cache_bytes=cache_bytes, segment_size=segment_size),
             learner_after_reboot=learner_after_reboot,
+            direct_write_bytes=direct_write_bytes,
         )
         if not disk.exists(DATA / "identity"):
             create_data_folder(self.config, disk)
@@ -137,4 +139,10 @@ class LogRig:
 def reopen(disk: SimulatedDisk, before: LogRig) -> LogRig:
     """Open a folder again with the same settings."""
     config = before.config
-    return LogRig(disk, flush=config.flush, cache_bytes=config.cache_bytes, segment_size=config.segment_size)
+    return LogRig(
+        disk,
+        flush=config.flush,
+        cache_bytes=config.cache_bytes,
+        segment_size=config.segment_size,
+        direct_write_bytes=config.direct_write_bytes,
+    )

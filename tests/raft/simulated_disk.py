@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ledgermq.raft.files import Buffer, DiskUse, LockedError, write_zeros
+from ledgermq.raft.page_writer import PAGE
 from tests.power_cut import Keep, kept_names, kept_writes, put
 
 SECTOR = 512
@@ -202,6 +203,10 @@ class SimulatedFile:
 
     def write_zeros(self, start: int, end: int) -> None:
         write_zeros(self, start, end)
+
+    def write_past_cache(self, data: memoryview, offset: int) -> None:
+        assert offset % PAGE == len(data) % PAGE == 0
+        self.pwritev([data], offset)
 
     def fdatasync(self) -> None:
         try:

@@ -42,7 +42,9 @@ def fill(rig: LogRig, count: int, size: int = 300) -> None:
 def test_log_behaves_like_a_list(seed: int) -> None:
     """Random appends, truncations, flushes, retention, kills and clean restarts, checked against a list."""
     rng = random.Random(seed)
-    rig = LogRig(SimulatedDisk(), cache_bytes=rng.choice((0, 2000, 1 << 20)))
+    cache = rng.choice((0, 2000, 1 << 20))
+    pages, direct = ((1, 0), (3, 1), (4, 700))[seed % 3]
+    rig = LogRig(SimulatedDisk(), cache_bytes=cache, segment_size=pages * SEGMENT, direct_write_bytes=direct)
     rig.disk.cold = rng.random() < 0.5
     for _ in range(60):
         action = rng.random()

@@ -21,6 +21,7 @@ from enum import Enum
 from pathlib import Path
 
 from ledgermq.raft.files import Buffer, DiskUse, LockedError
+from ledgermq.raft.page_writer import PAGE
 from tests.power_cut import Keep, blocks, kept_names, kept_writes, put
 
 SEGMENT_FOLDER = "commitlog"
@@ -403,6 +404,10 @@ class SimFile:
 
     def write_zeros(self, start: int, end: int) -> None:
         self.pwritev([bytes(end - start)], start)
+
+    def write_past_cache(self, data: memoryview, offset: int) -> None:
+        assert offset % PAGE == len(data) % PAGE == 0
+        self.pwritev([data], offset)
 
     def fdatasync(self) -> None:
         self._files.sync_call(self._path, _Call(0, "sync", self._inode))

@@ -15,7 +15,15 @@ import pytest
 
 from ledgermq.proto.entry import EntryHeader
 from ledgermq.proto.errors import CorruptError
-from ledgermq.raft import log_reads, log_writer, recovery, segment_keeper, segment_scan, wire_batch
+from ledgermq.raft import (
+    log_reads,
+    log_writer,
+    page_writer,
+    recovery,
+    segment_keeper,
+    segment_scan,
+    wire_batch,
+)
 from ledgermq.raft.files import File, FileSystem
 from ledgermq.raft.hard_state import BLOCK, DurableState, HardStateFile, encode_state
 from ledgermq.raft.identity import read_identity
@@ -194,7 +202,7 @@ _mutant("CutWithoutAnIntent", "K9, D6", "A truncation that a power cut interrupt
         (HardStateFile, "write", _write_without_intent))  # fmt: skip
 _mutant("CutWithoutZeros", "K9, D6", "A truncation leaves the old bytes behind the new end.",
         (log_writer, "zero_tail", _zero_nothing),
-        (log_writer, "_PAGE", 8))  # what pads the next append would hide the bug  # fmt: skip
+        (page_writer, "PAGE", 8))  # what pads the next append would hide the bug  # fmt: skip
 _mutant("FloorStaysOverACut", "K9, P18", "A truncation below the acked floor leaves the floor where it was.",
         (LogWriter, "_truncate", _truncate_below_the_floor))  # fmt: skip
 _mutant("CutSegmentsComeBack", "K9, P17", "Segments that a truncation deletes are not deleted durably.",

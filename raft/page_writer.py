@@ -1,0 +1,76 @@
+"""Writes what follows each other in a segment as whole pages: small runs through the page cache, large ones past it.
+
+Owns: the memory from which large runs are written, and what the unfinished page at the end holds. Must not: sync, know
+entries. One thread uses it.
+
+Why past the page cache: taking a page for bytes that the log's own cache (`TailCache`) gives to whoever reads at the end
+costs more than the bytes, above all where a host takes back the memory that its guest does not use. Small runs stay in
+the page cache: there the disk gets them and their flush mark at once, in one fdatasync.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Final
+
+from ledgermq.proto.entry import Buffer
+
+from .files import File
+
+#: Bytes of a page, and what the offset, the length and the memory of a write past the page cache are multiples of.
+PAGE: Final = mmap.PAGESIZE
+_CHUNK: Final = 1 << 20
+_ZEROS: Final = memoryview(bytes(PAGE))
+
+
+class PageWriter:
+    """Writes runs of buffers. Between two runs of one file the second begins where the first ended, or `forget` was called."""
+
+    def __init__(self, direct_bytes: int) -> None:
+        """`direct_bytes`: runs of so many bytes and more go past the page cache; 0: none."""
+        self._direct_bytes = direct_bytes
+        self._chunk: memoryview | None = None
+        self._page = b""  # what the page at the end holds so far, when the page cache does not have it
+
+    def forget(self) -> None:
+        """The next run begins elsewhere: in another file, or behind a cut."""
+        self._page = b""
+
+    def write(self, file: File, buffers: Sequence[Buffer], begin: int, limit: int) -> None:
+        """Write `buffers` from `begin` on, and zeros up to the end of the page, but not beyond `limit`.
+
+        The zeros stand there already; but what is no whole page would have to be read before it can be changed.
+        Offsets are bytes of the file. Complete, or OSError.
+        """
+        size = sum(map(len, buffers))
+        zeros = _ZEROS[: min(-(begin + size) % PAGE, limit - begin - size)]
+        if 0 < self._direct_bytes <= size and (begin + size + len(zeros)) % PAGE == 0:
+            self._write_direct(file, buffers, begin, zeros)
+            return
+        file.pwritev([self._page, *buffers, zeros], begin - len(self._page))
+        self._page = b""
+
+    def _write_direct(self, file: File, buffers: Sequence[Buffer], begin: int, zeros: memoryview) -> None:
+        inside = begin % PAGE
+        first = self._page or (file.pread(inside, begin - inside) if inside else b"")
+        last = self._copy_out(file, chain([first], buffers, [zeros]), begin - inside)
+        self._page = bytes(last[: PAGE - len(zeros)]) if zeros else b""
+
+    def _copy_out(self, file: File, parts: Iterable[Buffer], position: int) -> memoryview:
+        """Write whole pages through the chunk, from `position` on; return the last page. `parts` fill it."""
+        if self._chunk is None:
+            self._chunk = memoryview(mmap.mmap(-1, _CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        chunk, used = self._chunk, 0
+        for part in parts:
+            rest = memoryview(part)
+            while rest:
+                if used == _CHUNK:
+                    file.write_past_cache(chunk, position)
+                    position, used = position + _CHUNK, 0
+                count = min(len(rest), _CHUNK - used)
+                chunk[used : used + count] = rest[:count]
+                used, rest = used + count, rest[count:]
+        file.write_past_cache(chunk[:used], position)
+        return chunk[used - PAGE : used]

@@ -1,0 +1,158 @@
+"""Whole pages, through the page cache and past it: the file holds what was written, whichever way each run took."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ledgermq.raft import files, page_writer
+from ledgermq.raft.files import Buffer, RealFile, RealFileSystem
+from ledgermq.raft.page_writer import PAGE, PageWriter
+
+LIMIT = 64 * PAGE
+TRAILER = b"behind the limit"
+
+
+class Watched(RealFile):
+    """Notes which writes went which way: (direct?, offset, bytes)."""
+
+    writes: list[tuple[bool, int, int]]
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        self.writes.append((False, offset, sum(map(len, buffers))))
+        super().pwritev(buffers, offset)
+
+    def write_past_cache(self, data: memoryview, offset: int) -> None:
+        self.writes.append((True, offset, len(data)))
+        super().write_past_cache(data, offset)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Watched:
+    path = tmp_path / "segment"
+    path.write_bytes(bytes(LIMIT) + TRAILER)
+    opened = Watched(path, os.open(path, os.O_RDWR))
+    opened.writes = []
+    return opened
+
+
+@pytest.mark.parametrize("direct", [0, 1, 3000, 2 * PAGE])
+@pytest.mark.parametrize("seed", range(10))
+def test_runs_stand_in_the_file_one_behind_the_other(
+    file: Watched, seed: int, direct: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random runs of random pieces, with cuts between them, and a chunk that long runs fill more than once."""
+    monkeypatch.setattr(page_writer, "_CHUNK", 4 * PAGE)
+    rng = random.Random(seed)
+    pages, expected = PageWriter(direct), bytearray()
+    while True:
+        run = rng.randbytes(rng.choice((1, 40, 1200, PAGE, 3 * PAGE, rng.randint(1, 9 * PAGE))))
+        if len(expected) + len(run) > LIMIT:
+            break
+        cuts = sorted(rng.choices(range(len(run) + 1), k=3))
+        parts: list[Buffer] = [
+            run[: cuts[0]],
+            bytearray(run[cuts[0] : cuts[1]]),
+            memoryview(run)[cuts[1] : cuts[2]],
+            run[cuts[2] :],
+        ]
+        pages.write(file, parts, len(expected), LIMIT)
+        expected += run
+        assert file.path.read_bytes() == bytes(expected).ljust(LIMIT, b"\0") + TRAILER
+        if rng.random() < 0.2:  # a cut, as the log writer does one
+            del expected[rng.randint(0, len(expected)) :]
+            pages.forget()
+            files.write_zeros(file, len(expected), LIMIT)
+    file.close()
+
+
+def test_only_runs_of_the_given_size_go_past_the_cache(file: Watched) -> None:
+    pages = PageWriter(2000)
+    pages.write(file, [b"a" * 1999], 0, LIMIT)
+    pages.write(file, [b"b" * 1000, b"c" * 1000], 1999, LIMIT)
+    pages.write(file, [b"d" * 10], 3999, LIMIT)
+    pages.write(file, [b"e" * 10], 4009, LIMIT)
+    pages.write(file, [b"f" * 5000], 4019, LIMIT)
+    # The fourth run finds its page in the cache, as the third put it there whole; the third could not.
+    assert file.writes == [
+        (False, 0, PAGE),
+        (True, 0, PAGE),
+        (False, 0, PAGE),
+        (False, 4009, PAGE - 4009),
+        (True, 0, 3 * PAGE),
+    ]
+    file.close()
+
+
+def test_a_limit_inside_a_page_is_kept_by_the_page_cache(file: Watched) -> None:
+    """Segments of less than a page exist in small groups only; nothing may be written behind them."""
+    pages = PageWriter(1)
+    pages.write(file, [b"x" * 700], 0, 1000)
+    assert file.writes == [(False, 0, 1000)]
+    file.close()
+
+
+@pytest.mark.parametrize("refused", ["open", "write"])
+def test_without_direct_io_the_page_cache_takes_it(
+    file: Watched, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    run = os.urandom(3 * PAGE)
+    with monkeypatch.context() as bent:
+        bent.setattr(os, "open" if refused == "open" else "pwrite", refuse)
+        PageWriter(1).write(file, [run], 0, LIMIT)
+    assert file.path.read_bytes()[: len(run)] == run
+    assert [direct for direct, _, _ in file.writes] == [True, False]
+    PageWriter(1).write(file, [run], 0, LIMIT)  # it does not try again
+    assert [direct for direct, _, _ in file.writes] == [True, False] * 2
+    file.close()
+
+
+def test_a_short_write_is_finished(file: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = os.urandom(3 * PAGE)
+    real = os.pwrite
+    with monkeypatch.context() as bent:
+        bent.setattr(os, "pwrite", lambda fd, data, offset: real(fd, data[:PAGE], offset))
+        PageWriter(1).write(file, [run], 0, LIMIT)
+    assert file.path.read_bytes()[: len(run)] == run
+    file.close()
+
+
+def test_a_failed_write_is_not_tried_again_through_the_cache(
+    file: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P15: what the disk holds after EIO is unknown."""
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        PageWriter(1).write(file, [bytes(PAGE)], 0, LIMIT)
+    assert file.writes == [(True, 0, PAGE)]
+    file.close()
+
+
+def test_what_goes_past_the_cache_takes_no_page_of_it(tmp_path: Path) -> None:
+    """`pread_nowait` reads only what the cache has."""
+    disk = RealFileSystem()
+    path = tmp_path / "segment"
+    with path.open("wb") as out:
+        out.write(bytes(LIMIT))
+        os.fsync(out.fileno())
+    file = disk.open(path)
+    file.drop_cached(0, 0)
+    run = os.urandom(8 * PAGE)
+    PageWriter(1).write(file, [run], 0, LIMIT)
+    if file._direct_fd == -1:
+        pytest.skip("this file system has no direct I/O")
+    assert file.pread_nowait(len(run), 0) is None
+    assert file.pread(len(run), 0) == run
+    file.close()
