@@ -45,8 +45,8 @@ from .segment_keeper import LogFolders
 from .types import NO_INDEX, HardState, LogIndex, NodeId, Term
 
 #: Files that say that something else was begun in the folder and must be finished first: a repair of the log in place,
-#: the installation of a state that a leader sent.
-UNDER_WAY: Final = ("repair", "reset/marker")
+#: the installation of a state that a leader sent, a move of the whole folder into its quarantine.
+UNDER_WAY: Final = ("repair", "reset/marker", "rejoin")
 
 
 @dataclass(slots=True)
@@ -208,16 +208,17 @@ def _readable(data: Path) -> Iterator[None]:
         ) from None
 
 
-def inspect(folder: StoppedFolder) -> Survivor:
-    """Read and verify the whole log (seconds per GiB); nothing is changed.
+def inspect(folder: StoppedFolder, *, verified: bool = False) -> Survivor:
+    """Read and verify the whole log (seconds per GiB); nothing is changed. `verified`: the node did that before it stopped.
 
     Raises: GroupRecoveryError (damage), NewerFolderError, OSError.
     """
     identity, state = folder.identity, folder.hard.state
-    # Nothing is believed: no index file, no clean stop. What is found must then reach what was acknowledged.
-    unbelieved = replace(state, clean_stop=False, floor_index=NO_INDEX)
+    # Nothing is believed: no index file, no clean stop. What is found must then reach what was acknowledged. After a node
+    # that has just read all of it, what every start believes is enough.
+    believed = state if verified else replace(state, clean_stop=False, floor_index=NO_INDEX)
     with _readable(folder.data):
-        found = _recover_log(folder, OverlayFiles(folder.files), unbelieved)
+        found = _recover_log(folder, OverlayFiles(folder.files), believed)
     end = found.end
     if end.index < state.floor_index:
         raise GroupRecoveryError(

@@ -23,7 +23,10 @@ from .types import HardState, LogIndex, NodeId, Term
 #: that lost something, and of one that began with an empty folder for `--rejoin`.
 LEARNER_MARK: Final = 0
 REJOINED_MARK: Final = 2
-IDENTITY_VERSION: Final = 1
+#: Written for a folder that a former build must not use: it would not see who the master is, or that the folder was left
+#: behind. All others stay in the version that every build reads.
+IDENTITY_VERSION: Final = 2
+_QUORUM_VERSION: Final = 1
 MANIFEST_VERSION: Final = 1
 _FIRST_INDEX: Final = LogIndex(1)
 _NO_TERM: Final = Term(0)
@@ -106,16 +109,22 @@ def write_identity(files: FileSystem, path: Path, identity: Identity) -> None:
     if identity.group_id:  # stands only in records of nodes that know it
         fields["group_id"] = identity.group_id
     if identity.recovery is not None:
-        fields["recovery"] = asdict(identity.recovery)
+        recovery = fields["recovery"] = asdict(identity.recovery)
+        if not identity.recovery.promoted:  # so it stands only beside a reign
+            del recovery["promoted"]
     if identity.reign is not None:
         fields["reign"] = asdict(identity.reign)
     if identity.successor is not None:
         fields["successor"] = asdict(identity.successor)
-    write_record(files, path, "identity", IDENTITY_VERSION, fields)
+    has_master = identity.reign is not None or identity.successor is not None
+    write_record(files, path, "identity", IDENTITY_VERSION if has_master else _QUORUM_VERSION, fields)
 
 
 def read_identity(files: FileSystem, path: Path, node: str) -> Identity:
-    """Read the record; `node` is for the messages. Raises: DamagedFolderError, NewerFolderError."""
+    """Read the record; `node` is for the messages. Raises: DamagedFolderError, NewerFolderError.
+
+    A record of version 1 may have the fields of version 2, too: the first builds with a master wrote it so.
+    """
     fields = _read(files, path, "identity", IDENTITY_VERSION, node)
     return _build(path, node, lambda: _identity(fields))
 
@@ -124,13 +133,14 @@ def _identity(fields: dict[str, Any]) -> Identity:
     recovery = fields.pop("recovery", None)
     return Identity(
         recovery=Recovery(**recovery) if recovery else None,
-        reign=_reign(fields.pop("reign", None)),
-        successor=_reign(fields.pop("successor", None)),
+        reign=reign_of(fields.pop("reign", None)),
+        successor=reign_of(fields.pop("successor", None)),
         **fields,
     )
 
 
-def _reign(fields: dict[str, Any] | None) -> Reign | None:
+def reign_of(fields: dict[str, Any] | None) -> Reign | None:
+    """Return a reign as it stands in a record."""
     if fields is None:
         return None
     return Reign(**{**fields, "former_group_ids": tuple(fields["former_group_ids"])})

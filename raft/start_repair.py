@@ -22,6 +22,7 @@ from .errors import DamagedFolderError, DamagedLogError
 from .files import FileSystem
 from .log_repair import LogRepair, StoppedLog
 from .metrics import RaftMetrics
+from .quarantine import is_under_way
 from .refetch import RefetchClient
 from .repair_note import RepairNote, note_path
 from .repair_round import Outcome, RoundResult, run_round
@@ -85,7 +86,11 @@ class StartRepair:
             await self._client.close()
 
     def _open(self) -> RaftStorage:
-        if self._files.exists(note_path(self._config.data_dir)) and not self._config.rejoin:
+        data_dir, files = self._config.data_dir, self._files
+        given_up = self._config.rejoin or is_under_way(
+            data_dir, files
+        )  # the whole folder, and the repair with it
+        if files.exists(note_path(data_dir)) and not given_up:
             lock = lock_folder(self._config.node_id, self._config.data_dir, self._files)
             try:
                 self._log.finish_rejoin()

@@ -19,7 +19,7 @@ from ledgermq.proto.errors import CorruptError, NewerFormatError
 from .commit_log import CommitLog
 from .durable_reports import DurableReports
 from .entry_index import write_index
-from .errors import DamagedFolderError, LockedFolderError, NewerFolderError, StorageError
+from .errors import LockedFolderError, NewerFolderError, StorageError
 from .files import FileSystem, Lock, LockedError
 from .flusher import Flusher, FlusherLike, FlushMode, FlushStatistics, SteppedFlusher
 from .group_recovery import belongs_together, finish_recovery
@@ -49,7 +49,6 @@ from .types import HardState, LogIndex, NodeId, Term
 
 _log = logging.getLogger(__name__)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_QUARANTINE: Final = "quarantine-"
 
 
 class Machine:
@@ -288,12 +287,17 @@ def is_initialized(data_dir: Path, files: FileSystem, node: str) -> bool:
 
 
 def create_data_folder(
-    config: StorageConfig, files: FileSystem, *, is_voter: bool = True, hard_state: HardState | None = None
+    config: StorageConfig,
+    files: FileSystem,
+    *,
+    is_voter: bool = True,
+    hard_state: HardState | None = None,
+    mark: int | None = None,
 ) -> None:
     """Make an empty folder into a node's data folder: identity with a new incarnation, hard state, first segment.
 
-    A crash half way leaves a folder that is made again. `hard_state` carries an older promise over (rejoin).
-    Raises: DataFolderError subclasses, OSError.
+    A crash half way leaves a folder that is made again. `hard_state` carries an older promise over, `mark` says what the
+    folder is (rejoin). Raises: DataFolderError subclasses, OSError.
     """
     folders = LogFolders(config.data_dir)
     assert not is_initialized(config.data_dir, files, config.node_id)
@@ -309,7 +313,7 @@ def create_data_folder(
             node_id=config.node_id,
             incarnation=incarnation,
             segment_size=config.segment_size,
-            members={config.node_id: incarnation},
+            members={config.node_id: incarnation if mark is None else mark},
             complete=False,
             reign=config.reign,
         )
@@ -338,7 +342,7 @@ def open_storage(
     From a reset also: DiskFullError, and what `install_state` raises; the next opening repeats it.
     """
     folders = LogFolders(config.data_dir)
-    identity = _read_own_identity(config, files, folders)
+    identity = read_own_identity(config, files, folders)
     lock = lock_folder(config.node_id, config.data_dir, files)
     hard: HardStateFile | None = None
     try:
@@ -409,42 +413,6 @@ def _begin_run(
     return renew_identity(files, LogFolders(config.data_dir), identity, floor.incarnation)
 
 
-def rejoin(config: StorageConfig, files: FileSystem) -> Path | None:
-    """Give a damaged node a fresh, empty log under its known id: `ledgermq broker --rejoin`.
-
-    Everything in the folder is moved into `quarantine-<n>` inside it, never deleted; the node comes back with a new
-    incarnation, as a non-voter, and keeps its term and vote when they can be read. Returns the quarantine folder, or
-    None when there was nothing to move. Raises: ForeignFolderError, LockedFolderError, OSError.
-    """
-    folders = LogFolders(config.data_dir)
-    promise = _readable_promise(config, files, folders)
-    moved = quarantine(config, files)
-    create_data_folder(config, files, is_voter=False, hard_state=promise)
-    return moved
-
-
-def quarantine(config: StorageConfig, files: FileSystem) -> Path | None:
-    """Move everything in the data folder aside, into a new folder inside it; return that folder."""
-    names = files.list_directory(config.data_dir)
-    mine = [name for name in names if name != "lock" and not name.startswith(_QUARANTINE)]
-    if not mine:
-        return None
-    lock = lock_folder(config.node_id, config.data_dir, files)
-    try:
-        used = sum(name.startswith(_QUARANTINE) for name in names)
-        target = config.data_dir / f"{_QUARANTINE}{used + 1}"
-        files.make_directory(target)
-        # The identity goes last: a crash half way leaves a folder that still knows whose it is.
-        for name in sorted(mine, key=lambda name: name == "identity"):
-            files.rename(config.data_dir / name, target / name)
-        files.sync_directory(target)
-        files.sync_directory(config.data_dir)
-    finally:
-        lock.release()
-    _log.warning("data folder moved aside path=%s", target)
-    return target
-
-
 def lock_folder(node_id: str, data_dir: Path, files: FileSystem) -> Lock:
     """Lock a data folder. Raises: LockedFolderError."""
     try:
@@ -456,7 +424,8 @@ def lock_folder(node_id: str, data_dir: Path, files: FileSystem) -> Lock:
         ) from None
 
 
-def _read_own_identity(config: StorageConfig, files: FileSystem, folders: LogFolders) -> Identity:
+def read_own_identity(config: StorageConfig, files: FileSystem, folders: LogFolders) -> Identity:
+    """Read whose folder this is. Raises: DamagedFolderError, NewerFolderError, ForeignFolderError."""
     identity = read_identity(files, folders.identity, config.node_id)
     check_identity(
         identity,
@@ -489,15 +458,3 @@ def _open_hard_state(
             config.node_id, path, "comes from another incarnation of this node (a mixed backup?)"
         )
     return hard
-
-
-def _readable_promise(config: StorageConfig, files: FileSystem, folders: LogFolders) -> HardState | None:
-    """Return the term and vote of a folder that is about to be given up, when they can be read."""
-    try:
-        if files.exists(folders.identity):
-            _read_own_identity(config, files, folders)
-        hard = HardStateFile.open(files, folders.hard_state, writable=False)
-    except (FileNotFoundError, CorruptError, DamagedFolderError):
-        return None
-    hard.close()
-    return hard.state.hard

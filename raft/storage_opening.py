@@ -23,10 +23,11 @@ from .files import FileSystem
 from .hard_state import check_not_older
 from .identity import REJOINED_MARK, Identity, is_new, read_identity
 from .log_view import LogView
+from .quarantine import finish_rejoin, rejoin
 from .reign import Reign
 from .reset_install import InstallState
 from .segment_keeper import LogFolders
-from .storage import RaftStorage, StorageConfig, create_data_folder, is_initialized, open_storage, rejoin
+from .storage import RaftStorage, StorageConfig, create_data_folder, is_initialized, open_storage
 from .types import LogIndex, NodeId
 
 logger = logging.getLogger(__name__)
@@ -43,10 +44,11 @@ def open_node_storage(
     Raises: DataFolderError subclasses, DamagedLogError, and as `open_storage`.
     """
     wanted = settings or storage_config(config)
+    finish_rejoin(wanted, files, anew=config.rejoin)
     identity = _identity_if_readable(wanted, files)
     if identity is not None and identity.successor is not None:
         return _open_as_successor_wants(wanted, files, install_state, identity)
-    if identity is not None:
+    if identity is not None and not _may_be_made_anew(config, identity):
         check_reign(config, identity)
         wanted = replace(wanted, reign=identity.reign)  # also of the folder that a rejoin makes
     if config.rejoin:
@@ -57,11 +59,7 @@ def open_node_storage(
             )
         return _open_for_rejoin(wanted, files, install_state)
     if not is_initialized(wanted.data_dir, files, wanted.node_id):
-        if config.replication.has_master and not config.master and identity is None:
-            raise ConfigurationError(
-                f"{config.node_id} will not start: group {config.group} has replication {config.replication.value}, and"
-                " who its master is was not told. Set `master` to the id of that node"
-            )
+        _check_master_known(wanted)
         create_data_folder(wanted, files, is_voter=False)
         logger.info("data folder created node=%s folder=%s", config.node_id, config.data_dir)
     return _open(wanted, files, install_state)
@@ -90,11 +88,10 @@ def _open_for_rejoin(
     storage = _open_rejoined(wanted, files, install_state)
     if storage is not None:
         return storage
+    _check_master_known(wanted)
     moved = rejoin(wanted, files)
     logger.warning("rejoin: starting with an empty log node=%s old_data=%s", wanted.node_id, moved)
-    storage = open_storage(wanted, files)
-    storage.learn_members({wanted.node_id: REJOINED_MARK})
-    return storage
+    return open_storage(wanted, files)
 
 
 def _identity_if_readable(wanted: StorageConfig, files: FileSystem) -> Identity | None:
@@ -120,9 +117,26 @@ def _open_as_successor_wants(
         identity.successor.began_after, wanted.node_id, identity.successor.master, identity.successor.generation, moved,
         moved,
     )  # fmt: skip
-    storage = open_storage(wanted, files, install_state)
-    storage.learn_members({wanted.node_id: REJOINED_MARK})
-    return storage
+    return open_storage(wanted, files, install_state)
+
+
+def _check_master_known(wanted: StorageConfig) -> None:
+    """Check that a folder may be made now. Raises: ConfigurationError."""
+    if wanted.reign is not None and not wanted.reign.master:
+        raise ConfigurationError(
+            f"{wanted.node_id} will not start: group {wanted.group} has a master, and who that is was not told. Set `master`"
+            " to the id of that node; nothing was changed"
+        )
+
+
+def _may_be_made_anew(config: RaftConfig, identity: Identity) -> bool:
+    """Tell whether a folder was never finished, so that it binds nobody to the master that its first settings named.
+
+    Settings that name none leave it to the folder; so they do after a promotion, of which they know nothing.
+    """
+    if identity.complete or (identity.reign is not None and identity.reign.generation):
+        return False
+    return bool(config.master) or not config.replication.has_master
 
 
 def check_reign(config: RaftConfig, identity: Identity) -> None:

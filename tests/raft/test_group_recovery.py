@@ -28,8 +28,9 @@ from ledgermq.raft.group_recovery import (
 from ledgermq.raft.hard_state import BLOCK, HardStateFile
 from ledgermq.raft.identity import Identity, read_identity, write_identity
 from ledgermq.raft.log_repair import StoppedLog
+from ledgermq.raft.quarantine import rejoin
 from ledgermq.raft.segment_keeper import LogFolders
-from ledgermq.raft.storage import RaftStorage, open_storage, rejoin
+from ledgermq.raft.storage import RaftStorage, open_storage
 from ledgermq.raft.storage_opening import is_learner
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.power_cut import Keep

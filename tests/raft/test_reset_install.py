@@ -13,9 +13,10 @@ from ledgermq.proto.entry import HEADER_SIZE
 from ledgermq.raft.errors import DamagedFolderError, DiskFullError
 from ledgermq.raft.files import File, FileSystem
 from ledgermq.raft.identity import Manifest
+from ledgermq.raft.quarantine import rejoin
 from ledgermq.raft.reset_install import ResetPlan, check_space, decide, discard_staging, open_staging
 from ledgermq.raft.segment_keeper import LogFolders
-from ledgermq.raft.storage import RaftStorage, is_initialized, open_storage, rejoin
+from ledgermq.raft.storage import RaftStorage, is_initialized, open_storage
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.power_cut import Keep
 

@@ -16,8 +16,9 @@ import pytest
 from ledgermq.proto.entry import EntryKind
 from ledgermq.raft.errors import DamagedFolderError, DamagedLogError
 from ledgermq.raft.hard_state import BLOCK, HardStateFile
+from ledgermq.raft.quarantine import rejoin
 from ledgermq.raft.segment import mark_position
-from ledgermq.raft.storage import Machine, create_data_folder, open_storage, rejoin
+from ledgermq.raft.storage import Machine, create_data_folder, open_storage
 from ledgermq.raft.storage_opening import is_learner
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.power_cut import Keep

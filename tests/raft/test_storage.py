@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from ledgermq.proto.entry import EntryKind
+from ledgermq.raft.checked_file import write_record
 from ledgermq.raft.errors import (
     DamagedFolderError,
     ForeignFolderError,
@@ -21,16 +23,20 @@ from ledgermq.raft.errors import (
     StorageFailedError,
 )
 from ledgermq.raft.files import Buffer, RealFile, RealFileSystem
+from ledgermq.raft.identity import Recovery, read_identity, write_identity
+from ledgermq.raft.quarantine import rejoin
+from ledgermq.raft.reign import Reign
 from ledgermq.raft.storage import (
     RaftStorage,
     StorageConfig,
     create_data_folder,
     is_initialized,
     open_storage,
-    rejoin,
 )
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.volatile_disk import VolatileFileSystem
+
+REIGN = Reign(master=NodeId("n1"))
 
 
 def config_for(folder: Path, flush: str = "sync") -> StorageConfig:
@@ -228,7 +234,8 @@ def test_record_of_a_newer_version_is_refused(config: StorageConfig, name: str) 
     create_data_folder(config, files)
     path = config.data_dir / name
     path.write_bytes(path.read_bytes().replace(f"LMQ {name} 1".encode(), f"LMQ {name} 7".encode()))
-    with pytest.raises(NewerFolderError, match=r"version 7.*version 1") as caught:
+    known = {"identity": 2, "manifest": 1}[name]
+    with pytest.raises(NewerFolderError, match=rf"version 7.*version {known}") as caught:
         open_storage(config, files)
     assert str(path) in str(caught.value)
 
@@ -244,6 +251,56 @@ def test_folder_that_was_only_half_made_is_made_again(config: StorageConfig) -> 
         is_initialized(config.data_dir, files, "n7")
     path.write_bytes(good)
     open_storage(config, files).close()
+
+
+def fields_of(path: Path) -> tuple[str, dict[str, Any]]:
+    head, _, body = path.read_bytes().partition(b"\n")
+    return head.decode().rpartition(" ")[0], json.loads(body)
+
+
+def test_the_folder_of_a_quorum_group_can_be_read_by_builds_that_know_no_master(
+    config: StorageConfig,
+) -> None:
+    files, path = RealFileSystem(), config.data_dir / "identity"
+    create_data_folder(config, files)
+    recovery = Recovery(
+        replaced_group_id=7, from_incarnation=9, term=2, last_index=1, last_crc=3, counted=True
+    )
+    write_identity(files, path, replace(read_identity(files, path, "n1"), recovery=recovery, group_id=8))
+    head, fields = fields_of(path)
+    assert head == "LMQ identity 1"
+    assert fields.keys() == {
+        "cluster_id", "group", "node_id", "incarnation", "segment_size", "feature_level", "members", "complete",
+        "group_id", "recovery",
+    }  # fmt: skip
+    assert fields["recovery"].keys() == {
+        "replaced_group_id", "from_incarnation", "term", "last_index", "last_crc", "counted"
+    }  # fmt: skip
+    assert read_identity(files, path, "n1").recovery == recovery
+
+
+@pytest.mark.parametrize(
+    "changes", [{"reign": REIGN}, {"reign": REIGN, "successor": REIGN.next(NodeId("n2"), 5, LogIndex(3))}]
+)
+def test_a_folder_that_knows_a_master_is_refused_by_builds_that_know_none(
+    config: StorageConfig, changes: dict[str, Any]
+) -> None:
+    files, path = RealFileSystem(), config.data_dir / "identity"
+    create_data_folder(config, files)
+    recovery = Recovery(
+        replaced_group_id=7, from_incarnation=9, term=2, last_index=1, last_crc=3, counted=True, promoted=True
+    )
+    identity = replace(read_identity(files, path, "n1"), recovery=recovery, **changes)
+    write_identity(files, path, identity)
+    head, fields = fields_of(path)
+    assert head == "LMQ identity 2" and fields["recovery"]["promoted"]
+    assert read_identity(files, path, "n1") == identity
+    # The first builds with a master wrote the same fields as version 1.
+    write_record(files, path, "identity", 1, fields)
+    assert read_identity(files, path, "n1") == identity
+    write_record(files, path, "identity", 3, fields)
+    with pytest.raises(NewerFolderError):
+        read_identity(files, path, "n1")
 
 
 def test_rejoin_moves_everything_aside_and_keeps_the_vote(config: StorageConfig) -> None:

@@ -1,0 +1,209 @@
+"""Moves a data folder aside, whole, and makes that of a learner with an empty log in its place (P19).
+
+`ledgermq broker --rejoin` does it, and a node whose folder was left behind by a promotion (succession.py). One record,
+`rejoin`, decides it: it is durable before anything moves, and says what must outlive the move: whose folder this is,
+its term and vote, the reign of the new one, and where the old one goes. From then on every opening of the folder goes on
+where the last one ended, whatever flags it was given, until the record is gone. Two stages:
+
+- MOVE: nothing new is here. Whatever lies in the folder goes into the quarantine, the identity last;
+- MAKE: nothing old is here, durably. The new folder is made, as often as it takes, and then the record removed.
+
+Owns: the record, `quarantine-<n>`. Must not: delete anything of a node's; look into what it moves. Blocking.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ledgermq.proto.errors import CorruptError, NewerFormatError
+
+from .checked_file import read_record, write_record
+from .errors import DamagedFolderError, NewerFolderError
+from .files import FileSystem
+from .hard_state import HardStateFile
+from .identity import REJOINED_MARK, Identity, check_identity, reign_of
+from .reign import Reign
+from .segment_keeper import LogFolders
+from .storage import StorageConfig, create_data_folder, is_initialized, lock_folder, read_own_identity
+from .types import NO_INDEX, HardState, NodeId, Term
+
+logger = logging.getLogger(__name__)
+
+RECORD: Final = "rejoin"
+RECORD_VERSION: Final = 1
+_QUARANTINE: Final = "quarantine-"
+_MOVE: Final = "move"
+_MAKE: Final = "make"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rejoin:
+    """The record."""
+
+    cluster_id: str
+    group: str
+    node_id: str
+    segment_size: int
+    reign: Reign | None  # of the new folder; None: a majority decides
+    target: str  # name of the quarantine; "": there was nothing to move
+    stage: str
+    promise: tuple[int, str | None] | None  # term and vote of the old folder; None: they could not be read
+
+
+def is_under_way(data_dir: Path, files: FileSystem) -> bool:
+    """Tell whether a move was decided that is not finished: the folder is none of the old node's, nor of the new one's."""
+    return files.exists(data_dir / RECORD)
+
+
+def rejoin(config: StorageConfig, files: FileSystem) -> Path | None:
+    """Give a node a fresh, empty log under its known id. Returns the quarantine; None: there was nothing to move.
+
+    It comes back with a new incarnation, as a non-voter, and keeps its term and vote when they can be read; `config.reign`
+    is that of the new folder. Raises: ForeignFolderError, LockedFolderError, OSError.
+    """
+    folders = LogFolders(config.data_dir)
+    promise = _readable_promise(config, files, folders)
+    names = files.list_directory(config.data_dir)
+    is_empty = not any(_is_moved(name) for name in names)
+    used = sum(name.startswith(_QUARANTINE) for name in names)
+    plan = _Rejoin(
+        cluster_id=config.cluster_id,
+        group=config.group,
+        node_id=config.node_id,
+        segment_size=config.segment_size,
+        reign=config.reign,
+        target="" if is_empty else f"{_QUARANTINE}{used + 1}",
+        stage=_MAKE if is_empty else _MOVE,
+        promise=(promise.term, promise.voted_for) if promise is not None else None,
+    )
+    files.make_directory(config.data_dir)
+    lock = lock_folder(config.node_id, config.data_dir, files)
+    try:
+        _write(files, config.data_dir, plan)
+    finally:
+        lock.release()
+    return _carry_out(config, files, plan)
+
+
+def finish_rejoin(config: StorageConfig, files: FileSystem, *, anew: bool = False) -> None:
+    """Finish a move that a crash interrupted. `anew`: another one follows anyway, so a record that is damaged is dropped.
+
+    Raises: DamagedFolderError, NewerFolderError, ForeignFolderError, LockedFolderError, OSError.
+    """
+    if not is_under_way(config.data_dir, files):
+        return
+    try:
+        plan = _read(config, files)
+    except DamagedFolderError:
+        if anew:
+            return
+        raise
+    moved = _carry_out(config, files, plan)
+    logger.warning(
+        "rejoin: an earlier start did not finish it, now done: starting with an empty log node=%s old_data=%s",
+        config.node_id, moved,
+    )  # fmt: skip
+
+
+def _carry_out(config: StorageConfig, files: FileSystem, plan: _Rejoin) -> Path | None:
+    data_dir = config.data_dir
+    target = data_dir / plan.target if plan.target else None
+    lock = lock_folder(config.node_id, data_dir, files)
+    try:
+        # A process that was killed may leave names that its successor sees and the disk does not hold yet (P17).
+        files.sync_directory(data_dir)
+        if target is not None and plan.stage == _MOVE:
+            _move(data_dir, target, files)
+            plan = replace(plan, stage=_MAKE)
+            _write(files, data_dir, plan)
+    finally:
+        lock.release()
+    if not is_initialized(data_dir, files, config.node_id):
+        promise = None
+        if plan.promise is not None:
+            term, voted_for = plan.promise
+            promise = HardState(
+                Term(term), NodeId(voted_for) if voted_for else None, NO_INDEX, is_voter=False
+            )
+        create_data_folder(
+            replace(config, reign=plan.reign), files, is_voter=False, hard_state=promise, mark=REJOINED_MARK
+        )
+    files.unlink(data_dir / RECORD)
+    files.sync_directory(data_dir)
+    return target
+
+
+def _move(data_dir: Path, target: Path, files: FileSystem) -> None:
+    files.make_directory(target)
+    names = [name for name in files.list_directory(data_dir) if _is_moved(name)]
+    # The identity goes last: as long as it is here, the folder knows by itself whose it is.
+    for name in sorted(names, key=lambda name: name == "identity"):
+        files.rename(data_dir / name, _free_name(target, name, files))
+    files.sync_directory(target)
+    files.sync_directory(data_dir)
+    logger.warning("data folder moved aside path=%s", target)
+
+
+def _is_moved(name: str) -> bool:
+    return name != "lock" and not name.startswith((_QUARANTINE, RECORD))
+
+
+def _free_name(target: Path, name: str, files: FileSystem) -> Path:
+    """Return where to move a file or folder; a crash, or whoever looked in, may have left another one of that name."""
+    path, number = target / name, 1
+    while files.exists(path):
+        number += 1
+        path = target / f"{name}-{number}"
+    return path
+
+
+def _readable_promise(config: StorageConfig, files: FileSystem, folders: LogFolders) -> HardState | None:
+    """Return the term and vote of a folder that is about to be given up, when they can be read."""
+    try:
+        if files.exists(folders.identity):
+            read_own_identity(config, files, folders)
+        hard = HardStateFile.open(files, folders.hard_state, writable=False)
+    except (FileNotFoundError, CorruptError, DamagedFolderError):
+        return None
+    hard.close()
+    return hard.state.hard
+
+
+def _write(files: FileSystem, data_dir: Path, plan: _Rejoin) -> None:
+    write_record(files, data_dir / RECORD, RECORD, RECORD_VERSION, asdict(plan))
+
+
+def _read(config: StorageConfig, files: FileSystem) -> _Rejoin:
+    path = config.data_dir / RECORD
+    try:
+        fields: dict[str, Any] = read_record(files, path, RECORD, RECORD_VERSION)
+        promise = fields.pop("promise")
+        plan = _Rejoin(
+            reign=reign_of(fields.pop("reign")), promise=tuple(promise) if promise else None, **fields
+        )
+    except NewerFormatError as error:
+        raise NewerFolderError(config.node_id, path, RECORD, error.found, error.supported) from None
+    except (CorruptError, KeyError, TypeError):
+        raise DamagedFolderError(
+            f"{config.node_id} will not start: {path} is damaged, so what of {config.data_dir} was moved aside already is"
+            " not known. To move the rest, too, and fetch everything from the other nodes: ledgermq broker --rejoin;"
+            " nothing was changed."
+        ) from None
+    check_identity(
+        Identity(
+            cluster_id=plan.cluster_id,
+            group=plan.group,
+            node_id=NodeId(plan.node_id),
+            incarnation=0,
+            segment_size=plan.segment_size,
+        ),
+        cluster_id=config.cluster_id,
+        group=config.group,
+        node_id=config.node_id,
+        segment_size=config.segment_size,
+        folder=config.data_dir,
+    )
+    return plan

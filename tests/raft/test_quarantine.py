@@ -1,0 +1,222 @@
+"""A folder is moved aside whole, and an empty one made in its place, whatever crashes come in between."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ledgermq.raft.config import Member, RaftConfig
+from ledgermq.raft.errors import DamagedFolderError, ForeignFolderError, NewerFolderError
+from ledgermq.raft.identity import REJOINED_MARK
+from ledgermq.raft.quarantine import RECORD, finish_rejoin, is_under_way, rejoin
+from ledgermq.raft.reign import Reign, Replication
+from ledgermq.raft.storage import RaftStorage, create_data_folder
+from ledgermq.raft.storage_opening import is_learner, open_node_storage
+from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
+from tests.power_cut import Keep
+
+from .log_rig import DATA, SEGMENT, LogRig, storage_config
+from .simulated_disk import PowerCut, SimulatedDisk
+
+N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
+FIRST = Reign(master=N1)
+SECOND = FIRST.next(N2, 77, LogIndex(9))
+KEPT = DATA / "quarantine-1"
+Act = Callable[[SimulatedDisk], RaftStorage]
+After = Callable[[SimulatedDisk], SimulatedDisk]
+
+
+def master_disk(*, left_behind: bool) -> SimulatedDisk:
+    """The folder of n1, the first master, with entries of term 4 and the vote of term 5."""
+    disk = SimulatedDisk()
+    create_data_folder(replace(storage_config(), reign=FIRST), disk)
+    rig = LogRig(disk)
+    rig.storage.learn_members({N2: 22, N3: 33})
+    rig.storage.learn_group_id(77)
+    rng = random.Random(1)
+    for _ in range(12):
+        rig.append_random(rng, term=4)
+    rig.persist(HardState(Term(5), N1, LogIndex(9)))
+    rig.flush()
+    if left_behind:
+        rig.storage.learn_successor(SECOND)
+    rig.close(clean=False)
+    return disk.crash(rng, Keep.ALL)  # all of it is on the platter
+
+
+def opened(disk: SimulatedDisk, *, flag: bool = False) -> RaftStorage:
+    config = RaftConfig(
+        cluster_id="local", group="g0", node_id=N1, members=tuple(Member(n, f"{n}:1") for n in (N1, N2, N3)),
+        data_dir=DATA, segment_size=SEGMENT, replication=Replication.ASYNC_MASTER, master="n1", rejoin=flag,
+    )  # fmt: skip
+    return open_node_storage(config, disk, settings=replace(storage_config(), reign=FIRST))
+
+
+def contents(disk: SimulatedDisk, folder: Path = DATA) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): bytes(inode.current)
+        for path, inode in disk.names.items()
+        if folder in path.parents
+    }
+
+
+def crash_in(disk: SimulatedDisk, step: int, act: Act) -> bool:
+    """Run until operation `step` of the disk from now on; return whether it got that far."""
+    last = disk.steps + step
+
+    def die(number: int, _operation: str, _path: Path) -> None:
+        if number == last:
+            raise PowerCut
+
+    disk.on_step = die
+    try:
+        act(disk).close(clean=False)
+    except PowerCut:
+        return True
+    finally:
+        disk.on_step = None
+    return False
+
+
+def check_moved(storage: RaftStorage, disk: SimulatedDisk, old: dict[str, bytes], reign: Reign) -> None:
+    identity, hard = storage.identity, storage.hard_state
+    assert (identity.reign, identity.successor, identity.complete) == (reign, None, True)
+    assert identity.members[N1] == REJOINED_MARK and is_learner(storage)
+    assert (hard.term, hard.voted_for, hard.is_voter) == (5, "n1", False)
+    assert storage.log.last_index == 0
+    kept = contents(disk, KEPT)
+    assert kept.keys() >= old.keys(), "all of the old folder is in one quarantine"
+    for (
+        name,
+        raw,
+    ) in old.items():  # a start with the flag looks into the folder before: it notes that, not in the entries
+        if name != "hardstate":
+            assert kept[name][:SEGMENT] == raw[:SEGMENT], name
+    assert not any(name.startswith("quarantine-2") for name in contents(disk))
+    assert not is_under_way(DATA, disk)
+
+
+KILLED: After = SimulatedDisk.killed
+LOST: After = lambda disk: disk.crash(random.Random(3), Keep.NONE)  # noqa: E731 (beside its twin)
+WRITTEN: After = lambda disk: disk.crash(random.Random(3), Keep.ALL)  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    "after", [KILLED, LOST, WRITTEN], ids=["killed", "power cut", "power cut, all written"]
+)
+def test_a_folder_that_was_left_behind_is_moved_whole_whatever_step_is_the_last_before_a_crash(
+    after: After,
+) -> None:
+    step = 0
+    while True:
+        disk = master_disk(left_behind=True)
+        old, step = contents(disk), step + 1
+        if not crash_in(disk, step, opened):
+            break
+        disk = after(disk)
+        storage = opened(disk)
+        check_moved(storage, disk, old, SECOND)
+    assert step > 20, "every operation was cut once"
+
+
+@pytest.mark.parametrize("after", [KILLED, LOST])
+def test_a_second_crash_changes_nothing(after: After) -> None:
+    for first in range(1, 40, 4):
+        for second in range(1, 40, 4):
+            disk = master_disk(left_behind=True)
+            old = contents(disk)
+            if crash_in(disk, first, opened):
+                disk = after(disk)
+                if crash_in(disk, second, opened):
+                    disk = after(disk)
+                    check_moved(opened(disk), disk, old, SECOND)
+
+
+@pytest.mark.parametrize(
+    "after", [KILLED, LOST, WRITTEN], ids=["killed", "power cut", "power cut, all written"]
+)
+def test_a_rejoin_that_was_begun_needs_no_flag_to_go_on(after: After) -> None:
+    """Until it is decided the folder is the old one, afterwards the new one: never one that must be given the flag again."""
+    step, moved = 0, 0
+    while True:
+        disk = master_disk(left_behind=False)
+        old, step = contents(disk), step + 1
+        if not crash_in(disk, step, lambda disk: opened(disk, flag=True)):
+            break
+        disk = after(disk)
+        storage = opened(disk)
+        if storage.log.last_index:
+            assert not moved, "a decision is never taken back"
+            assert storage.identity.reign == FIRST and storage.hard_state.is_voter
+        else:
+            moved += 1
+            check_moved(storage, disk, old, FIRST)
+    assert moved > 15
+
+
+def test_the_new_folder_is_never_moved_after_the_old_one() -> None:
+    disk = master_disk(left_behind=True)
+    opened(disk).close(clean=False)
+    again = opened(disk)
+    assert again.log.last_index == 0 and not any("quarantine-2" in name for name in contents(disk))
+    again.close()
+    assert rejoin(replace(storage_config(), reign=SECOND), disk) == DATA / "quarantine-2"
+
+
+def interrupted() -> SimulatedDisk:
+    """A move of which the identity went last."""
+    disk = master_disk(left_behind=True)
+    step = 0
+    while disk.exists(DATA / "identity"):
+        disk, step = master_disk(left_behind=True), step + 1
+        crash_in(disk, step, opened)
+        disk = disk.killed()
+    return disk
+
+
+def test_a_folder_without_an_identity_is_still_that_of_its_node() -> None:
+    disk = interrupted()
+    before = contents(disk)
+    with pytest.raises(ForeignFolderError, match="belongs to cluster local"):
+        finish_rejoin(replace(storage_config(), cluster_id="other"), disk)
+    with pytest.raises(ForeignFolderError, match="node n1 of group g0"):
+        finish_rejoin(replace(storage_config(), node_id=N2), disk)
+    assert contents(disk) == before
+
+
+def test_a_record_that_cannot_be_read_is_refused_and_the_flag_begins_anew() -> None:
+    disk = interrupted()
+    disk.flip(DATA / RECORD, 40)
+    with pytest.raises(DamagedFolderError, match="ledgermq broker --rejoin"):
+        opened(disk)
+    storage = opened(disk, flag=True)
+    assert is_learner(storage) and storage.log.last_index == 0 and not is_under_way(DATA, disk)
+
+
+def test_a_record_of_a_newer_build_is_refused() -> None:
+    disk = interrupted()
+    raw = bytes(disk.names[DATA / RECORD].current)
+    assert raw.startswith(b"LMQ rejoin 1 ")
+    disk.names[DATA / RECORD].current[:] = raw.replace(b"rejoin 1 ", b"rejoin 2 ", 1)
+    with pytest.raises(NewerFolderError):
+        opened(disk, flag=True)
+
+
+def test_what_stands_in_the_way_in_the_quarantine_is_kept() -> None:
+    step = 0
+    while True:
+        disk, step = master_disk(left_behind=True), step + 1
+        old = contents(disk)
+        crash_in(disk, step, opened)
+        disk = disk.killed()
+        if disk.exists(KEPT / "hardstate"):
+            break
+    file = disk.open(DATA / "hardstate", create=True)  # somebody looked, and made it again
+    file.pwritev([b"another"], 0)
+    storage = opened(disk)
+    check_moved(storage, disk, old, SECOND)
+    assert contents(disk, KEPT)["hardstate-2"] == b"another"
