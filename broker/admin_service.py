@@ -105,6 +105,7 @@ class AdminService:
             name: leader_handler(self._context, f"/{SERVICE}/{name}", request, response, serve, listener)
             for name, (request, response, serve) in self._changes.items()
         }
+        methods["GetStatus"] = self._status(listener)
         if listener:
             methods |= {
                 "ListTopics": self._read("ListTopics", admin_reads.list_topics, listener),
@@ -112,7 +113,6 @@ class AdminService:
                 "ListGroups": self._read("ListConsumerGroups", admin_reads.list_groups, listener),
                 "DescribeGroup": self._read("DescribeGroup", admin_reads.describe_group, listener),
                 "GetProgress": self._read("GetProgress", group_mode.get_progress, listener),
-                "GetStatus": self._status(listener),
                 "Promote": self._promote(listener),
                 "Dump": self._dump(listener),
                 "QueryMessages": self._query(listener),
@@ -159,7 +159,7 @@ class AdminService:
     def _promote(self, listener: str) -> Any:
         async def handle(raw: bytes, context: Any) -> admin_pb2.PromoteResponse:
             try:
-                return promotion.accept(self._context, parsed(admin_pb2.PromoteRequest, raw))
+                return await promotion.accept(self._context, parsed(admin_pb2.PromoteRequest, raw))
             except RefusedError as error:
                 return admin_pb2.PromoteResponse(refusal=refusal(self._context, error, listener))
 

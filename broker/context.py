@@ -58,6 +58,7 @@ class NodeContext:
     advice: ReadAdvice
     slaves: SlaveGate | None = None  # sync_master: what an answer to a producer waits for besides commit
     promotion: asyncio.Event = field(default_factory=asyncio.Event)  # this node is to become the master
+    promoting: str = ""  # what it does before that
     retention: RetentionView = field(default_factory=RetentionView)
     waiting_readers: int = 0
     stopping: bool = False  # long polls end

@@ -118,6 +118,8 @@ def status(context: NodeContext, listener: str, started: float) -> admin_pb2.Get
         master_id=raft.master,
         generation=raft.generation,
         last_index=raft.last_index,
+        last_term=raft.last_term,
+        promoting=context.promoting,
     )
 
 

@@ -1,29 +1,120 @@
 """A slave becomes the master because a person says so (D24).
 
-While the node runs only whether it may is judged; then it stops, its folder begins a new generation with its own log
-(raft/group_recovery.py, as `ledgermq cluster recover`), and it starts again as the master. Whoever was master before
-finds out by the first greeting, from this node or from one that follows it.
-Must not: promote by itself, or ask whether the former master is dead: that is for the person to know.
+Everything that takes long, or may be refused, comes first, while the node serves as the slave that it is: it looks whether
+it may, asks the other nodes what they know, and reads and verifies its whole log. Then it looks once more, and in the same
+turn falls silent (RaftNode.step_aside), stops, begins a new generation with its folder (raft/group_recovery.py, as
+`ledgermq cluster recover`), and starts again as the master. Whoever was master before finds out by the first greeting,
+from this node or from one that follows it.
+Must not: promote by itself, or believe that a master is dead that nobody hears: that is for the person to know.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
+from typing import Final
 
 from ledgermq.proto import admin_pb2, route_pb2
-from ledgermq.raft.errors import RaftError
+from ledgermq.raft.errors import DamagedLogError, RaftError, StorageError
 from ledgermq.raft.files import FileSystem
 from ledgermq.raft.group_recovery import inspect, promote_folder, stopped_folder
+from ledgermq.raft.reign import Reign
 
 from .context import NodeContext
+from .forwarding import ForwardError
 from .refusals import RefusedError
 
 logger = logging.getLogger(__name__)
 
+STATUS: Final = "/ledgermq.v1.AdminService/GetStatus"
+#: How long (s) an answer of another node is waited for.
+ASK_TIMEOUT_S: Final = 1.0
+#: How long (s) another node may go on believing in a master that has just gone, and how soon it is asked again.
+BELIEF_S: Final = 2.0
+_ASK_AGAIN_S: Final = 0.2
 
-def accept(context: NodeContext, request: admin_pb2.PromoteRequest) -> admin_pb2.PromoteResponse:
-    """Judge the request, and have the node stopped for it. Raises: RefusedError: nothing was changed."""
+
+async def accept(context: NodeContext, request: admin_pb2.PromoteRequest) -> admin_pb2.PromoteResponse:
+    """Make sure that the node may be promoted, and have it stopped for it. Whoever cancels this before has ended it all.
+
+    Raises: RefusedError: nothing was changed.
+    """
+    reign = _judge(context, request)
+    if context.promoting:
+        raise RefusedError(
+            route_pb2.ALREADY_EXISTS,
+            f"{context.config.node_id} is to become the master already: it {context.promoting}. Wait for it: ledgermq cluster"
+            " status; nothing was changed",
+        )
+    context.promoting = (
+        "asks the other nodes"  # before it does: of two that are promoted at once, one sees the other
+    )
+    try:
+        await _verify_what_is_promoted(context, request)
+        reign = _judge(context, request)
+        if refusal := context.raft.step_aside():
+            raise RefusedError(
+                route_pb2.INVALID_ARGUMENT,
+                f"{refusal}, as {context.config.node_id} has heard just now. Look again: ledgermq cluster status; nothing was"
+                " changed",
+            )
+    except BaseException:
+        context.promoting = ""
+        raise
+    context.promoting = "stops, and starts again as the master"
+    logger.warning(
+        "to be promoted: this node stops, and starts again as the master node=%s", context.config.node_id
+    )
+    context.promotion.set()
+    return admin_pb2.PromoteResponse(generation=reign.generation + 1)
+
+
+async def _verify_what_is_promoted(context: NodeContext, request: admin_pb2.PromoteRequest) -> None:
+    """Return when all of the log has been verified and, after that, no other node knew of a master.
+
+    A master that comes and goes meanwhile may bring entries: then it is read again. Raises: RefusedError.
+    """
+    verified: tuple[int, int] | None = None
+    while True:
+        await _judge_others(context, _judge(context, request))
+        status = context.raft.status()
+        end = (status.last_term, status.last_index)
+        if verified == end:
+            return
+        index = await _verify(context)
+        verified = (
+            end if index == status.last_index else None
+        )  # else its last entries were not on the disk yet
+
+
+async def _verify(context: NodeContext) -> int:
+    """Read the whole log; return up to which entry. Raises: RefusedError."""
+    size, done = max(context.raft.status().log_bytes, 1), 0
+
+    def on_read(count: int) -> None:
+        nonlocal done
+        done += count
+        context.promoting = f"reads and verifies its log ({min(done / size, 1):.0%})"
+
+    on_read(0)
+    try:
+        return await context.raft.care.verify(on_read)
+    except (StorageError, OSError) as error:
+        found = (
+            f"its log is damaged: {error.path} at byte {error.position}, {error.reason}"
+            if isinstance(error, DamagedLogError)
+            else f"its log cannot be read: {error}"
+        )
+        raise RefusedError(
+            route_pb2.INTERNAL,
+            f"{context.config.node_id} cannot be promoted, {found}. Promote another slave; what can still be read here:"
+            f" ledgermq dump --data {context.config.data_dir} DIR, when it is stopped; nothing was changed",
+        ) from None
+
+
+def _judge(context: NodeContext, request: admin_pb2.PromoteRequest) -> Reign:
+    """Check what this node knows by itself; return the present reign. Raises: RefusedError."""
     node, status = context.config.node_id, context.raft.status()
     reign = context.raft.config.reign
     if reign is None:
@@ -49,11 +140,7 @@ def accept(context: NodeContext, request: admin_pb2.PromoteRequest) -> admin_pb2
             route_pb2.ALREADY_EXISTS, f"{node} is the master already, and leads; nothing was changed"
         )
     if status.leader_id is not None:
-        raise RefusedError(
-            route_pb2.INVALID_ARGUMENT,
-            f"the master {reign.master} is alive: {node} hears it. To change the master without a loss, stop"
-            f" {reign.master} first (SIGTERM), and then promote {node}; nothing was changed",
-        )
+        raise _master_is_alive(reign, node, node)
     if _is_rebuilding(context):
         raise RefusedError(
             route_pb2.CATCHING_UP,
@@ -72,9 +159,69 @@ def accept(context: NodeContext, request: admin_pb2.PromoteRequest) -> admin_pb2
             f"{node} was never, since its folder was made, in contact with a master for more than a moment: it has nothing to"
             " go on with. Promote another slave; nothing was changed",
         )
-    logger.warning("to be promoted: this node stops, and starts again as the master node=%s", node)
-    context.promotion.set()
-    return admin_pb2.PromoteResponse(generation=reign.generation + 1)
+    return reign
+
+
+async def _judge_others(context: NodeContext, reign: Reign) -> None:
+    """Ask the other nodes, those that answer, what this one may not know. Raises: RefusedError."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + BELIEF_S
+    while True:
+        answers = await _ask_others(context)
+        refusal = refusal_by_others(context.config.node_id, reign, answers)
+        if refusal is None:
+            return
+        believes = any(each.leader_id and each.generation == reign.generation for each in answers)
+        if not believes or loop.time() >= end:
+            raise refusal
+        await asyncio.sleep(_ASK_AGAIN_S)
+
+
+async def _ask_others(context: NodeContext) -> list[admin_pb2.GetStatusResponse]:
+    """Return what the other nodes say of the group. Who is away, or of an older version, says nothing."""
+
+    async def ask(node: str) -> admin_pb2.GetStatusResponse | None:
+        try:
+            raw = await context.forwarder.unary(node, STATUS, b"", (), ASK_TIMEOUT_S)
+        except ForwardError:
+            return None
+        return admin_pb2.GetStatusResponse.FromString(raw)
+
+    others = [node for node in context.config.voters if node != context.config.node_id]
+    return [each for each in await asyncio.gather(*map(ask, others)) if each is not None]
+
+
+def refusal_by_others(
+    node: str, reign: Reign, answers: list[admin_pb2.GetStatusResponse]
+) -> RefusedError | None:
+    """Return why what other nodes say forbids a promotion."""
+    for other in answers:
+        if other.generation > reign.generation:
+            return RefusedError(
+                route_pb2.INVALID_ARGUMENT,
+                f"{other.node_id} is of generation {other.generation} with the master {other.master_id}, and {node} has not"
+                f" heard of that promotion yet: it follows as soon as they reach each other. Look again: ledgermq cluster"
+                " status; nothing was changed",
+            )
+        if other.promoting and other.generation == reign.generation:
+            return RefusedError(
+                route_pb2.INVALID_ARGUMENT,
+                f"{other.node_id} is being promoted just now (it {other.promoting}): of two masters one would lose"
+                " everything. Wait for it: ledgermq cluster status; nothing was changed",
+            )
+        if other.leader_id and other.generation == reign.generation:
+            return _master_is_alive(reign, node, other.node_id)
+    return None
+
+
+def _master_is_alive(reign: Reign, node: str, heard_by: str) -> RefusedError:
+    heard = f"{heard_by} hears it" if heard_by != reign.master else "it says so itself"
+    unheard = f", though {node} does not" if heard_by != node else ""
+    return RefusedError(
+        route_pb2.INVALID_ARGUMENT,
+        f"the master {reign.master} is alive: {heard}{unheard}. To change the master without a loss, stop {reign.master}"
+        f" first (SIGTERM), and then promote {node}; nothing was changed",
+    )
 
 
 def _incomplete(context: NodeContext) -> str:
@@ -90,13 +237,14 @@ def _is_rebuilding(context: NodeContext) -> bool:
 
 
 def promote(data: Path, files: FileSystem) -> bool:
-    """Begin a new generation with the folder of this node, which is stopped (blocking: reads the whole log).
+    """Begin a new generation with the folder of this node, which has verified its log and is stopped (blocking).
 
-    Returns whether it was done; why not stands in the log. The folder is as it was then.
+    It takes as long as opening the folder does. Returns whether it was done; why not stands in the log. The folder is
+    as it was then, and the node a slave.
     """
     try:
         with stopped_folder(data, files) as folder:
-            identity = promote_folder(folder, inspect(folder))
+            identity = promote_folder(folder, inspect(folder, verified=True))
     except (RaftError, OSError) as error:
         logger.error("not promoted: %s", error)
         return False

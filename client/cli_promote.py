@@ -19,10 +19,12 @@ from rich.markup import escape
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 
+from .channels import Channels
 from .cli_cluster import NodeOption, ask, groups_asked
 from .cli_output import DEFAULT_NAMESERVER, NameserverOption, out, run
 from .errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
-from .status_report import GroupAnswers, duration
+from .log_ends import LogEnd, log_end
+from .status_report import GroupAnswers, duration, size
 
 _WAIT_SECONDS = 120.0
 _POLL_SECONDS = 0.25
@@ -55,18 +57,17 @@ def promote(
             "Nothing was changed",
             f"Move the lead: ledgermq cluster transfer {name}",
         )
-    if answer.leader_id not in ("", name):  # the node would refuse it, too: do not ask before
-        raise UsageError(
-            f"the master {answer.leader_id} is alive: {name} hears it",
-            "Nothing was changed",
-            f"To change the master without a loss, stop {answer.leader_id} first (SIGTERM), and run this again",
-        )
+    check_nobody_leads(name, group.answers)  # the node would refuse it, too: do not ask before
     out.print(escape("\n".join(consequences(name, group.answers))))
     _confirm(group.group, yes_lose_data)
     address = _own_address(answer)
     request = pb.PromoteRequest(node_id=name, generation=answer.generation, incomplete=incomplete)
+    out.print(
+        f"{name} goes on as a slave, and reads and verifies its log ({size(answer.log_bytes)}). How far it is: ledgermq"
+        " cluster status; Ctrl-C gives it up ..."
+    )
     generation = run(_promote(address, request))
-    out.print(f"{name} stops, checks its log and starts again as the master ...")
+    out.print(f"{name} stops, and starts again as the master ...")
     term = run(_until_it_leads(address, name, generation))
     out.print(
         escape(
@@ -77,55 +78,119 @@ def promote(
     return 0
 
 
+def check_nobody_leads(name: str, answers: Mapping[str, pb.GetStatusResponse]) -> None:
+    """Raises: UsageError, when a master is alive, or another node was promoted already."""
+    own = answers[name]
+    for node, other in sorted(answers.items(), key=lambda item: (item[0] != name, item[0])):
+        if other.generation > own.generation:
+            raise UsageError(
+                f"{node} is of generation {other.generation} with the master {other.master_id}, and {name} has not heard of"
+                " that promotion yet",
+                "It follows by itself as soon as they reach each other. Nothing was changed",
+                "See: ledgermq cluster status",
+            )
+        if other.generation == own.generation and other.leader_id not in ("", name):
+            heard = "it answers" if node == other.leader_id else f"{node} hears it"
+            raise UsageError(
+                f"the master {other.leader_id} is alive: {heard}",
+                "Nothing was changed",
+                f"To change the master without a loss, stop {other.leader_id} first (SIGTERM), and run this again",
+            )
+
+
 def consequences(name: str, answers: Mapping[str, pb.GetStatusResponse]) -> list[str]:
     """Return in plain words what becomes of the group, what is lost, and whether another slave has more."""
     own = answers[name]
     master = own.master_id
     lines = [f"PROMOTING {name} TO THE MASTER OF GROUP {own.group}"]
-    lines += [f"* {text}" for text in (_what_is_lost(name, master, answers), *_better(name, answers))]
+    lines += [f"* {text}" for text in (_what_is_lost(name, master, answers), *_others(name, answers))]
     lines += [
         f"* Made valid: every entry of {name}'s log, up to {own.last_index:,}, also those that were never confirmed to anybody.",
         f"* {master} never leads again with the folder that it has. Be sure that it is stopped, or cut off from all clients:",
         f"  until it hears of this it would go on confirming messages, and those would be lost. When it hears {name} or"
         " another node,",
         "  it stops at once, moves its folder aside, whole, and starts over as a slave. What is lost can be read there.",
-        f"* If {master} can come back soon, start it instead: then nothing is lost.",
+        f"* {_instead(master, own.flush)}",
         "",
     ]
     return lines
+
+
+def _instead(master: str, flush: str) -> str:
+    text = f"If {master} can come back soon with its disk, start it instead: then nothing is lost"
+    if flush in ("", "sync"):
+        return f"{text}."
+    return f"{text}, unless its machine lost power (flush {flush})."
 
 
 def _what_is_lost(name: str, master: str, answers: Mapping[str, pb.GetStatusResponse]) -> str:
     own, other = answers[name], answers.get(master)
     if name == master:
         return f"Lost: what {name} itself has lost; other slaves may have it."
-    if other is not None:
-        lacking = max(other.last_index - own.last_index, 0)
-        if not lacking:
-            return f"Nothing is lost: {name} has all {own.last_index:,} entries that {master} has, which answers."
-        return f"Lost: {lacking:,} entries that {master} has (it answers) and {name} has not."
-    heard = next((node.last_contact_ms for node in own.nodes if node.node_id == master), 0)
-    since = f", which {name} last heard {duration(heard)} ago," if heard else ""
+    if other is None:
+        heard = next((node.last_contact_ms for node in own.nodes if node.node_id == master), 0)
+        since = f", which {name} last heard {duration(heard)} ago," if heard else ""
+        return (
+            f"Lost: what {master}{since} confirmed and {name} had not received. {master} does not answer, so how much that is"
+            " is not known."
+        )
+    if other.generation != own.generation:
+        return f"What is lost is not known: {master} answers, but is of generation {other.generation} still."
+    mine, theirs = log_end(own), log_end(other)
+    if mine is None or theirs is None:
+        return f"What is lost is not known: {_does_not_tell(name if mine is None else master)}"
+    if mine.term == theirs.term:
+        if (lacking := theirs.index - mine.index) > 0:
+            return f"Lost: {lacking:,} entries that {master} has (it answers) and {name} has not."
+        return f"Nothing is lost: {name} has all {theirs.index:,} entries that {master} has, which answers."
+    if mine < theirs:
+        return (
+            f"Lost: what {master} has (it answers) and {name} has not: the log of {master} ends at {theirs}, that of {name} at"
+            f" {mine}. How many entries that are is not known."
+        )
     return (
-        f"Lost: what {master}{since} confirmed and {name} had not received. {master} does not answer, so how much that is is"
-        " not known."
+        f"What is lost is not known: the log of {master}, which answers, ends at {theirs}, before that of {name} ({mine}):"
+        f" {master} has lost the end of it."
     )
 
 
-def _better(name: str, answers: Mapping[str, pb.GetStatusResponse]) -> list[str]:
-    """Name the slaves that have more of the log."""
+def _others(name: str, answers: Mapping[str, pb.GetStatusResponse]) -> list[str]:
+    """Say of each other slave that it has more, or that it may have."""
     own = answers[name]
-    more = {
-        node: answer.last_index - own.last_index
-        for node, answer in sorted(answers.items())
-        if node not in (name, own.master_id)
-        and answer.generation == own.generation
-        and answer.last_index > own.last_index
-    }
+    mine = log_end(own)
+    if mine is None:
+        return [f"Whether another slave has more is not known: {_does_not_tell(name)}"]
+    nodes = {node.node_id for node in own.nodes} | answers.keys()
     return [
-        f"{node} has {count:,} entries more than {name}: promote {node} instead."
-        for node, count in more.items()
+        text
+        for node in sorted(nodes - {name, own.master_id})
+        if (text := _other(name, mine, own.generation, node, answers.get(node)))
     ]
+
+
+def _other(name: str, mine: LogEnd, generation: int, node: str, answer: pb.GetStatusResponse | None) -> str:
+    if answer is None:
+        return f"{node} does not answer: whether it has more than {name} is not known. If it can be started, do that first."
+    if answer.generation != generation:
+        return ""  # it starts over from the master of this generation, whoever that is
+    theirs = log_end(answer)
+    if theirs is None:
+        return f"Whether {node} has more than {name} is not known: {_does_not_tell(node)}"
+    if theirs <= mine:
+        return ""
+    if theirs.term == mine.term:
+        return f"{node} has {theirs.index - mine.index:,} entries more than {name}: promote {node} instead."
+    shorter = (
+        f", though it is {mine.index - theirs.index:,} entries shorter" if theirs.index < mine.index else ""
+    )
+    return f"{node} has the newer log{shorter}: it ends at {theirs}, that of {name} at {mine}: promote {node} instead."
+
+
+def _does_not_tell(node: str) -> str:
+    return (
+        f"{node} is of an older version and does not tell the term of its last entry, without which the logs cannot be"
+        " compared. Upgrade it first (it may be restarted), and run this again."
+    )
 
 
 def _confirm(group: str, name_given: str) -> None:
@@ -168,11 +233,19 @@ def _own_address(answer: pb.GetStatusResponse) -> str:
 
 
 async def _promote(address: str, request: pb.PromoteRequest) -> int:
-    async with grpc.aio.insecure_channel(address) as channel:
-        try:
-            answer: pb.PromoteResponse = await AdminServiceStub(channel).Promote(request, timeout=10)
-        except grpc.aio.AioRpcError as error:
-            raise BrokerUnreachableError(address, error.details() or error.code().name) from error
+    """Return the generation that begins. It takes as long as the node reads its log; who goes away before ends that."""
+    channels = Channels()
+    try:
+        stub = AdminServiceStub(channels.get(address))
+        answer: pb.PromoteResponse = await stub.Promote(request)
+    except grpc.aio.AioRpcError as error:
+        raise LedgerMQError(
+            f"{request.node_id} has not answered: {error.details() or error.code().name}",
+            "Whether it becomes the master is not known",
+            "See: ledgermq cluster status",
+        ) from error
+    finally:
+        await channels.close()
     if answer.refusal.code:
         raise error_of(answer.refusal)
     return answer.generation
@@ -188,6 +261,6 @@ async def _until_it_leads(address: str, name: str, generation: int) -> int:
         await asyncio.sleep(_POLL_SECONDS)
     raise LedgerMQError(
         f"{name} does not lead after {_WAIT_SECONDS:g} s",
-        "It reads its whole log before; or it could not be promoted, and its log says why",
+        "It is still starting; or it could not be promoted, and its log says why",
         "See: ledgermq cluster status",
     )

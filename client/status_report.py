@@ -15,6 +15,8 @@ from typing import Any, Final
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
 
+from .log_ends import master_notes
+
 #: The disk step (GetStatusResponse.disk_step) from which on a leader refuses messages.
 REFUSING_STEP: Final = 3
 #: The state of a node whose greeting the leader refuses.
@@ -155,6 +157,8 @@ def report(asked: GroupAnswers) -> GroupReport:
     verdict, notes = _judge(view, leader, rows, voters, in_contact, _held_back_notes(asked.answers, leader))
     if verdict is Verdict.HEALTHY and any(each.disk_step > 1 for each in asked.answers.values()):
         verdict = Verdict.DEGRADED
+    if view.master_id:
+        notes += (*master_notes(asked.answers, view, leads=leader is not None),)
     notes += (*_retention_notes(asked.answers, leader), *_mode_notes(view))
     return GroupReport(
         group=view.group or asked.group,

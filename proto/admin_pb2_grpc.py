@@ -204,7 +204,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Promote(self, request, context):
-        """Makes this node the master of its group, in a new generation; the former master is left behind. Never forwarded.
+        """Makes this node the master of its group, in a new generation; the former master is left behind. Never forwarded. The
+        answer comes when the log was read and verified, while the node goes on as a slave; who hangs up before ends it all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

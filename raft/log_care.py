@@ -11,7 +11,7 @@ from typing import Final
 
 from .config import RaftConfig
 from .core import RaftCore
-from .errors import DamagedLogError
+from .errors import DamagedLogError, StorageFailedError
 from .files import FileSystem
 from .metrics import RaftMetrics
 from .range_repair import RangeRepair
@@ -49,6 +49,7 @@ class LogCare:
             return storage.identity.group_id
 
         log = storage.log
+        self._core = core
         self.repair = RangeRepair(
             config, files, log, metrics, settled_index, group_id, on_repaired, on_failed
         )
@@ -69,6 +70,16 @@ class LogCare:
     def start(self) -> None:
         """Begin to scrub."""
         self._scrubber.start()
+
+    async def verify(self, progress: Callable[[int], None]) -> LogIndex:
+        """Read everything that is durable; return up to which entry. As `Scrubber.verify`; a write that fails ends the node."""
+        last = self._core.stable_index
+        try:
+            await self._scrubber.verify(last, progress)
+        except StorageFailedError as error:
+            self.repair.on_failed(str(error))
+            raise
+        return last
 
     async def close(self) -> None:
         """Stop scrubbing and repairing."""

@@ -24,12 +24,7 @@ from .config import RaftConfig
 from .copies import Copies
 from .core import RaftCore
 from .driver import Driver, RaftTransport
-from .errors import (
-    DamagedLogError,
-    NodeStoppedError,
-    StorageError,
-    TransferringError,
-)
+from .errors import DamagedLogError, NodeStoppedError, TransferringError
 from .files import FileSystem, RealFileSystem
 from .hello import Hello
 from .leadership import Leadership
@@ -144,7 +139,7 @@ class RaftNode:
         self._driver.reports = self._storage.start(
             asyncio.get_running_loop().call_soon_threadsafe,
             on_durable=self._on_durable,
-            on_failed=self._on_storage_failed,
+            on_failed=lambda error: self.fail(str(error)),
             on_disk_full=self._on_disk_full,
         )
         self._started = True
@@ -319,6 +314,10 @@ class RaftNode:
         """
         return await self._leadership.transfer(to)
 
+    def step_aside(self) -> str:
+        """Fall silent for ever, for this folder to be promoted; or return why not. See Succession."""
+        return self._resets.succession.step_aside()
+
     def hello(self, to: NodeId | None = None) -> Hello:
         """Return the greeting of this node: what it is, and whom it knows."""
         return self._gate.hello(to)
@@ -475,9 +474,6 @@ class RaftNode:
             self._rights.note_durable(seq)
         except Exception as error:  # noqa: BLE001 (a bug of ours, of any kind)
             self._driver.defect("taking note of what is durable", error)
-
-    def _on_storage_failed(self, error: StorageError) -> None:
-        self.fail(str(error))
 
     def _on_disk_full(self, full: bool) -> None:
         logger.log(

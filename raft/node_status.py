@@ -140,6 +140,7 @@ class StatusView:
             flush=config.flush,
             first_index=log.first_index,
             last_index=core.last_index,
+            last_term=core.last_term,
             durable_index=core.stable_index,
             commit_index=core.commit_index,
             applied_index=self._applier.applied_index,
@@ -235,7 +236,7 @@ class StatusView:
         if self._config.is_slave:
             return (
                 f"the master {master} is away; messages can be read here, and none be stored. Start it. If it does not come "
-                f"back, make the slave with the most the master: {promote}"
+                f"back, make the slave with the most, which `ledgermq cluster status` names, the master: {promote}"
             )
         if self._rights.standing is not Standing.LEARNER:
             return ""

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from ledgermq.proto.entry import HEADER_SIZE
@@ -48,7 +49,7 @@ class _Cursor:
     sketch: SegmentSketch
     position: int  # in the file
     before: Before  # what stands in front of it
-    limit: int  # position behind the last settled entry, or the segment's size when all of it is settled
+    limit: int  # position behind the last entry that is wanted, or the segment's size when all of it is
 
     @property
     def is_done(self) -> bool:
@@ -56,7 +57,7 @@ class _Cursor:
 
 
 class Scrubber:
-    """Use: `start()`, `await stop()`."""
+    """Use: `start()`, `await stop()`; `await verify(…)` at any time between."""
 
     def __init__(
         self,
@@ -91,6 +92,28 @@ class Scrubber:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+
+    async def verify(self, last: LogIndex, progress: Callable[[int], None]) -> None:
+        """Read everything up to entry `last`, which is durable, now and at full speed; `progress` hears how many bytes.
+
+        Nothing is repaired: without a leader nobody says what is right. Raises: DamagedLogError, StorageError, OSError.
+        """
+        start = -1
+        while (cursor := self._next_cursor(start, last)) is not None:
+            start = cursor.sketch.start
+            while not cursor.is_done:
+                position = cursor.position
+                damage = await in_thread(partial(self._check_piece, cursor))
+                if damage is not None:
+                    raise damage
+                progress(cursor.position - position)
+
+    def _next_cursor(self, start: int, last: LogIndex) -> _Cursor | None:
+        """Return where to begin in the first segment behind that at `start`; None: entry `last` is not behind it."""
+        for info in self._log.segments():
+            if info.start_offset > start:
+                return self._cursor(info.start_offset, last)
+        return None
 
     async def _run(self) -> None:
         while True:
@@ -128,7 +151,7 @@ class Scrubber:
         )  # fmt: skip
 
     async def _segment(self, start: int) -> None:
-        cursor = self._cursor(start)
+        cursor = self._cursor(start, self._settled_index())
         if cursor is None:
             return
         if cursor.limit == self._log.segment_size and cursor.sketch.is_index_saved:
@@ -139,7 +162,7 @@ class Scrubber:
             if damage is not None and not await self._repair.repaired(damage, "scrub"):
                 await asyncio.sleep(RETRY_S)  # the node ends, or the others are away
             self._note_read(cursor.position - position)
-            renewed = self._cursor(start)
+            renewed = self._cursor(start, self._settled_index())
             if renewed is None:
                 return  # deleted by retention
             log_bytes = self._log.end_offset - self._log.first_offset
@@ -147,14 +170,13 @@ class Scrubber:
                 self._plan.pause_s(cursor.position - position, time.monotonic() - begin, log_bytes)
             )
 
-    def _cursor(self, start: int) -> _Cursor | None:
-        """Return where to begin in a segment; None when it is gone or holds nothing that is settled."""
+    def _cursor(self, start: int, last: LogIndex) -> _Cursor | None:
+        """Return where to begin in a segment; None when it is gone or holds nothing up to entry `last`."""
         sketch = self._log.sketch(start)
-        settled = self._settled_index()
-        if sketch is None or sketch.info.first_index > settled:
+        if sketch is None or sketch.info.first_index > last:
             return None
-        is_sealed = sketch.info.last_index < settled  # the entry behind it is in the next segment
-        limit = self._log.segment_size if is_sealed else self._log.end_of(settled) - start
+        is_sealed = sketch.info.last_index < last  # the entry behind it is in the next segment
+        limit = self._log.segment_size if is_sealed else self._log.end_of(last) - start
         return _Cursor(sketch, 0, sketch.chained, limit)
 
     def _note_read(self, count: int) -> None:

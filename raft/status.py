@@ -59,6 +59,9 @@ class RaftStatus:
     flush: str
     first_index: LogIndex
     last_index: LogIndex
+    last_term: (
+        Term  # of that entry: of two logs the one with the higher has more, and among equals the longer one
+    )
     durable_index: LogIndex
     commit_index: LogIndex
     applied_index: LogIndex

@@ -76,6 +76,21 @@ class Succession:
         self._driver.pump()
         self._task = asyncio.get_running_loop().create_task(self._make_way(reign))
 
+    def step_aside(self) -> str:
+        """Fall silent for ever, so that this folder can begin a generation of its own; or return why that must not be.
+
+        Look and step are one turn: no master that is heard later gets an acknowledgement from here, nor entries into this
+        log. Next: stop the node, and promote its folder; a node that only starts again is the slave that it was.
+        """
+        if self._core.is_silent or self._driver.closed:
+            return "another node was promoted, or this one is to start again from its folder"
+        self._driver.settle()
+        if self._core.leader_id is not None:
+            return f"{self._core.leader_id} leads"
+        self._core.leave()
+        self._driver.pump()
+        return ""
+
     async def close(self) -> None:
         """Decide nothing any more."""
         if self._task is not None:

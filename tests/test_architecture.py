@@ -121,6 +121,7 @@ CORE: dict[str, tuple[str, ...]] = {
         "fetched_records",
         "figures",
         "intake",
+        "log_ends",
         "message",
         "owned_queue",
         "progress",

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from ledgermq.client.cli_promote import consequences
+import pytest
+
+from ledgermq.client.cli_promote import check_nobody_leads, consequences
+from ledgermq.client.errors import UsageError
 from ledgermq.proto import admin_pb2 as pb
 
 
-def answer(name: str, last_index: int, *, heard_ms: int = 0, generation: int = 0) -> pb.GetStatusResponse:
-    nodes = [pb.NodeStatus(node_id="n1", last_contact_ms=heard_ms)]
+def answer(
+    name: str,
+    last_index: int,
+    last_term: int | None = 3,
+    *,
+    heard_ms: int = 0,
+    generation: int = 0,
+    leader: str = "",
+    others: tuple[str, ...] = (),
+    flush: str = "sync",
+) -> pb.GetStatusResponse:
+    """`last_term` None: a node of an older version, which does not tell."""
+    nodes = [
+        pb.NodeStatus(node_id="n1", last_contact_ms=heard_ms),
+        *[pb.NodeStatus(node_id=n) for n in others],
+    ]
     return pb.GetStatusResponse(
-        group="g0", node_id=name, master_id="n1", last_index=last_index, generation=generation, nodes=nodes,
+        group="g0", node_id=name, master_id="n1", last_index=last_index, last_term=last_term, generation=generation,
+        nodes=nodes, leader_id=leader, flush=flush,
     )  # fmt: skip
 
 
@@ -28,6 +46,30 @@ def test_what_is_lost_is_counted_when_the_master_answers() -> None:
     assert "Nothing is lost: n2 has all 100 entries" in told("n2", answer("n2", 100), answer("n1", 100))
 
 
+def test_a_log_as_long_as_the_masters_is_no_copy_of_it_when_its_last_entry_is_older() -> None:
+    text = told("n2", answer("n2", 150, 3), answer("n1", 142, 4))
+    assert "Nothing is lost" not in text
+    assert "the log of n1 ends at entry 142 of term 4, that of n2 at entry 150 of term 3" in text
+
+
+def test_a_master_that_lost_the_end_of_its_log_is_no_measure() -> None:
+    text = told("n2", answer("n2", 100, 4), answer("n1", 142, 3))
+    assert "Nothing is lost" not in text and "n1 has lost the end of it" in text
+
+
+def test_logs_of_different_generations_are_not_compared() -> None:
+    text = told("n2", answer("n2", 100, generation=1), answer("n1", 100))
+    assert "What is lost is not known: n1 answers, but is of generation 0 still" in text
+
+
+@pytest.mark.parametrize("older", ["n1", "n2"])
+def test_a_node_of_an_older_version_cannot_be_compared(older: str) -> None:
+    answers = [answer(name, 100, None if name == older else 3) for name in ("n1", "n2")]
+    text = told("n2", *answers)
+    assert "Nothing is lost" not in text
+    assert f"{older} is of an older version and does not tell the term of its last entry" in text
+
+
 def test_a_slave_that_has_more_is_named() -> None:
     text = told("n2", answer("n2", 100), answer("n3", 103))
     assert "n3 has 3 entries more than n2: promote n3 instead" in text
@@ -36,8 +78,48 @@ def test_a_slave_that_has_more_is_named() -> None:
     assert "promote n3" not in told("n2", answer("n2", 100), other_generation)
 
 
+def test_a_shorter_log_has_more_when_its_last_entry_is_newer() -> None:
+    shorter, longer = answer("n3", 90, 5), answer("n2", 100, 4)
+    text = told("n2", shorter, longer)
+    assert "n3 has the newer log, though it is 10 entries shorter" in text and "promote n3 instead" in text
+    assert "instead: then" in told("n3", shorter, longer) and "promote n2" not in told("n3", shorter, longer)
+
+
+def test_a_slave_that_may_have_more_is_named_with_the_reason() -> None:
+    text = told("n2", answer("n2", 100, others=("n2", "n3", "n4")), answer("n3", 90, None))
+    assert "Whether n3 has more than n2 is not known: n3 is of an older version" in text
+    assert "n4 does not answer: whether it has more than n2 is not known" in text
+
+
 def test_it_says_what_becomes_of_the_former_master_and_what_may_be_delivered_after_all() -> None:
     text = told("n2", answer("n2", 100))
     assert "n1 never leads again" in text
     assert "never confirmed to anybody" in text
-    assert "start it instead: then nothing is lost" in text
+    assert "start it instead: then nothing is lost." in text
+    assert "unless its machine lost power" in told("n2", answer("n2", 100, flush="async_timed"))
+
+
+def refused(name: str, *answers: pb.GetStatusResponse) -> str:
+    with pytest.raises(UsageError) as error:
+        check_nobody_leads(name, {each.node_id: each for each in answers})
+    assert "Nothing was changed" in str(error.value)
+    return str(error.value)
+
+
+def test_a_master_that_anybody_hears_is_alive() -> None:
+    assert "n1 is alive: n2 hears it" in refused(
+        "n2", answer("n2", 1, leader="n1"), answer("n3", 1, leader="n1")
+    )
+    assert "n1 is alive: n3 hears it" in refused("n2", answer("n2", 1), answer("n3", 1, leader="n1"))
+    assert "n1 is alive: it answers" in refused("n2", answer("n2", 1), answer("n1", 1, leader="n1"))
+
+
+def test_a_node_that_has_not_heard_of_a_promotion_is_not_promoted_beside_it() -> None:
+    text = refused("n2", answer("n2", 1), answer("n3", 1, generation=1, leader="n4"))
+    assert "n3 is of generation 1" in text
+
+
+def test_nobody_leads() -> None:
+    check_nobody_leads("n2", {"n2": answer("n2", 1), "n1": answer("n1", 9), "n3": answer("n3", 1)})
+    old = answer("n3", 1, leader="n1")  # of the generation before
+    check_nobody_leads("n2", {"n2": answer("n2", 1, generation=1), "n3": old})

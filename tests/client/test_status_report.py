@@ -266,8 +266,44 @@ def test_a_master_that_is_away_is_called_so_with_what_to_do() -> None:
     assert group.verdict is Verdict.NO_QUORUM
     assert group.headline().startswith("GROUP g0   NO MASTER   master n1 (away)")
     assert [row.role for row in group.rows] == ["unknown", "slave", "slave"]
-    (note,) = group.notes
+    note, most = group.notes
     assert "Start n1" in note and "ledgermq cluster promote NODE" in note
+    assert "Which node has the most is not known: one of them is of an older version" in most
+
+
+def test_the_slave_with_the_newest_last_entry_has_the_most_not_the_longest_log() -> None:
+    n2, n3 = (answer(name, "follower", down=("n1",)) for name in ("n2", "n3"))
+    n2.last_term, n2.last_index, n3.last_term, n3.last_index = 4, 900, 5, 800
+    notes = status_report.report(of_masters(n2, n3)).notes
+    assert any(
+        "Of the nodes that answer n3 has the most: up to entry 800 of term 5." in note for note in notes
+    )
+    n2.last_term, n2.last_index = 5, 800
+    notes = status_report.report(of_masters(n2, n3)).notes
+    assert any("n2, n3 have the most" in note for note in notes)
+    n1 = answer("n1", "learner")  # the master came back without the end of its log, or perhaps with all of it
+    n1.last_term, n1.last_index = 5, 810
+    assert any("n1 has the most" in note for note in status_report.report(of_masters(n1, n2, n3)).notes)
+    notes = status_report.report(of_masters(n2)).notes
+    assert any("n3 may have more: start what can be started first" in note for note in notes)
+
+
+def test_it_shows_who_is_being_promoted() -> None:
+    n2 = answer("n2", "follower", down=("n1",))
+    n2.promoting = "reads and verifies its log (34%)"
+    notes = status_report.report(of_masters(n2)).notes
+    assert "n2 is being promoted to the master: it reads and verifies its log (34%)" in notes
+
+
+def test_sync_master_with_an_asynchronous_flush_is_not_called_durable() -> None:
+    leader = answer("n1", "leader", contact=1)
+    asked_ = of_masters(leader)
+    leader.replication, leader.flush = "sync_master", "async_timed"
+    assert any(
+        "confirms what is in its memory, not yet on its disk" in n for n in status_report.report(asked_).notes
+    )
+    leader.flush = "sync"
+    assert status_report.report(asked_).notes == ()
 
 
 def test_a_slave_that_is_away_is_no_loss_of_the_quorum() -> None:

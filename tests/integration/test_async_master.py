@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from ledgermq.broker.forwarding import Forwarder
+from ledgermq.broker.promotion import STATUS, refusal_by_others
 from ledgermq.client import Producer, PullConsumer
 from ledgermq.client.errors import SendTimeoutError
 from ledgermq.client.sync import Producer as SyncProducer
+from ledgermq.proto import admin_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.raft.reign import Reign
+from ledgermq.raft.types import NodeId
 
 from .checks import check_every_node, leads
 from .cluster import Cluster, wait_until
@@ -65,6 +70,31 @@ def test_while_the_master_is_away_slaves_are_read_and_nothing_is_stored(tmp_path
         shown = cli("cluster", "status", "--node", cluster.address("n2"))
         assert shown.returncode == 0, shown.stdout
         assert re.search(r"^n1 +master ", shown.stdout, re.MULTILINE)
+
+
+def test_a_node_that_is_to_be_promoted_is_told_by_the_others_that_the_master_lives(tmp_path: Path) -> None:
+    """It asks them over the Raft port, as it forwards calls; and whoever is cut off from the master alone must not lead."""
+
+    async def scenario(cluster: Cluster) -> None:
+        forwarder = Forwarder(
+            "n2", {"n1": cluster.address("n1", "raft"), "n3": cluster.address("n3", "raft")}
+        )
+        try:
+            answers = [
+                admin_pb2.GetStatusResponse.FromString(await forwarder.unary(name, STATUS, b"", (), 10.0))
+                for name in ("n1", "n3")
+            ]
+        finally:
+            await forwarder.close()
+        assert [(each.node_id, each.leader_id) for each in answers] == [("n1", "n1"), ("n3", "n1")]
+        refusal = refusal_by_others("n2", Reign(master=NodeId("n1")), answers[1:])
+        assert refusal is not None and "n1 is alive: n3 hears it, though n2 does not" in str(refusal)
+        assert all(each.HasField("last_term") and each.last_term for each in answers)
+
+    with cluster_of(tmp_path, "async_master") as cluster:
+        send(cluster, b"one")
+        wait_level(cluster, "n1")
+        asyncio.run(scenario(cluster))
 
 
 def test_a_promoted_slave_goes_on_and_the_former_master_is_fenced(tmp_path: Path) -> None:
