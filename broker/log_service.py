@@ -172,14 +172,20 @@ class LogService:
             await leadership.wait_settled(ELECTION_PATIENCE_S)
 
     async def _make_sure(self, work: ProduceWork, outcomes: list[SectionOutcome]) -> None:
-        """Tell nobody that a section is not stored before it is sure that this node leads. Raises: NotLeaderError.
+        """Tell nobody that a section is not stored before it is sure that this node leads.
 
         A leader that was deposed and does not know it misses what its successor took: to it, the next section of a producer
-        has a gap. The producer would number it anew, and store twice what the successor has. An entry of this turn that was
-        committed is proof enough (`timestamp`).
+        has a gap. The producer would number it anew, and store twice what the successor has. In a quorum group an entry of
+        this turn that was committed is proof enough (`timestamp`), else a majority is asked. A master is its own majority:
+        as sync_master it asks its slaves, as async_master it has nobody whose silence would mean anything (D24).
+        Raises: NotLeaderError, ProposalLostError.
         """
-        if not work.timestamp and any(each.verdict in _VERDICTS for each in outcomes):
+        if not any(each.verdict in _VERDICTS for each in outcomes):
+            return
+        if not work.timestamp:
             await self._context.raft.read_index()
+        if self._context.slaves is not None:
+            self._context.slaves.check_contact()
 
     def _count(self, outcomes: list[SectionOutcome], size: int) -> None:
         self._messages_in.inc(sum(each.count for each in outcomes if each.verdict is Verdict.ACCEPTED))

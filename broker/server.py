@@ -123,7 +123,20 @@ def slave_gate(config: BrokerConfig, raft: RaftNode) -> SlaveGate | None:
     """Return what an answer to a producer waits for besides commit."""
     if config.replication != "sync_master":
         return None
-    return SlaveGate(raft, config.min_insync_slaves, config.slave_timeout_ms)
+    return SlaveGate(
+        raft, config.min_insync_slaves, config.slave_timeout_ms, contact_ms=config.election_timeout_ms[0]
+    )
+
+
+def promise_of(config: BrokerConfig) -> str:
+    """Return what to say of settings that promise less than their names do; "" = nothing."""
+    if config.replication != "sync_master" or config.flush == "sync":
+        return ""
+    return (
+        f"replication sync_master with flush {config.flush}: a confirmed message is in the memory of the master and of"
+        f" {config.min_insync_slaves} more, not on their disks; when all of these lose power it is lost. To have it on disk set"
+        " flush = sync on every node"
+    )
 
 
 class BrokerNode:
@@ -176,6 +189,8 @@ class BrokerNode:
     async def start(self) -> None:
         """Start everything. Raises: RaftError, PortError; nothing is left running then."""
         self._check_ports()
+        if warning := promise_of(self.config):
+            logger.warning("%s node=%s", warning, self.node_id)
         await self._raft.start()
         self._started = True
         self._assemble()

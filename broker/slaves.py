@@ -17,8 +17,8 @@ from ledgermq.raft.types import LogIndex
 
 _SILENT_FOR_EVER: Final = 1 << 40
 _KEPT = (
-    "It is kept. Send the same again: a repeat is stored once, and answered when the slaves have it. See: ledgermq cluster"
-    " status"
+    "It is kept, unless a slave is promoted that lacks it. Send the same again: a repeat is stored once, and answered when"
+    " the slaves have it. See: ledgermq cluster status"
 )
 
 
@@ -49,6 +49,9 @@ class Master(Protocol):
     """The part of RaftNode that is used."""
 
     @property
+    def is_leader(self) -> bool: ...
+
+    @property
     def copies(self) -> Copies: ...
 
     @property
@@ -58,12 +61,16 @@ class Master(Protocol):
 
 
 class SlaveGate:
-    """`needed` slaves within `timeout_ms` of the commit; with 0 nothing is waited for."""
+    """`needed` slaves within `timeout_ms` of the commit; with 0 nothing is waited for.
 
-    def __init__(self, raft: Master, needed: int, timeout_ms: int) -> None:
+    `contact_ms`: for so long after it has heard the master a slave refuses to be promoted.
+    """
+
+    def __init__(self, raft: Master, needed: int, timeout_ms: int, contact_ms: int = 400) -> None:
         self.needed = needed
         self._raft = raft
         self._timeout_ms = timeout_ms
+        self._contact_ms = contact_ms
 
     async def wait(self, index: int, since: float, remaining: float | None = None) -> None:
         """Return when enough slaves hold entry `index` (0: everything that is committed now).
@@ -72,6 +79,7 @@ class SlaveGate:
         SlaveTimeoutError, SlavesAwayError (stored all the same), ProposalLostError (this node leads no more).
         """
         needed, copies = self.needed, self._raft.copies
+        self._must_lead()
         entry = LogIndex(index) if index else self._raft.commit_index
         if copies.held_by(entry) >= needed:
             return
@@ -86,6 +94,7 @@ class SlaveGate:
             async with asyncio.timeout(max(seconds, 0)):
                 leads = await held
         except TimeoutError:
+            self._must_lead()
             in_contact = self._raft.in_contact(
                 _SILENT_FOR_EVER
             )  # those that went meanwhile, not those that are slow
@@ -95,4 +104,26 @@ class SlaveGate:
                 needed, copies.held_by(entry), round((time.monotonic() - since) * 1000)
             ) from None
         if not leads:
-            raise ProposalLostError("this node leads no longer; whether the slaves have it is not known")
+            raise _lost()
+
+    def check_contact(self) -> None:
+        """Check that as many slaves as confirm messages were heard a moment ago: they follow no other master yet.
+
+        Raises: ProposalLostError: whether this node is still the master is not known.
+        """
+        self._must_lead()
+        in_contact = self._raft.in_contact(self._contact_ms)
+        if in_contact < self.needed:
+            raise ProposalLostError(
+                f"only {in_contact} of {self.needed} slaves are in contact, so whether this node is still the master is not"
+                " known"
+            )
+
+    def _must_lead(self) -> None:
+        """Raises: ProposalLostError: what others hold, and whether it is kept, is not known here."""
+        if not self._raft.is_leader:
+            raise _lost()
+
+
+def _lost() -> ProposalLostError:
+    return ProposalLostError("this node leads no longer; whether the slaves have it is not known")

@@ -18,7 +18,7 @@ from ledgermq.broker.produce import Applied
 from ledgermq.broker.produce_works import ProduceWork, SectionOutcome
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import log_pb2, route_pb2
-from ledgermq.raft.errors import NotLeaderError, TransferringError
+from ledgermq.raft.errors import NotLeaderError, ProposalLostError, TransferringError
 
 from .entry_log import Node, records, section
 
@@ -41,7 +41,23 @@ class Stream:
         self.written.append(answer)
 
 
-async def answer(outcomes: list[SectionOutcome], *, timestamp: int, leads: bool) -> log_pb2.ProduceResponse:
+class Slaves:
+    """sync_master, with enough of them in contact or not."""
+
+    def __init__(self, *, in_contact: bool) -> None:
+        self._in_contact = in_contact
+
+    def check_contact(self) -> None:
+        if not self._in_contact:
+            raise ProposalLostError("only 0 of 1 slaves are in contact")
+
+    async def wait(self, index: int, since: float) -> None:
+        pass
+
+
+async def answer(
+    outcomes: list[SectionOutcome], *, timestamp: int, leads: bool, slaves: Slaves | None = None
+) -> log_pb2.ProduceResponse:
     async def read_index() -> int:
         if not leads:
             raise NotLeaderError(None)
@@ -49,7 +65,7 @@ async def answer(outcomes: list[SectionOutcome], *, timestamp: int, leads: bool)
 
     context: Any = SimpleNamespace(
         raft=SimpleNamespace(read_index=read_index),
-        slaves=None,
+        slaves=slaves,
         metrics=SimpleNamespace(
             messages_in=Counter(), duplicates=Counter(), bytes_in=Counter(), refusals=Counter()
         ),
@@ -58,8 +74,9 @@ async def answer(outcomes: list[SectionOutcome], *, timestamp: int, leads: bool)
         leadership=following("n2"),
     )
     work: Any = SimpleNamespace(
-        future=asyncio.get_running_loop().create_future(), timestamp=timestamp, size=100
-    )
+        future=asyncio.get_running_loop().create_future(), timestamp=timestamp, size=100, index=timestamp,
+        committed_at=0.0,
+    )  # fmt: skip
     work.future.set_result(outcomes)
     under_way: asyncio.Queue[Any] = asyncio.Queue()
     for item in ((7, work), None):
@@ -95,6 +112,19 @@ def test_a_committed_entry_of_the_same_turn_is_proof_enough() -> None:
     stored = SectionOutcome(Verdict.ACCEPTED, 5, 1)
     written = asyncio.run(answer([stored, GAP], timestamp=9, leads=False))
     assert [each.refusal.code for each in written.results] == [0, route_pb2.SEQUENCE_GAP]
+
+
+@pytest.mark.parametrize("outcomes", [[GAP], [SectionOutcome(Verdict.ACCEPTED, 5, 1), GAP]])
+def test_a_master_is_its_own_majority_so_it_asks_its_slaves_before_it_speaks_of_a_gap(
+    outcomes: list[SectionOutcome],
+) -> None:
+    """Cut off from them it may have been replaced, and the next master may have what it misses."""
+    stamp = len(outcomes) - 1
+    written = asyncio.run(answer(outcomes, timestamp=stamp, leads=True, slaves=Slaves(in_contact=False)))
+    assert written.refusal.code == route_pb2.OUTCOME_UNKNOWN and written.refusal.retryable
+    assert not written.results
+    written = asyncio.run(answer(outcomes, timestamp=stamp, leads=True, slaves=Slaves(in_contact=True)))
+    assert written.results[-1].refusal.code == route_pb2.SEQUENCE_GAP
 
 
 class Requests(Stream):

@@ -8,7 +8,9 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
+from ledgermq.broker.config import load
 from ledgermq.broker.refusals import refusal_of
+from ledgermq.broker.server import promise_of
 from ledgermq.broker.slaves import SlaveGate, SlavesAwayError, SlavesLackItError, SlaveTimeoutError
 from ledgermq.proto import route_pb2
 from ledgermq.raft.copies import Copies
@@ -26,6 +28,10 @@ class Master:
         self.copies = Copies(self.cluster["n1"])
         self.contacts = in_contact
         self.silence_ms = [0, 0]  # of those
+
+    @property
+    def is_leader(self) -> bool:
+        return self.cluster["n1"].leading is not None
 
     @property
     def commit_index(self) -> LogIndex:
@@ -162,6 +168,45 @@ def test_a_master_that_is_replaced_meanwhile_cannot_tell() -> None:
     run(scenario)
 
 
+def test_a_master_that_was_replaced_before_cannot_tell_either() -> None:
+    """Not "kept": the entry may be one of those that its successor lacks. Nor when nobody is in contact any more."""
+
+    async def scenario() -> None:
+        master = Master(in_contact=0)
+        index = master.store(held_by=1)
+        master.cluster["n1"].leave()
+        for entry in (index, 0):
+            with pytest.raises(ProposalLostError):
+                await master.gate().wait(entry, time.monotonic())
+
+    run(scenario)
+
+
+def test_a_master_that_is_replaced_in_the_moment_of_the_timeout_cannot_tell() -> None:
+    async def scenario() -> None:
+        master = Master()
+        index = master.store(held_by=0)
+        waits = asyncio.create_task(master.gate(timeout_ms=20).wait(index, time.monotonic()))
+        await asyncio.sleep(0)
+        master.cluster["n1"].leave()  # the shell has not told those who wait yet
+        with pytest.raises(ProposalLostError):
+            await waits
+
+    run(scenario)
+
+
+def test_who_is_not_in_contact_with_its_slaves_does_not_know_whether_it_is_still_the_master() -> None:
+    master = Master()
+    master.gate(needed=2).check_contact()
+    master.silence_ms = [0, 500]  # for so long n3 may have followed another master
+    master.gate().check_contact()
+    with pytest.raises(ProposalLostError, match="only 1 of 2 slaves"):
+        master.gate(needed=2).check_contact()
+    master.cluster["n1"].leave()
+    with pytest.raises(ProposalLostError, match="leads no longer"):
+        master.gate().check_contact()
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -176,3 +221,11 @@ def test_the_refusal_says_that_it_is_kept_and_that_a_repeat_is_safe(
     assert (refusal.code, refusal.retryable) == (code, True)
     assert "kept" in refusal.message and "stored once" in refusal.message
     assert refusal.retry_after_ms > 0
+
+
+def test_sync_master_promises_disks_only_with_a_synchronous_flush() -> None:
+    settings = {"replication": "sync_master", "peers": "n1=h:1,n2=h:2", "master": "n1"}
+    assert promise_of(load(None, settings)) == ""
+    assert promise_of(load(None, {"flush": "async_timed"})) == ""
+    warning = promise_of(load(None, {**settings, "flush": "async_timed"}))
+    assert "not on their disks" in warning and "flush = sync" in warning
