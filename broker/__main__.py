@@ -24,6 +24,7 @@ os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_li
 
 from ledgermq.raft.errors import AddressInUseError, RaftError
 from ledgermq.raft.files import FileSystem, RealFileSystem
+from ledgermq.raft.quarantine import is_under_way
 from ledgermq.raft.segment_keeper import LogFolders
 
 from .config import BrokerConfig, ConfigError, load
@@ -37,7 +38,7 @@ EXIT_WILL_NOT_START: Final = 3
 #: How long (s) the flusher thread waits for the interpreter while the loop is busy. The default of 5 ms would be added to
 #: every flush under load.
 SWITCH_INTERVAL: Final = 0.0005
-#: How long (s) a node that starts again after a reset waits for its own ports.
+#: How long (s) a node that starts again after a reset, or has looked for its master, waits for its own ports.
 PORT_PATIENCE: Final = 30.0
 #: Objects made and not yet freed that start a collection of the youngest; what serving makes has hardly any cycles.
 GC_THRESHOLD: Final = 20_000
@@ -135,7 +136,9 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     known = await _with_master(config, stop)
-    node = await _started(known, files, stop, 0.0) if known is not None else None
+    # Who had to look for the master has served probes, on a port that the node wants now.
+    patience = PORT_PATIENCE if config.peers and known is not config else 0.0
+    node = await _started(known, files, stop, patience) if known is not None else None
     if known is None or node is None:
         return 0
     config = known
@@ -168,8 +171,8 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
 
 async def _with_master(config: BrokerConfig, stop: asyncio.Event) -> BrokerConfig | None:
     """Return the settings with the master named, where nobody but a nameserver can tell; None: told to stop before."""
-    has_folder = LogFolders(config.data_dir).identity.exists()
-    if config.replication == "quorum" or config.master or has_folder:
+    knows = LogFolders(config.data_dir).identity.exists() or is_under_way(config.data_dir, RealFileSystem())
+    if config.replication == "quorum" or config.master or knows:
         return config
     if not config.peers:
         return config.model_copy(update={"master": config.node_id})
@@ -181,6 +184,7 @@ async def _with_master(config: BrokerConfig, stop: asyncio.Event) -> BrokerConfi
     stopped.cancel()
     if not finding.done():
         finding.cancel()
+        await asyncio.gather(finding, return_exceptions=True)
         return None
     return config.model_copy(update={"master": finding.result()})
 
@@ -206,7 +210,7 @@ async def _started(
             await node.stop()
             if time.monotonic() >= end:
                 raise
-            logger.warning("reset: waiting for a port reason=%s", error)
+            logger.warning("waiting for a port reason=%s", error)
             await asyncio.sleep(0.2)
         except BaseException:
             await node.stop()

@@ -1,13 +1,15 @@
 """Who the master of a group is, for a slave that was not told: asked of the nameservers (D24).
 
-Owns: the questions before a node with an empty folder starts. A folder knows its master; so do the settings of the
-master itself, which registers with its nameservers. Must not: judge who should be the master.
+Owns: the questions before a node with an empty folder starts, and the answers to probes meanwhile: the process is well, and
+not ready. A folder knows its master; so do the settings of the master itself, which registers with its nameservers.
+Must not: judge who should be the master.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 import grpc
@@ -15,7 +17,9 @@ import grpc.aio
 
 from ledgermq.proto import nameserver_pb2, nameserver_pb2_grpc, route_pb2
 
-from .config import BrokerConfig
+from .config import BrokerConfig, split_address
+from .http import TEXT, Answer, HttpServer
+from .listeners import check_port
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +30,29 @@ REMIND_S: Final = 30.0
 
 
 async def find_master(config: BrokerConfig) -> str:
-    """Register, and return the master that a nameserver names in its answer; wait until one does."""
+    """Register, and return the master that a nameserver names in its answer; wait until one does. Raises: PortError."""
+    check_port("http_bind", config.http_bind)
+    probes = HttpServer(_routes(config))
+    await probes.start(*split_address(config.http_bind))
+    try:
+        return await _until_found(config)
+    finally:
+        await probes.stop()
+
+
+def _routes(config: BrokerConfig) -> dict[str, Callable[[], Answer]]:
+    """Return what probes are told (probes.py is for a node that runs)."""
+    why = (
+        f"not started: looks for the master of group {config.group}, which no nameserver knows yet\n".encode()
+    )
+
+    def waits() -> Answer:
+        return 503, TEXT, why
+
+    return {"/livez": lambda: (200, TEXT, b"ok\n"), "/readyz": waits, "/healthz": waits}
+
+
+async def _until_found(config: BrokerConfig) -> str:
     loop = asyncio.get_running_loop()
     said = -REMIND_S
     while True:
