@@ -202,11 +202,20 @@ def _print_cluster(cluster: LocalCluster, plan: LocalPlan) -> None:
     out.print(f"  {program} consume orders --group billing --count 1")
     out.print(f"  {program} cluster status")
     first = next(iter(plan.nodes))
-    stays = ", the group stays" if plan.nodes_per_group > 1 else ""
-    out.print(
-        f"  kill -9 {cluster.nodes[first].pid}                # {first} goes{stays}; it is restarted here"
-    )
+    out.print(f"  kill -9 {cluster.nodes[first].pid}                # {after_a_kill(first, plan)}")
     out.print("Ctrl-C stops everything. Logs: " + escape(str(cluster.folder / "logs")))
+
+
+def after_a_kill(name: str, plan: LocalPlan) -> str:
+    """Return what becomes of a group when its first node is killed."""
+    if plan.nodes_per_group == 1:
+        return f"{name} goes; it is restarted here"
+    if plan.replication == "quorum":
+        return f"{name} goes, the group stays; it is restarted here"
+    return (
+        f"{name} goes; if it is the master, messages can be read and none be stored until it is back (it is restarted here), "
+        "or another node is promoted: ledgermq cluster promote NODE"
+    )
 
 
 def _rejoin_hint(name: str, said: str, data: Path) -> str:

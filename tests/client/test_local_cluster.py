@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ledgermq.client import local_ports
+from ledgermq.client.cli_up import after_a_kill
 from ledgermq.client.errors import UsageError
 from ledgermq.client.local_cluster import LocalCluster, broker_flags
 from ledgermq.client.local_plan import LocalPlan, new_plan, read_plan
@@ -240,3 +241,17 @@ def test_a_port_that_somebody_listens_on_cannot_be_reserved(tmp_path: Path) -> N
     reserved = PortReservations(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as busy:
         assert not reserved.take(busy.getsockname()[1])
+
+
+def test_what_a_kill_of_the_first_node_means_is_told_as_it_is() -> None:
+    """A group whose master is gone stores nothing: it does not "stay"."""
+    one = {"n1": NodePorts()}
+    both = {**one, "n2": NodePorts().shifted(10)}
+    assert after_a_kill("n1", LocalPlan(9876, {"g0": one})) == "n1 goes; it is restarted here"
+    assert (
+        after_a_kill("n1", LocalPlan(9876, {"g0": both})) == "n1 goes, the group stays; it is restarted here"
+    )
+    for replication in ("async_master", "sync_master"):
+        said = after_a_kill("n1", LocalPlan(9876, {"g0": both}, replication=replication))
+        assert "stays" not in said
+        assert "none be stored until it is back" in said and "ledgermq cluster promote NODE" in said
