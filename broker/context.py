@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -91,8 +91,14 @@ class NodeContext:
     def sign_of_life(self, client_id: str) -> None:
         """A client called, here or at a node that passed its call on."""
         self.clients.heard(client_id, time.monotonic())
-        if self.replica.view is not None:
-            self.replica.view.session_seen(session_of(client_id), self.raft.next_timestamp())
+        self.clients_alive([client_id])
+
+    def clients_alive(self, client_ids: Iterable[str]) -> None:
+        """Leader: clients of any node show signs of life."""
+        if (view := self.replica.view) is not None:
+            now = self.raft.next_timestamp()
+            for client_id in client_ids:
+                view.session_seen(session_of(client_id), now)
 
     def without_master(self) -> str:
         """Return what to say when a group with a master has no leader; "" in a quorum group."""

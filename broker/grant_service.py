@@ -13,19 +13,12 @@ import grpc
 
 from ledgermq.proto import peer_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
-from ledgermq.raft.errors import (
-    LogCompactedError,
-    NodeStoppedError,
-    NotLeaderError,
-    ProposalLostError,
-    StorageError,
-    TransferringError,
-)
+from ledgermq.raft.errors import LogCompactedError, NodeStoppedError, StorageError
 
 from .commands import ReleaseLeases
 from .context import NodeContext
+from .ended_calls import ENDING, end_call
 from .forwarded_calls import unless_arrived
-from .forwarding import refuse_not_leader
 from .give_backs import METHOD as GIVE_BACK
 from .give_backs import give_back
 from .granted import RecordReader, deliveries_of_peer
@@ -70,11 +63,8 @@ class GrantService:
             return await context.calls.unary(GRANT, raw, call, local)
         except IN_BAND as error:
             return peer_pb2.GrantAnswer(status=in_band_status(context, error)).SerializeToString()
-        except (NotLeaderError, TransferringError):
-            await refuse_not_leader(grpc_context, context.leadership.node_id, context.leadership.leader_id)
-        except (ProposalLostError, NodeStoppedError) as error:
-            await grpc_context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        raise AssertionError("abort raises")
+        except ENDING as error:
+            await end_call(context, grpc_context, error)
 
     def _not_arrived(self, granted: ReleaseLeases) -> None:
         """The stream ended on which these were told. The next leader releases what is young by itself."""

@@ -9,10 +9,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from ledgermq.proto import route_pb2
-from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostError, TransferringError
 
 from .context import NodeContext
-from .forwarding import refuse_not_leader
+from .ended_calls import ENDING, end_call
 from .leader_calls import Call
 from .refusals import REFUSABLE, RefusedError, refusal_of
 
@@ -54,16 +53,10 @@ def leader_handler(
 
         try:
             return await context.calls.unary(method, raw, call, local)
-        except (NotLeaderError, TransferringError) as error:
+        except ENDING as error:
             if call.forwarded:
-                await refuse_not_leader(
-                    grpc_context, context.leadership.node_id, context.leadership.leader_id
-                )
+                await end_call(context, grpc_context, error)
             refused: Exception = error
-        except (ProposalLostError, NodeStoppedError) as error:
-            if call.forwarded:
-                await grpc_context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-            refused = error
         except REFUSABLE as error:
             refused = error
         return bytes(response_type(refusal=refusal(context, refused, call.listener)).SerializeToString())

@@ -17,12 +17,12 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
-from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostError, TransferringError
 
 from .acknowledge import acknowledge, change_invisible
 from .commands import BrokerGroupMode
 from .context import NodeContext
-from .forwarding import ForwardError, refuse_not_leader
+from .ended_calls import ENDING, end_call
+from .forwarding import ForwardError
 from .granted_receive import GrantedReceives
 from .leader_calls import Call
 from .messaging_refusals import IN_BAND, in_band_status
@@ -62,12 +62,11 @@ class MessagingService:
     def __init__(self, context: NodeContext) -> None:
         self._context = context
         self._granted = GrantedReceives(context)
-        at_leader: dict[str, Callable[[NodeContext, Any], Awaitable[Any]]] = {
-            "SendMessage": send,
-            "AckMessage": acknowledge,
-            "ChangeInvisibleDuration": change_invisible,
+        self._at_leader: dict[str, Callable[[Any, Call], Awaitable[Any]]] = {
+            "SendMessage": lambda request, call: send(context, request, call.remaining),
+            "AckMessage": lambda request, call: acknowledge(context, request),
+            "ChangeInvisibleDuration": lambda request, call: change_invisible(context, request),
         }
-        self._at_leader = at_leader
         self._from_table: dict[str, Callable[[Any, Topic | None, Call], bytes]] = {
             "QueryRoute": self._route,
             "QueryAssignment": self._assignment,
@@ -105,12 +104,8 @@ class MessagingService:
                 return await answer(request, call)
             except IN_BAND as error:
                 return bytes(response(status=in_band_status(self._context, error)).SerializeToString())
-            except (NotLeaderError, TransferringError):
-                leadership = self._context.leadership
-                await refuse_not_leader(context, leadership.node_id, leadership.leader_id)
-            except (ProposalLostError, NodeStoppedError) as error:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-            raise AssertionError("abort raises")
+            except ENDING as error:
+                await end_call(self._context, context, error)
 
         return serve
 
@@ -136,10 +131,7 @@ class MessagingService:
 
         def answer(request: bytes, call: Call) -> Awaitable[bytes]:
             async def local() -> bytes:
-                message = _parsed(kind, request)
-                if serve is send:
-                    return await send(self._context, message, call.remaining)
-                answer = await serve(self._context, message)
+                answer = await serve(_parsed(kind, request), call)
                 return answer if type(answer) is bytes else bytes(answer.SerializeToString())
 
             return self._context.calls.unary(method, request, call, local)
@@ -225,11 +217,8 @@ class MessagingService:
                 status = in_band_status(self._context, error)
                 yield v2.ReceiveMessageResponse(status=status).SerializeToString()
                 yield last_frame()
-            except (NotLeaderError, TransferringError):
-                leadership = self._context.leadership
-                await refuse_not_leader(context, leadership.node_id, leadership.leader_id)
-            except (ProposalLostError, NodeStoppedError, ForwardError) as error:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            except (*ENDING, ForwardError) as error:
+                await end_call(self._context, context, error)
 
         return serve
 

@@ -14,6 +14,8 @@ from .context import NodeContext
 from .http import TEXT, Answer
 from .lag_metrics import LagMetrics
 
+_Reading = tuple[str, str, Callable[[], float]]  # name, help, where the value is
+
 
 class Probes:
     """The answers of one node. Make `routes()` and give them to the HTTP port."""
@@ -21,63 +23,13 @@ class Probes:
     def __init__(self, context: NodeContext) -> None:
         self._context = context
         self._goal: int | None = None  # commit index when a leader was first known
-        metrics, raft, keys = context.metrics, context.raft, context.keys
-        readings: tuple[tuple[str, str, Callable[[], float]], ...] = (
-            ("ledgermq_applied_index", "Last applied log index", lambda: raft.applied_index),
-            ("ledgermq_bytes_waiting", "Bytes that wait for commit", lambda: context.pipeline.bytes_waiting),
-            ("ledgermq_waiting_polls", "Long polls that wait", lambda: context.polls.count),
-            ("ledgermq_topics", "Topics of this group", lambda: len(context.replica.state.topics)),
-            (
-                "ledgermq_produce_refused",
-                "1: the disk is too full",
-                lambda: bool(context.replica.produce_refusal),
-            ),
-        )
-        retention = context.retention
-        readings += (
-            (
-                "ledgermq_disk_step",
-                "0 normal, 1 expired segments go at once, 2 the oldest too, 3 messages refused, 4 writes refused",
-                lambda: retention.step,
-            ),
-            (
-                "ledgermq_disk_share",
-                "Used part of the disk, as retention counts it",
-                lambda: retention.use.share,
-            ),
-            ("ledgermq_log_first_index", "First entry of the log here", lambda: raft.first_index),
-            ("ledgermq_retention_segments_going", "Segments that are being deleted", lambda: retention.going),
-            (
-                "ledgermq_key_index_entries_behind",
-                "Applied entries whose messages cannot be looked up yet",
-                lambda: keys.entries_behind,
-            ),
-            (
-                "ledgermq_key_index_segments_missing",
-                "Old log segments whose messages cannot be looked up yet",
-                lambda: keys.segments_missing,
-            ),
-            (
-                "ledgermq_key_index_damaged",
-                "Index files that were damaged and are made again, since the start",
-                lambda: keys.damaged,
-            ),
-            (
-                "ledgermq_retention_protected_bytes",
-                "Expired, and kept for consumer groups (protect_unconsumed)",
-                lambda: retention.protected_bytes,
-            ),
-        )
-        readings += (
-            (
-                "ledgermq_broker_group_mode",
-                "0 takes messages, 1 is drained, 2 was removed",
-                lambda: context.replica.state.mode,
-            ),
-        )
-        for name, text, read in readings:
-            metrics.add_reading(name, "gauge", text, read)
-        metrics.registry.register(
+        for name, text, read in (
+            *_node_readings(context),
+            *_disk_readings(context),
+            *_index_readings(context),
+        ):
+            context.metrics.add_reading(name, "gauge", text, read)
+        context.metrics.registry.register(
             LagMetrics(lambda: context.replica.state if context.leadership.ready else None)
         )
 
@@ -122,3 +74,63 @@ class Probes:
     def _healthy(self) -> Answer:
         reason = self.not_ready() or self._context.replica.produce_refusal
         return (503, TEXT, f"{reason}\n".encode()) if reason else (200, TEXT, b"ok\n")
+
+
+def _node_readings(context: NodeContext) -> tuple[_Reading, ...]:
+    raft = context.raft
+    return (
+        ("ledgermq_applied_index", "Last applied log index", lambda: raft.applied_index),
+        ("ledgermq_bytes_waiting", "Bytes that wait for commit", lambda: context.pipeline.bytes_waiting),
+        ("ledgermq_waiting_polls", "Long polls that wait", lambda: context.polls.count),
+        ("ledgermq_topics", "Topics of this group", lambda: len(context.replica.state.topics)),
+        ("ledgermq_log_first_index", "First entry of the log here", lambda: raft.first_index),
+        (
+            "ledgermq_broker_group_mode",
+            "0 takes messages, 1 is drained, 2 was removed",
+            lambda: context.replica.state.mode,
+        ),
+    )
+
+
+def _disk_readings(context: NodeContext) -> tuple[_Reading, ...]:
+    retention = context.retention
+    return (
+        (
+            "ledgermq_disk_step",
+            "0 normal, 1 expired segments go at once, 2 the oldest too, 3 messages refused, 4 writes refused",
+            lambda: retention.step,
+        ),
+        ("ledgermq_disk_share", "Used part of the disk, as retention counts it", lambda: retention.use.share),
+        (
+            "ledgermq_produce_refused",
+            "1: the disk is too full",
+            lambda: bool(context.replica.produce_refusal),
+        ),
+        ("ledgermq_retention_segments_going", "Segments that are being deleted", lambda: retention.going),
+        (
+            "ledgermq_retention_protected_bytes",
+            "Expired, and kept for consumer groups (protect_unconsumed)",
+            lambda: retention.protected_bytes,
+        ),
+    )
+
+
+def _index_readings(context: NodeContext) -> tuple[_Reading, ...]:
+    keys = context.keys
+    return (
+        (
+            "ledgermq_key_index_entries_behind",
+            "Applied entries whose messages cannot be looked up yet",
+            lambda: keys.entries_behind,
+        ),
+        (
+            "ledgermq_key_index_segments_missing",
+            "Old log segments whose messages cannot be looked up yet",
+            lambda: keys.segments_missing,
+        ),
+        (
+            "ledgermq_key_index_damaged",
+            "Index files that were damaged and are made again, since the start",
+            lambda: keys.damaged,
+        ),
+    )

@@ -63,7 +63,7 @@ from .read_advice import ReadAdvice
 from .registration import Registration
 from .replica import Replica
 from .retention import Retention
-from .sessions import ClientsHere, session_of
+from .sessions import ClientsHere
 from .slaves import SlaveGate
 from .state_transfer import BrokerStateTransfer
 from .topic_retention import TopicRetention
@@ -176,7 +176,7 @@ class BrokerNode:
         self._pipeline = pipeline
         self._telemetry = TelemetryStreams(
             self._group_policy,
-            self._sign_of_life,
+            lambda client_id: self._context.sign_of_life(client_id),
             lambda client_id: self._clients.stream_ended(client_id),
             config.max_message_bytes,
         )
@@ -227,33 +227,7 @@ class BrokerNode:
         if (reign := self._raft.config.reign) is not None:
             self._members.set_master(reign.master)
         self._context = self._make_context()
-        self._checkpointing = Checkpointing(
-            self._replica,
-            self._store,
-            durable_index=lambda: self._raft.storage.statistics().flushed_index,
-            log_end=lambda: self._raft.log.end_offset,
-            on_failed=self._raft.fail,
-            fault=lambda: self.fault,
-        )
-        self._transfer.attach(self._checkpointing)
-        self._retention = Retention(
-            self._context,
-            disk_use=lambda: self._files.disk_use(self.config.data_dir),
-            checkpoint_now=self._checkpointing.write_now,
-            floor=lambda: self._checkpointing.floor,
-            on_change=self._changed,
-        )
-        self._topic_retention = TopicRetention(self._context)
-        self._queue_check = QueueCheck(
-            self._replica,
-            self._raft.log,
-            ScrubPlan(self.config.scrub_bytes_per_second, self.config.scrub_interval_hours * 3600),
-            self._raft.care.repair.counts,
-            rewrite=self._checkpointing.rewrite,
-            repair_log=self._raft.care.damage_at_read,
-            on_failed=self._raft.fail,
-        )
-        self._replica.rebuilt = self._queue_check.rebuilt
+        self._make_keepers()
         self._messaging = MessagingService(self._context)
         self._log = LogService(self._context)
         self._admin = AdminService(self._context, self._retention.clean)
@@ -262,7 +236,7 @@ class BrokerNode:
             self._leadership,
             self._forwarder,
             lambda: self._clients.alive(time.monotonic()),
-            self._on_clients,
+            self._context.clients_alive,
             self._silence_ms,
             self._changed,
         )
@@ -293,6 +267,36 @@ class BrokerNode:
                 GrantService(self._context).handler(),
             ]
         )
+
+    def _make_keepers(self) -> None:
+        """Make what looks after the files: checkpoints, retention, the check of queue files."""
+        self._checkpointing = Checkpointing(
+            self._replica,
+            self._store,
+            durable_index=lambda: self._raft.storage.statistics().flushed_index,
+            log_end=lambda: self._raft.log.end_offset,
+            on_failed=self._raft.fail,
+            fault=lambda: self.fault,
+        )
+        self._transfer.attach(self._checkpointing)
+        self._retention = Retention(
+            self._context,
+            disk_use=lambda: self._files.disk_use(self.config.data_dir),
+            checkpoint_now=self._checkpointing.write_now,
+            floor=lambda: self._checkpointing.floor,
+            on_change=self._changed,
+        )
+        self._topic_retention = TopicRetention(self._context)
+        self._queue_check = QueueCheck(
+            self._replica,
+            self._raft.log,
+            ScrubPlan(self.config.scrub_bytes_per_second, self.config.scrub_interval_hours * 3600),
+            self._raft.care.repair.counts,
+            rewrite=self._checkpointing.rewrite,
+            repair_log=self._raft.care.damage_at_read,
+            on_failed=self._raft.fail,
+        )
+        self._replica.rebuilt = self._queue_check.rebuilt
 
     def _make_context(self) -> NodeContext:
         """Gather what the services of this node share."""
@@ -409,19 +413,6 @@ class BrokerNode:
     def _group_policy(self, name: str) -> tuple[bool, int]:
         group = self._replica.state.groups.find(name)
         return (group.fifo, group.max_attempts) if group is not None else DEFAULT_GROUP_POLICY
-
-    def _sign_of_life(self, client_id: str) -> None:
-        self._clients.heard(client_id, time.monotonic())
-        if self._replica.view is not None:
-            self._on_clients([client_id])
-
-    def _on_clients(self, client_ids: Any) -> None:
-        """Leader: clients of any node show signs of life."""
-        view = self._replica.view
-        if view is not None:
-            now = self._raft.next_timestamp()
-            for client_id in client_ids:
-                view.session_seen(session_of(client_id), now)
 
     def _silence_ms(self) -> dict[str, int | None]:
         peers = self._raft.status().peers
