@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime
 from typing import Annotated, Any, Final
 
 import typer
 
 from .admin import Admin
-from .cli_group import position
-from .cli_messages import printable
+from .cli_messages import one_line, printable
 from .cli_output import (
     DEFAULT_NAMESERVER,
     JsonOption,
@@ -21,6 +19,7 @@ from .cli_output import (
     print_table,
     run,
 )
+from .cli_times import local_time, time_ms
 from .errors import CorruptMessageError, LedgerMQError
 from .message import MessageView
 from .message_query import DEFAULT_LIMIT, FoundMessages
@@ -75,7 +74,7 @@ def query(
     as_json: JsonOption = False,
 ) -> None:
     """List stored messages of a topic, the newest first: those with a key, or of a time."""
-    begin_ms, end_ms = _time(begin), _time(end)
+    begin_ms, end_ms = _bound(begin), _bound(end)
 
     async def work() -> FoundMessages:
         async with Admin(nameserver) as admin:
@@ -101,14 +100,13 @@ def query(
         out.print("no messages found")
     _tell_what_is_missing(found)
     if found.truncated:
-        oldest = _local_time(found.messages[-1].store_timestamp + 1)
+        oldest = local_time(found.messages[-1].store_timestamp + 1)
         err.print(f"there are more: raise --limit, or go on with --to {oldest}")
 
 
-def _time(text: str) -> int:
+def _bound(text: str) -> int:
     """Return ms since the epoch, 0 for no bound. Raises: typer.BadParameter."""
-    at = position(text) if text else "earliest"
-    return int(at) if at.isdecimal() else 0
+    return max(time_ms(text, earliest=0, latest=0), 0) if text else 0
 
 
 def _not_found(message_id: str, topic: str, found: FoundMessages) -> LedgerMQError:
@@ -142,10 +140,6 @@ def _missing(found: FoundMessages) -> list[str]:
 
 
 # --- output -----------------------------------------------------------------------------------------------------
-def _local_time(timestamp: int) -> str:
-    return datetime.fromtimestamp(timestamp / 1000).isoformat(timespec="milliseconds")
-
-
 def _row(message: MessageView) -> tuple[Any, ...]:
     try:
         body = message.body
@@ -155,13 +149,13 @@ def _row(message: MessageView) -> tuple[Any, ...]:
         size, text = len(body), _preview(body)
     tag, keys, _ = _labels(message)
     return (
-        _local_time(message.store_timestamp), message.message_id, message.queue.broker_group, message.queue_id,
+        local_time(message.store_timestamp), message.message_id, message.queue.broker_group, message.queue_id,
         message.queue_offset, tag, " ".join(keys), size, text,
     )  # fmt: skip
 
 
 def _preview(body: bytes) -> str:
-    text = printable(body[: 4 * _PREVIEW]).replace("\n", "\\n").replace("\t", "\\t")
+    text = one_line(printable(body[: 4 * _PREVIEW]))
     return text if len(text) <= _PREVIEW else text[: _PREVIEW - 1] + "…"
 
 
@@ -178,8 +172,8 @@ def _show(message: MessageView) -> None:
     lines = {
         "message id": message.message_id,
         "where": f"{message.topic}[{message.queue_id}] of {message.queue.broker_group}, offset {message.queue_offset}",
-        "stored": _local_time(message.store_timestamp),
-        "born": _local_time(message.born_timestamp),
+        "stored": local_time(message.store_timestamp),
+        "born": local_time(message.born_timestamp),
         "tag": tag,
         "keys": " ".join(keys),
         "message group": message.message_group,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Final
 
 import typer
@@ -21,13 +20,16 @@ from .cli_output import (
     print_table,
     run,
 )
+from .cli_times import position
 from .group_admin import GroupAdmin
 
-#: Numbers that are taken for ms since 1970: from March 1973 to the year 5138. Smaller ones are meant as offsets or
-#: seconds, larger ones as microseconds.
-_TIMES_MS: Final = range(10**11, 10**14)
-
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")]
+
+#: How far a group is on a queue: fields, and their headings in a table.
+_QUEUE_COLUMNS: Final = {
+    "topic": "TOPIC", "broker_group": "GROUP", "queue_id": "QUEUE>", "committed_offset": "COMMITTED>", "end_offset": "END>",
+    "behind": "BEHIND>", "leased": "LEASED>", "lost": "LOST>", "owner": "OWNER",
+}  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:
@@ -44,26 +46,6 @@ def register(app: typer.Typer) -> None:
     group.command("reset")(reset)
     group.command("delete")(delete)
     app.add_typer(group, name="group")
-
-
-def position(text: str) -> str:
-    """Return "earliest", "latest" or ms since the epoch for what a user typed. Raises: typer.BadParameter."""
-    if text in ("earliest", "latest"):
-        return text
-    if text.isascii() and text.isdecimal():
-        if len(text) > 15 or int(text) not in _TIMES_MS:
-            raise typer.BadParameter(
-                f"{text} is not taken: a number is a time in ms since 1970, of 12 to 14 digits, not an offset; "
-                "the other forms are earliest, latest and 2026-01-31T12:00:00. Each queue has offsets of its own; "
-                "they are set from Python: PullConsumer.commit({queue: offset}, reset=True)"
-            )
-        return text
-    try:
-        return str(int(datetime.fromisoformat(text).timestamp() * 1000))
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is neither earliest, latest, ms since the epoch, nor a time like 2026-01-31T12:00:00"
-        ) from None
 
 
 def create(
@@ -134,30 +116,12 @@ def describe(
             return (*await admin.describe_group(group, topic), await admin.group_members(group))
 
     info, progress, members = run(work())
-    names = (
-        "topic",
-        "broker_group",
-        "queue_id",
-        "committed_offset",
-        "end_offset",
-        "behind",
-        "leased",
-        "lost",
-        "owner",
-    )
-    rows = [
-        (p.topic, where, p.queue_id, p.committed_offset, p.end_offset, p.end_offset - max(p.committed_offset, p.begin_offset), p.leased,
-         p.lost, p.owner)
-        for where, p in progress
-    ]  # fmt: skip
+    queues = [_queue_as_dict(where, each) for where, each in progress]
     if as_json:
-        queues = [dict(zip(names, row, strict=True)) for row in rows]
         print_json({**_as_dict(info), "queues": queues, "members": [_member(*each) for each in members]})
         return
-    if rows:
-        columns = ("TOPIC", "GROUP", "QUEUE>", "COMMITTED>", "END>", "BEHIND>", "LEASED>", "LOST>")
-        owned = bool(members)
-        print_table((*columns, "OWNER") if owned else columns, [row if owned else row[:-1] for row in rows])
+    if queues:
+        _print_queues(queues, [name for name in _QUEUE_COLUMNS if members or name != "owner"])
     else:
         out.print(f'consumer group "{group}" has consumed nothing yet')
     if members:
@@ -193,7 +157,7 @@ def lag(
             rows = await admin.progress(group, topic)
             names = sorted({row.group for _, row in rows if row.group})
             found = [
-                _queue_as_dict(name, where, each)
+                {"group": name, **_queue_as_dict(where, each)}
                 for name in (names if queues else ())
                 for where, each in (await admin.describe_group(name, topic))[1]
             ]
@@ -204,7 +168,7 @@ def lag(
         topics = [progress_as_dict(where, row) for where, row in rows]
         print_json({"topics": topics, **({"queues": found} if queues else {})})
     elif queues:
-        _print_queue_lag(found)
+        _print_queues(found, ["group", *_QUEUE_COLUMNS])
     else:
         _print_lag(rows)
 
@@ -231,37 +195,15 @@ def _print_lag(rows: list[tuple[str, admin_pb2.TopicProgress]]) -> None:
     )
 
 
-def _print_queue_lag(queues: list[dict[str, Any]]) -> None:
-    columns = (
-        "CONSUMER GROUP",
-        "TOPIC",
-        "GROUP",
-        "QUEUE>",
-        "COMMITTED>",
-        "END>",
-        "BEHIND>",
-        "LEASED>",
-        "LOST>",
-        "OWNER",
-    )
-    names = (
-        "group",
-        "topic",
-        "broker_group",
-        "queue_id",
-        "committed_offset",
-        "end_offset",
-        "behind",
-        "leased",
-        "lost",
-        "owner",
-    )
-    print_table(columns, [[each[name] for name in names] for each in queues])
+def _print_queues(queues: list[dict[str, Any]], names: list[str]) -> None:
+    """Print these fields of queues that `_queue_as_dict` made."""
+    headings = {"group": "CONSUMER GROUP", **_QUEUE_COLUMNS}
+    print_table([headings[name] for name in names], [[each[name] for name in names] for each in queues])
 
 
-def _queue_as_dict(group: str, broker_group: str, each: admin_pb2.GroupQueueProgress) -> dict[str, Any]:
+def _queue_as_dict(broker_group: str, each: admin_pb2.GroupQueueProgress) -> dict[str, Any]:
     return {
-        "group": group, "topic": each.topic, "broker_group": broker_group, "queue_id": each.queue_id,
+        "topic": each.topic, "broker_group": broker_group, "queue_id": each.queue_id,
         "committed_offset": each.committed_offset, "end_offset": each.end_offset,
         "behind": each.end_offset - max(each.committed_offset, each.begin_offset), "leased": each.leased,
         "lost": each.lost, "owner": each.owner,

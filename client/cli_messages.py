@@ -18,7 +18,6 @@ import typer
 from ledgermq.proto.record import MAX_BODY_SIZE
 
 from .admin import Admin
-from .cli_group import position
 from .cli_output import (
     DEFAULT_NAMESERVER,
     JsonOption,
@@ -30,6 +29,7 @@ from .cli_output import (
     print_json,
     run,
 )
+from .cli_times import position
 from .encoding import check_tag_filter, check_text
 from .errors import (
     CorruptMessageError,
@@ -299,9 +299,17 @@ def _show(message: LeasedMessage, as_json: bool) -> None:
 
 def printable(body: bytes) -> str:
     """Return the body as text that cannot move the cursor or change a terminal: control characters are escaped."""
-    text = body.decode(errors="backslashreplace")
+    return _harmless(body.decode(errors="backslashreplace"), "\n\t")
+
+
+def one_line(text: str) -> str:
+    """Return a text likewise, without line breaks and tabs."""
+    return _harmless(text, "")
+
+
+def _harmless(text: str, kept: str) -> str:
     return "".join(
-        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode()
         for char in text
     )
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from .cli_group import position
 from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, print_json, run
+from .cli_times import position
 from .errors import LedgerMQError, TopicNotFoundError
 from .trace_events import TRACE_TOPIC
 from .trace_query import MessageTrace, TracedEvent, TraceReport, begin_of, check_question, find_traces

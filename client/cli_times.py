@@ -1,0 +1,46 @@
+"""Points in time as people type them and read them, in the time zone of their machine. Must not: read the clock."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+import typer
+
+#: Numbers that are taken for ms since 1970: from March 1973 to the year 5138. Smaller ones are meant as offsets or
+#: seconds, larger ones as microseconds.
+_TIMES_MS: Final = range(10**11, 10**14)
+
+
+def position(text: str) -> str:
+    """Return "earliest", "latest" or ms since the epoch for what a user typed. Raises: typer.BadParameter."""
+    if text in ("earliest", "latest"):
+        return text
+    if text.isascii() and text.isdecimal():
+        if len(text) > 15 or int(text) not in _TIMES_MS:
+            raise typer.BadParameter(
+                f"{text} is not taken: a number is a time in ms since 1970, of 12 to 14 digits, not an offset; "
+                "the other forms are earliest, latest and 2026-01-31T12:00:00. Each queue has offsets of its own; "
+                "they are set from Python: PullConsumer.commit({queue: offset}, reset=True)"
+            )
+        return text
+    try:
+        return str(int(datetime.fromisoformat(text).timestamp() * 1000))
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is neither earliest, latest, ms since the epoch, nor a time like 2026-01-31T12:00:00"
+        ) from None
+
+
+def time_ms(text: str, *, earliest: int, latest: int) -> int:
+    """Return ms since the epoch for what a user typed, given what its two words stand for. Raises: typer.BadParameter."""
+    at, words = position(text), {"earliest": earliest, "latest": latest}
+    return words[at] if at in words else int(at)
+
+
+def local_time(timestamp_ms: int, *, sep: str = "T", timespec: str = "milliseconds") -> str:
+    """Return ms since the epoch as `position` takes it. What is no time, though a client said so, is shown as it is."""
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000).isoformat(sep, timespec)
+    except (OverflowError, ValueError, OSError):
+        return f"{timestamp_ms} ms"
