@@ -44,13 +44,11 @@ class ConsumeTrace:
 
     def received(self, messages: Iterable[LeasedMessage | MessageView]) -> None:
         """The program has these messages now."""
-        now = now_ms()
+        now, attempt = now_ms(), 0
         for message in messages:
             if isinstance(message, LeasedMessage):
-                message.received_ms = now
-                self._add("receive", message, now, "delivered", attempt=message.delivery_attempt)
-            else:
-                self._add("receive", message, now, "delivered")
+                message.received_ms, attempt = now, message.delivery_attempt
+            self._add("receive", message, now, "delivered", attempt=attempt)
 
     def listened(
         self,
@@ -93,8 +91,10 @@ class ConsumeTrace:
         attempt: int = 0,
         error: str = "",
     ) -> None:
-        if self.tracer.room <= 0 or message.topic == TRACE_TOPIC:
-            self.tracer.drop(message.topic != TRACE_TOPIC)
+        if message.topic == TRACE_TOPIC:  # its own traces would never end
+            return
+        if self.tracer.room <= 0:
+            self.tracer.drop(1)
             return
         try:
             tag, keys = message.tag, message.keys

@@ -26,6 +26,7 @@ from .errors import CorruptMessageError, LedgerMQError
 from .intake import Intake, Q, Refused
 from .read_source import FetchSource, ReadSource
 from .topic_route import BrokerGroup
+from .waiting import happens
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ class GroupFetcher(ABC, Generic[Q]):
             if pause_ms:
                 self._news.clear()
                 await self._refresh_sometimes()
-                await _happens(self._news, pause_ms / 1000)
+                await happens(self._news, pause_ms / 1000)
             if address:
                 await self._read_from(address)
 
@@ -225,12 +226,3 @@ class GroupFetcher(ABC, Generic[Q]):
             self.source = source
         suggested, empty = response.suggested_node_id, not response.queues
         return self._read.answered(self.group, source, suggested, empty, time.monotonic())
-
-
-async def _happens(event: asyncio.Event, within_s: float) -> None:
-    """Wait for an event, and not longer than that."""
-    try:
-        async with asyncio.timeout(within_s):
-            await event.wait()
-    except TimeoutError:
-        return

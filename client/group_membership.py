@@ -28,6 +28,7 @@ from .leader_question import who_leads
 from .push_options import PushOptions
 from .retry_policy import LeaderSearch
 from .topic_route import BrokerGroup
+from .waiting import happens
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +141,8 @@ class GroupMembership:
             nodes = [node.log_address for node in self.group.by_preference]
             address, pause_ms = self._search.next(leader.log_address if leader else "", nodes)
             pause_ms = max(pause_ms, 0 if address else _NO_NODE_PAUSE_MS)
-            if pause_ms and await _happens(self._news, pause_ms / 1000):
+            if pause_ms and await happens(self._news, pause_ms / 1000):
+                self._news.clear()
                 continue  # somebody leads now: ask again
             if not address:
                 continue
@@ -205,7 +207,8 @@ class GroupMembership:
         await call.write(self._first)
         self._joined = True
         while not self._leaving:
-            await _happens(self._wake, self._beat_s)
+            if await happens(self._wake, self._beat_s):
+                self._wake.clear()
             request = pb.MembershipRequest(released=self._released)
             self._released.clear()
             if self._resubscribed:
@@ -256,14 +259,3 @@ class GroupMembership:
         if self._call is not None and leader.log_address != self._address:
             logger.info("leader moved group=%s term=%d leader=%s", self.group.name, term, leader_id)
             self._end_stream()
-
-
-async def _happens(event: asyncio.Event, within_s: float) -> bool:
-    """Wait for an event, and not longer than that; return whether it came. Clears it."""
-    try:
-        async with asyncio.timeout(within_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    event.clear()
-    return True

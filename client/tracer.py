@@ -8,7 +8,6 @@ themselves are not touched by that.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
@@ -21,6 +20,7 @@ from typing import Any, Final, Protocol
 from .errors import LedgerMQError, MessageTooLargeError, RefusedError, TopicNotFoundError
 from .message import Message
 from .trace_events import BATCH, TRACE_TOPIC, TraceEvent, TraceSource, encode_batch, take_batch
+from .waiting import happens
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class Tracer:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        self._defect = ""  # that ended the task
         self._reason = ""  # of the last loss
         self._reported = 0
         self._report_at = 0.0
@@ -74,7 +75,7 @@ class Tracer:
     @property
     def room(self) -> int:
         """Events that would still be taken."""
-        return 0 if self._closing else MAX_EVENTS - len(self._events)
+        return 0 if self._closing or self._defect else MAX_EVENTS - len(self._events)
 
     def add(self, event: TraceEvent) -> None:
         """Take an event, or drop it when there is no room. What happens in the trace topic itself leaves no trace."""
@@ -86,13 +87,15 @@ class Tracer:
         self._events.append(event)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="ledgermq-trace")
+            self._task.add_done_callback(self._ended)
         if len(self._events) in (1, BATCH):
             self._wake.set()
 
     def drop(self, count: int) -> None:
         """Count events that were not even made, because there is no room."""
         if count > 0:
-            self._lose(count, "there was no room: messages come faster than their traces are stored")
+            full = "there was no room: messages come faster than their traces are stored"
+            self._lose(count, self._defect or full)
 
     async def close(self) -> None:
         """Send what waits, for a moment, and end."""
@@ -104,9 +107,7 @@ class Tracer:
             await asyncio.wait({self._task}, timeout=CLOSE_S)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._events:
-            self._lose(len(self._events), "the client was closed")
-            self._events.clear()
+        self._lose_waiting("the client was closed")
         self._report(last=True)
 
     # --- sending ----------------------------------------------------------------------------------------------
@@ -129,9 +130,7 @@ class Tracer:
         if self._closing or len(self._events) >= BATCH:
             return
         self._wake.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_S if self._events else None):
-                await self._wake.wait()
+        await happens(self._wake, FLUSH_S if self._events else None)
 
     async def _send(self, producer: TraceProducer, events: list[TraceEvent], keys: Sequence[str]) -> None:
         """Send one trace message. It is retried like any other; what cannot be sent is lost."""
@@ -150,12 +149,11 @@ class Tracer:
             await self._pause()
         except LedgerMQError as error:
             self._lose(len(events), str(error))
-        except asyncio.CancelledError:
+        except ValueError as error:  # a text that cannot be encoded, for example the name of this machine
+            self._lose(len(events), f"{type(error).__name__}: {error}")
+        except BaseException:  # or a defect, which `_ended` names
             self._lose(len(events), "the client was closed")
             raise
-        except Exception as error:  # a defect, or what cannot be encoded, ends no later trace
-            logger.exception("traces not sent client=%s", self._source.client_id)
-            self._lose(len(events), f"{type(error).__name__}: {error}")
         else:
             self.sent += len(events)
 
@@ -165,15 +163,28 @@ class Tracer:
         until = time.monotonic() + _NO_TOPIC_S
         while not self._closing and (rest := until - time.monotonic()) > 0:
             self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(rest):
-                    await self._wake.wait()
+            await happens(self._wake, rest)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Nobody awaits the task: a defect is told here, and nothing waits any more for what it would have sent."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self._defect = f"tracing has ended by a defect of LedgerMQ, {type(error).__name__}: {error}"
+        self._reason = self._defect
+        logger.error("traces end client=%s", self._source.client_id, exc_info=error)
+        self._lose_waiting(self._defect)
+        self._report(last=True)
 
     # --- losses -----------------------------------------------------------------------------------------------
 
     def _lose(self, count: int, reason: str) -> None:
         self.dropped += count
         self._reason = reason
+
+    def _lose_waiting(self, reason: str) -> None:
+        if self._events:
+            self._lose(len(self._events), reason)
+            self._events.clear()
 
     def _report(self, *, last: bool = False) -> None:
         """Log what was lost since the last line, if a line is due."""

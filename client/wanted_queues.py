@@ -22,6 +22,7 @@ from .message import MessageQueue
 from .queue_reader import QueueReader
 from .routes import Routes
 from .topic_route import TopicRoute
+from .waiting import happens
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +183,7 @@ class WantedQueues:
                 if not error.retryable and not isinstance(error, RouteError):
                     self._forget(topic, name)
             if self._missing_of(topic, name):
-                await _wait(news, _RETRY_S)
+                await happens(news, _RETRY_S)
 
     async def _join(self, topic: str, name: str, *, late: bool = False) -> None:
         """Find out where the missing queues of a group start, and have them read. Raises: as call_group."""
@@ -244,12 +245,3 @@ class WantedQueues:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Return when the event is set, or after that time."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return

@@ -27,6 +27,7 @@ class FakeProducer:
         self.gate.set()
         self.started = self.closed = 0
         self.changed = asyncio.Event()
+        self.gone = asyncio.Event()
 
     async def start(self) -> None:
         self.started += 1
@@ -42,6 +43,7 @@ class FakeProducer:
 
     async def close(self) -> None:
         self.closed += 1
+        self.gone.set()
 
     @property
     def ids(self) -> list[str]:
@@ -161,7 +163,7 @@ def test_close_does_not_wait_for_brokers_that_are_silent(
     assert "the client was closed" in caplog.text
 
 
-def test_what_cannot_be_encoded_or_sent_whatever_the_reason_ends_no_later_trace(
+def test_what_cannot_be_encoded_ends_no_later_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "FLUSH_S", 0.0)
@@ -170,7 +172,7 @@ def test_what_cannot_be_encoded_or_sent_whatever_the_reason_ends_no_later_trace(
         tracer.add(TraceEvent("consume", "00001", "orders", 1, "failed", error="lone \ud800 surrogate"))
         while not tracer.dropped:  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(0.001)
-        producer.errors = [ValueError("a defect")]
+        producer.errors = [ValueError("cannot be written")]
         tracer.add(event(2))
         while tracer.dropped < 2:  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(0.001)
@@ -180,6 +182,30 @@ def test_what_cannot_be_encoded_or_sent_whatever_the_reason_ends_no_later_trace(
         assert producer.ids == ["00003"]
 
     run(test)
+
+
+def test_a_defect_ends_the_traces_and_is_told_but_does_not_disturb_the_client(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_S", 0.0)
+
+    async def test(tracer: Tracer, producer: FakeProducer) -> None:
+        producer.gate.clear()
+        producer.errors = [ZeroDivisionError("never thought of")]
+        tracer.add(event(1))
+        await producer.changed.wait()
+        tracer.add(event(2))
+        producer.gate.set()
+        await producer.gone.wait()
+        await tracer.close()
+        assert (tracer.room, tracer.sent, tracer.dropped) == (0, 0, 2)
+        tracer.add(event(3))
+        assert (tracer.dropped, producer.sent) == (3, [])
+
+    run(test)
+    (error,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert error.exc_info is not None and error.exc_info[0] is ZeroDivisionError
+    assert "events=2 reason=tracing has ended by a defect of LedgerMQ" in caplog.text
 
 
 def test_the_text_of_an_error_is_short_and_can_be_written_whatever_it_is() -> None:
