@@ -83,15 +83,7 @@ def up(
     with signals_as_interrupt():
         try:
             plan = cluster.prepare(nodes, groups, replication=replication)
-            if rejoin and rejoin not in plan.nodes:
-                raise UsageError(
-                    f'there is no node "{rejoin}" in {data}', f"The nodes are {', '.join(plan.nodes)}"
-                )
-            what = "" if plan.joins else "a nameserver and "
-            out.print(f"starting {what}{_brokers(plan)}, data in {escape(str(data))} ...")
-            cluster.start(rejoin=rejoin, on_ready=lambda name: out.print(f"  {name} is ready"))
-            run(_until_healthy(plan.nameserver))
-            _print_cluster(cluster, plan)
+            _start(cluster, plan, data, rejoin)
             _watch(cluster)
         except ProcessEndedError as failure:
             if hint := _rejoin_hint(failure.name, str(failure), data):
@@ -101,13 +93,7 @@ def up(
             out.print("\nstopping ...")
         finally:
             killed = cluster.stop()
-    if killed:
-        out.print(
-            f"{', '.join(killed)} did not stop in time and was killed; nothing acknowledged is lost by that."
-        )
-    out.print(
-        f"stopped. The data are in {escape(str(data))}; start again: ledgermq up --data {escape(str(data))}"
-    )
+    _print_stopped(killed, data)
 
 
 def broker(context: typer.Context) -> None:
@@ -158,6 +144,17 @@ async def _until_healthy(nameserver: str) -> None:
         if exit_code(reports) == 0:
             return
         await asyncio.sleep(0.05)
+
+
+def _start(cluster: LocalCluster, plan: LocalPlan, data: Path, rejoin: str) -> None:
+    """Start everything, and say where it is. `data`: as the user named it. Raises: UsageError, ProcessEndedError."""
+    if rejoin and rejoin not in plan.nodes:
+        raise UsageError(f'there is no node "{rejoin}" in {data}', f"The nodes are {', '.join(plan.nodes)}")
+    what = "" if plan.joins else "a nameserver and "
+    out.print(f"starting {what}{_brokers(plan)}, data in {escape(str(data))} ...")
+    cluster.start(rejoin=rejoin, on_ready=lambda name: out.print(f"  {name} is ready"))
+    run(_until_healthy(plan.nameserver))
+    _print_cluster(cluster, plan)
 
 
 def _become(module: str, arguments: list[str]) -> None:
@@ -223,6 +220,16 @@ def _rejoin_hint(name: str, said: str, data: Path) -> str:
     if "ledgermq broker --rejoin" not in said:
         return ""
     return f"{name} shall fetch everything from the others? Here that is: ledgermq up --data {data} --rejoin {name}"
+
+
+def _print_stopped(killed: list[str], data: Path) -> None:
+    if killed:
+        out.print(
+            f"{', '.join(killed)} did not stop in time and was killed; nothing acknowledged is lost by that."
+        )
+    out.print(
+        f"stopped. The data are in {escape(str(data))}; start again: ledgermq up --data {escape(str(data))}"
+    )
 
 
 def _watch(cluster: LocalCluster) -> None:

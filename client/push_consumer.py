@@ -78,13 +78,8 @@ class PushConsumer:
         `trace`: tell the trace topic what becomes of each message (`ledgermq message trace`); brokers need `trace_topic`.
         Raises: InvalidNameError, UsageError, OffsetsFileError (broadcast).
         """
-        check_name("group", group)
-        check_start(start)
-        check_callable("listener", listener)
-        if on_exhausted is not None:
-            check_callable("on_exhausted", on_exhausted)
         options = options or PushOptions()
-        options.check()
+        _check(group, start, listener, on_exhausted, options)
         self.group = group
         #: How brokers name this consumer among the members of its group.
         self.member_id = f"{socket.gethostname()}@{os.getpid()}@{secrets.token_hex(8)}"
@@ -322,3 +317,15 @@ class PushConsumer:
         if part is None:
             raise TopicNotFoundError(topic)
         return part.group
+
+
+def _check(
+    group: str, start: str, listener: object, on_exhausted: object | None, options: PushOptions
+) -> None:
+    """Check the arguments of a PushConsumer before anything is made. Raises: InvalidNameError, UsageError."""
+    check_name("group", group)
+    check_start(start)
+    check_callable("listener", listener)
+    if on_exhausted is not None:
+        check_callable("on_exhausted", on_exhausted)
+    options.check()
