@@ -63,11 +63,6 @@ class Members:
                 changed = True
         return changed
 
-    def mark_silent(self, node_id: str | None) -> None:
-        """A leader was lost: it leaves routes until somebody hears it again."""
-        if node_id in self._nodes and node_id != self.own.node_id:
-            self._nodes[node_id].alive = False
-
     def all(self) -> list[NodeInfo]:
         """Return every known node, in the configured order, with all listeners."""
         order = {name: i for i, name in enumerate(self._voters)}

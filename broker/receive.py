@@ -39,8 +39,7 @@ from .topics import Topic
 
 MAX_BATCH: Final = 32
 AUTO_RENEW_INVISIBLE_MS: Final = 60_000
-MIN_POLLING: Final = 5.0  # seconds
-MAX_POLLING: Final = 20.0
+MAX_POLLING: Final = 20.0  # seconds
 #: An answer leaves so long before the client's deadline, or its messages would be leased to nobody.
 POLLING_MARGIN: Final = 0.5
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from ledgermq.proto.admin_pb2 import ConsumerGroupInfo
 from ledgermq.proto.route_pb2 import FIFO, MIXED, TopicInfo, TopicMessageType
@@ -15,7 +15,14 @@ from ledgermq.proto.route_pb2 import FIFO, MIXED, TopicInfo, TopicMessageType
 #: Types of topics whose messages may have an order.
 ORDERED_TYPES = (FIFO, MIXED)
 
-T = TypeVar("T")
+
+class Named(Protocol):
+    """What both messages have."""
+
+    name: str
+
+
+T = TypeVar("T", bound=Named)
 
 
 @dataclass(slots=True)
@@ -56,11 +63,11 @@ def _compare(
     settings: Callable[[T], str],
 ) -> Comparison[T]:
     found: Comparison[T] = Comparison()
-    known = {_name(info): info for info in there}
+    known = {info.name: info for info in there}
     wanted: dict[str, dict[str, T]] = {}
     for source in sorted(sources):
         for info in sources[source]:
-            wanted.setdefault(_name(info), {})[source] = info
+            wanted.setdefault(info.name, {})[source] = info
     for name in sorted(wanted):
         texts: dict[str, list[str]] = {}
         for source, info in wanted[name].items():
@@ -76,10 +83,6 @@ def _compare(
             differing = "; ".join(f"{', '.join(groups)}: {text}" for text, groups in texts.items())
             found.conflicts.append(f'{what} "{name}" differs ({differing})')
     return found
-
-
-def _name(info: object) -> str:
-    return str(getattr(info, "name"))  # noqa: B009  # both messages have one
 
 
 def _topic_settings(info: TopicInfo) -> str:

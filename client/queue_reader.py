@@ -181,10 +181,9 @@ class QueueReader:
         self._turn += 1
         for step in range(len(fetchers)):
             fetcher = fetchers[(self._turn + step) % len(fetchers)]
-            had_room = fetcher.buffer.has_room
             if messages := fetcher.buffer.take(max_messages):
                 self.delivered_count += len(messages)
-                if not had_room and fetcher.buffer.has_room:
+                if not fetcher.changed.is_set() and fetcher.buffer.has_room:
                     fetcher.changed.set()
                 return messages
         return []

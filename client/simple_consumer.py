@@ -85,9 +85,8 @@ class SimpleConsumer:
         self._channels = Channels()
         self._routes = Routes(nameservers, self._channels, cluster)
         self._routes.on_change(self._on_route)  # also keeps the watch open: a new leader is asked at once
-        self._groups: dict[
-            str, BrokerGroup
-        ] = {}  # as they were known last, also when no route names them any more
+        # As they were known last, also when no route names them any more
+        self._groups: dict[str, BrokerGroup] = {}
         self._filters: dict[str, v2.FilterExpression] = {}
         self._turn = 0
         self._empty = 0  # answers in a row without a message
@@ -156,7 +155,9 @@ class SimpleConsumer:
             rest_ms = _POLL_MS if end is None else max(int((end - time.monotonic()) * 1000), 0)
             # With several sources a long poll would hold up the others: it is cut into slices, and nothing is waited for
             # before each of them has said that it has nothing.
-            slice_ms = _POLL_MS if len(every) == 1 else _SLICE_MS * (self._empty >= len(sources))
+            slice_ms = _POLL_MS
+            if len(every) > 1:
+                slice_ms = _SLICE_MS if self._empty >= len(sources) else 0
             poll_ms = min(rest_ms, slice_ms)
             self._turn += 1
             topic, broker_group = sources[self._turn % len(sources)]
