@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 
 from ledgermq.raft.core import RaftCore
 from ledgermq.raft.core_config import CoreConfig
-from ledgermq.raft.log_view import LogView
 from ledgermq.raft.messages import (
     AppendEntries,
     AppendEntriesReply,
@@ -34,12 +32,11 @@ from ledgermq.raft.outputs import (
     Role,
     Transferring,
 )
-from ledgermq.raft.quorum import Joint, Majority
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
 from .core_cluster import Cluster, make_core
 
-N1, N2, N3, N4, N5 = (NodeId(f"n{i}") for i in range(1, 6))
+N1, N2, N3, N4 = (NodeId(f"n{i}") for i in range(1, 5))
 
 
 def outputs_of(core: RaftCore) -> list[Output]:
@@ -457,46 +454,7 @@ def test_retention_of_the_whole_log_keeps_its_base() -> None:
     assert core.propose([10]) == Accepted(LogIndex(2), Term(1))
 
 
-# --- quorums -----------------------------------------------------------------------------------------------------------------
-def joint_candidate() -> RaftCore:
-    """n1 of {n1 n2 n3}, on the way to {n3 n4 n5}: thesis §4.3."""
-    quorum = Joint(Majority((N1, N2, N3)), Majority((N3, N4, N5)))
-    assert quorum.voters == {N1, N2, N3, N4, N5}
-    config = CoreConfig(node_id=N1, voters=(N1, N2, N3, N4, N5))
-    core = RaftCore(config, HardState(), LogView(), random.Random(1), quorum)
-    core.campaign()
-    outputs_of(core)
-    return core
-
-
-def test_during_a_change_a_candidate_needs_both_majorities() -> None:
-    core = joint_candidate()
-    for peer in (N2, N3):
-        core.step(RequestVoteReply(Term(1), peer, N1, True, pre_vote=True))
-    assert core.term == 0, "n3 alone is no majority of the new voters"
-    core.step(RequestVoteReply(Term(1), N4, N1, True, pre_vote=True))
-    assert (core.role, core.term) == (Role.CANDIDATE, 1)
-
-
-def test_during_a_change_one_lost_majority_loses_the_election() -> None:
-    core = joint_candidate()
-    for peer in (N4, N5):
-        core.step(RequestVoteReply(Term(0), peer, N1, False, pre_vote=True))
-    assert core.role is Role.FOLLOWER
-
-
-def test_during_a_change_an_entry_is_committed_by_both_majorities() -> None:
-    core = joint_candidate()
-    for pre_vote in (True, False):
-        for peer in (N2, N3, N4):
-            core.step(RequestVoteReply(Term(1), peer, N1, True, pre_vote=pre_vote))
-        outputs_of(core)
-    assert core.role is Role.LEADER
-    for peer, committed in ((N2, 0), (N3, 0), (N4, 1)):
-        acknowledge(core, peer, 1)
-        assert core.commit_index == committed
-
-
+# --- faults -------------------------------------------------------------------------------------------------------------
 def test_a_storage_failure_is_told_once() -> None:
     cluster = Cluster("n1", "n2", "n3")
     cluster.elect("n1")

@@ -25,8 +25,9 @@ from ledgermq.raft.storage import open_storage
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.power_cut import Keep
 
+from .bad_sectors import BadFile, BadSectors
 from .log_rig import DATA, SEGMENT, LogRig, storage_config
-from .simulated_disk import PowerCut, SimulatedDisk, SimulatedFile
+from .simulated_disk import PowerCut, SimulatedDisk
 
 LAST = 40
 VOTER = HardState(Term(3), NodeId("n2"), LogIndex(0), is_voter=True)
@@ -288,9 +289,8 @@ def test_other_entries_than_the_committed_ones_are_replaced_by_those(damaged_ent
     after, _, gave_up = repaired(disk, Peer(whole))
     assert not gave_up
     assert after.read_all() == whole.entries[: after.log.last_index]
-    assert (
-        after.log.end_offset >= damaged.log.end_offset
-    )  # all that it may have acknowledged, as far as it counts
+    # All that it may have acknowledged, as far as it counts
+    assert after.log.end_offset >= damaged.log.end_offset
 
 
 def whole_of_term(term: int) -> LogRig:
@@ -386,41 +386,6 @@ def test_a_note_that_cannot_be_read_asks_for_everything() -> None:
     with pytest.raises(DamagedLogError, match="where a repair was interrupted") as again:
         open_storage(storage_config(), disk)
     assert again.value.damage is not None and again.value.damage.note.open_ended
-
-
-class BadSectors(SimulatedDisk):
-    """The blocks of a disk that give EIO until they are written again, by physical offset in the log."""
-
-    def __init__(self, disk: SimulatedDisk, offset: int) -> None:
-        super().__init__()
-        self.names, self.durable_names, self.directories = disk.names, disk.durable_names, disk.directories
-        self.bad = {(DATA / "commitlog" / f"{offset // SEGMENT * SEGMENT:020d}", offset % SEGMENT // 512)}
-
-    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> SimulatedFile:
-        found = super().open(path, create=create, writable=writable)
-        return BadFile(self, path, found._inode, writable)
-
-
-class BadFile(SimulatedFile):
-    """A file on such a disk."""
-
-    def _touched(self, size: int, offset: int) -> set[tuple[Path, int]]:
-        return {(self.path, sector) for sector in range(offset // 512, (offset + size - 1) // 512 + 1)}
-
-    def pread(self, size: int, offset: int) -> bytes:
-        assert isinstance(self._disk, BadSectors)
-        if self._disk.bad & self._touched(size, offset):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))
-        return super().pread(size, offset)
-
-    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
-        assert isinstance(self._disk, BadSectors)
-        size = sum(map(len, buffers))
-        bad = self._disk.bad & self._touched(size, offset)
-        if any(sector * 512 < offset or (sector + 1) * 512 > offset + size for _, sector in bad):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))  # the rest would have to be read
-        super().pwritev(buffers, offset)
-        self._disk.bad -= bad
 
 
 def test_sectors_that_cannot_be_read_are_damage_like_any_other() -> None:

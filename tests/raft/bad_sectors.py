@@ -1,0 +1,48 @@
+"""A simulated disk with sectors that cannot be read."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ledgermq.raft.files import Buffer
+
+from .log_rig import DATA, SEGMENT
+from .simulated_disk import SimulatedDisk, SimulatedFile
+
+
+class BadSectors(SimulatedDisk):
+    """The blocks of a disk that give EIO until they are written again, by physical offset in the log."""
+
+    def __init__(self, disk: SimulatedDisk, offset: int) -> None:
+        super().__init__()
+        self.names, self.durable_names, self.directories = disk.names, disk.durable_names, disk.directories
+        self.bad = {(DATA / "commitlog" / f"{offset // SEGMENT * SEGMENT:020d}", offset % SEGMENT // 512)}
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> SimulatedFile:
+        found = super().open(path, create=create, writable=writable)
+        return BadFile(self, path, found._inode, writable)
+
+
+class BadFile(SimulatedFile):
+    """A file on such a disk."""
+
+    def _touched(self, size: int, offset: int) -> set[tuple[Path, int]]:
+        return {(self.path, sector) for sector in range(offset // 512, (offset + size - 1) // 512 + 1)}
+
+    def pread(self, size: int, offset: int) -> bytes:
+        assert isinstance(self._disk, BadSectors)
+        if self._disk.bad & self._touched(size, offset):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))
+        return super().pread(size, offset)
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        assert isinstance(self._disk, BadSectors)
+        size = sum(map(len, buffers))
+        bad = self._disk.bad & self._touched(size, offset)
+        if any(sector * 512 < offset or (sector + 1) * 512 > offset + size for _, sector in bad):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))  # the rest would have to be read
+        super().pwritev(buffers, offset)
+        self._disk.bad -= bad
