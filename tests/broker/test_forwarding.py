@@ -10,21 +10,24 @@ import grpc
 import grpc.aio
 import pytest
 
+from ledgermq.broker import forward_lane
 from ledgermq.broker.forward_lane import MAX_REQUEST
 from ledgermq.broker.forwarding import Forwarder, ForwardError
 
 METHOD = "/test.Silent/Call"
 
 
-class Silent(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+class Silent:
     """A node that takes calls, and streams of calls, and never answers; `asked` has what came in."""
 
     def __init__(self) -> None:
         self.asked: asyncio.Queue[bytes] = asyncio.Queue()
         self.ended = asyncio.Event()
 
-    def service(self, details: Any) -> Any:
-        return grpc.unary_stream_rpc_method_handler(self._serve)
+    def handlers(self) -> list[grpc.GenericRpcHandler[Any, Any]]:
+        method = grpc.unary_stream_rpc_method_handler(self._serve)
+        names = [name[1:].split("/") for name in (METHOD, forward_lane.METHOD)]
+        return [grpc.method_handlers_generic_handler(service, {name: method}) for service, name in names]
 
     async def _serve(self, request: bytes, _context: Any) -> AsyncIterator[bytes]:
         self.asked.put_nowait(request)
@@ -38,7 +41,7 @@ class Silent(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 def run(test: Callable[[Forwarder, Silent], Awaitable[None]]) -> None:
     async def scenario() -> None:
         server, silent = grpc.aio.server(), Silent()
-        server.add_generic_rpc_handlers((silent,))
+        server.add_generic_rpc_handlers(silent.handlers())
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         forwarder = Forwarder("n1", {"n2": f"127.0.0.1:{port}"})

@@ -12,6 +12,7 @@ import pytest
 from ledgermq.broker import selection
 from ledgermq.broker.commands import CreateGroup
 from ledgermq.broker.consume_queue import ColdRead, ConsumeQueue
+from ledgermq.broker.effects import GrantResult
 from ledgermq.broker.leader_view import ReceiveRequest
 from ledgermq.broker.receive import ReceiveWork
 from ledgermq.broker.selection import Selector
@@ -77,7 +78,10 @@ def test_one_selection_looks_at_a_bounded_number_over_all_queues_and_says_that_i
             turn.abandon()
         else:
             node.commit(turn)
-    found = plan.deliveries(node.commit(turn).results[plan.slot])  # type: ignore[index, arg-type]
+    assert plan.slot is not None
+    result = node.commit(turn).results[plan.slot]
+    assert isinstance(result, GrantResult)
+    found = plan.deliveries(result)
     assert offsets(found) == [(queues - 1, each)]
     assert total <= queues * each + 1, "nothing is looked at twice"
 

@@ -117,7 +117,9 @@ def test_a_release_that_was_refused_is_proposed_by_the_housekeeping() -> None:
     asyncio.run(run())
 
 
-def test_reads_of_queue_files_that_wait_for_the_disk_take_no_thread_of_what_the_node_stores() -> None:
+def test_reads_of_queue_files_that_wait_for_the_disk_take_no_thread_of_what_the_node_stores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Consumers cause any number of them; a peer that greets anew waits until its incarnation is stored, in a thread."""
 
     async def run() -> None:
@@ -129,7 +131,7 @@ def test_reads_of_queue_files_that_wait_for_the_disk_take_no_thread_of_what_the_
             gate.wait()
             return b""
 
-        rig.replica.load_units = stand_still  # type: ignore[method-assign]
+        monkeypatch.setattr(rig.replica, "load_units", stand_still)
         cold = ColdRead((1, 0), "orders@1", 0, 1)
         reads = [asyncio.create_task(rig.replica.warm([cold])) for _ in range(100)]
         try:

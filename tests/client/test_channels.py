@@ -17,14 +17,15 @@ from .silent_relay import SilentRelay
 METHOD = "/test.Silent/Wait"
 
 
-class Waiting(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+class Waiting:
     """Takes calls and has nothing to say; `asked` is set when one has come."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
 
-    def service(self, details: Any) -> Any:
-        return grpc.unary_unary_rpc_method_handler(self._wait)
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        methods = {"Wait": grpc.unary_unary_rpc_method_handler(self._wait)}
+        return grpc.method_handlers_generic_handler("test.Silent", methods)
 
     async def _wait(self, request: bytes, context: Any) -> bytes:
         self.asked.set()
@@ -41,7 +42,7 @@ def test_a_call_fails_when_the_other_side_answers_not_even_pings(
 
     async def scenario() -> None:
         server, waiting, clients = aio.server(), Waiting(), Channels()
-        server.add_generic_rpc_handlers((waiting,))
+        server.add_generic_rpc_handlers((waiting.handler(),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:

@@ -41,8 +41,8 @@ def test_messages_of_all_groups_come_in_one_order() -> None:
     async def scenario() -> None:
         async with two_groups() as cluster, Admin(cluster.address) as admin:
             ids = await send(cluster, 12)
-            for request in ({"key": "all"}, {}):
-                found = await admin.query_messages("orders", **request)  # type: ignore[arg-type]
+            for key in ("all", ""):
+                found = await admin.query_messages("orders", key=key)
                 assert [each.message_id for each in found.messages] == ids[::-1]
                 assert {each.queue.broker_group for each in found.messages} == {"g0", "g1"}
                 assert found.is_complete and not found.truncated
@@ -136,9 +136,10 @@ def test_a_topic_of_one_group_is_enough_and_one_that_nobody_has_is_an_error() ->
             assert (await admin.query_messages("payments")).is_complete
             with pytest.raises(TopicNotFoundError, match="payments"):
                 await admin.query_messages("payment")
-            for wrong in ({"limit": 0}, {"begin_ms": 5, "end_ms": 5}, {"begin_ms": -1}):
+            nonsense: list[dict[str, Any]] = [{"limit": 0}, {"begin_ms": 5, "end_ms": 5}, {"begin_ms": -1}]
+            for wrong in nonsense:
                 with pytest.raises(UsageError):
-                    await admin.query_messages("orders", **wrong)  # type: ignore[arg-type]
+                    await admin.query_messages("orders", **wrong)
             with pytest.raises(InvalidNameError):
                 await admin.query_messages("no topic")
 

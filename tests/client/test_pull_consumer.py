@@ -376,7 +376,9 @@ def test_a_queue_that_is_given_up_while_its_topic_is_created_again_stays_given_u
     run(scenario())
 
 
-def test_all_queues_of_a_topic_that_was_created_again_cost_one_question() -> None:
+def test_all_queues_of_a_topic_that_was_created_again_cost_one_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario() -> None:
         group = FakeGroup(topics={"orders": 40})
         async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
@@ -389,7 +391,7 @@ def test_all_queues_of_a_topic_that_was_created_again_cost_one_question() -> Non
                 asked.append(topics)
                 await refresh(topics)
 
-            reader.refresh = counted  # type: ignore[method-assign]
+            monkeypatch.setattr(reader, "refresh", counted)
             fetcher = reader._fetchers["g0"]
             await fetcher.close()  # what it hears by itself must not come between
             group.queues.clear()
@@ -414,11 +416,13 @@ def test_no_messages_are_not_waited_for(count: Any) -> None:
                 await consumer.subscribe("orders")
                 with pytest.raises(UsageError, match="max_messages is"):
                     await consumer.poll(count)
+                wrong: Any
                 for wrong in (1.5, "0", None, -1):
                     with pytest.raises(UsageError, match="is no queue offset"):
-                        consumer.seek(MessageQueue("orders", "g0", 0), wrong)  # type: ignore[arg-type]
+                        consumer.seek(MessageQueue("orders", "g0", 0), wrong)
+                wrong = 1.5
                 with pytest.raises(UsageError, match="is no time"):
-                    await consumer.seek_to_time("orders", 1.5)  # type: ignore[arg-type]
+                    await consumer.seek_to_time("orders", wrong)
 
     run(scenario())
 

@@ -254,7 +254,7 @@ def test_a_topic_that_is_gone_does_not_hold_up_the_others(
                     asked.append(topic)
                     return await get(topic, **options)
 
-                consumer._routes.get = counted  # type: ignore[method-assign]
+                monkeypatch.setattr(consumer._routes, "get", counted)
                 group.queues.pop((2, 0))
                 group.queues.pop((2, 1))
                 for number in range(2, 7):  # each by a question of its own

@@ -297,7 +297,9 @@ def test_what_could_not_be_stored_before_a_queue_stays_after_all_is_stored_later
     run(scenario())
 
 
-def test_a_topic_with_many_queues_that_is_gone_costs_the_others_one_question() -> None:
+def test_a_topic_with_many_queues_that_is_gone_costs_the_others_one_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario() -> None:
         group = FakeGroup(topics={"orders": 40})
         async with FakeCluster(group) as cluster, consumer_of(cluster, Seen()) as consumer:
@@ -311,7 +313,7 @@ def test_a_topic_with_many_queues_that_is_gone_costs_the_others_one_question() -
                 asked.append(topic)
                 return await get(topic, **options)
 
-            consumer._routes.get = counted  # type: ignore[method-assign]
+            monkeypatch.setattr(consumer._routes, "get", counted)
             queues = consumer._groups["g0"].queues.values()
             gone = pb.Refusal(code=pb.STALE_ROUTE, message="gone", retryable=True)
             await consumer._groups["g0"].on_refused([(owned, gone) for owned in queues])

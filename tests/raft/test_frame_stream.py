@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,8 +24,8 @@ class Wire(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
 
-    def writelines(self, list_of_data: object) -> None:
-        for each in list_of_data:  # type: ignore[attr-defined]
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        for each in list_of_data:
             self.written += each
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:

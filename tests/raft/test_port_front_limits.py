@@ -9,6 +9,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import cast
 
 import pytest
 import uvloop
@@ -45,7 +46,7 @@ class Echo(asyncio.Protocol):
     """The server behind: it says again what it hears."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses of it
 
     def data_received(self, data: bytes) -> None:
         self._transport.write(data)
