@@ -189,9 +189,8 @@ class _Sticky:
         )
         if self._sums[rich] - self._sums[poor] < 2:
             return False
-        key = max(
-            queues[rich], key=lambda key: (self._owned.get(key) != rich, key)
-        )  # none that it has, if possible
+        # None that it has, if possible
+        key = max(queues[rich], key=lambda key: (self._owned.get(key) != rich, key))
         queues[rich].remove(key)
         queues[poor].append(key)
         self._sums[rich] -= 1

@@ -129,9 +129,8 @@ class Effects:
     topics_changed: bool = False  # the route changed: register and push it
     groups_changed: bool = False
     deleted_topics: list[Topic] = field(default_factory=list)  # their queue files can go
-    released: set[tuple[int, int]] = field(
-        default_factory=set
-    )  # something became deliverable again: wake polls
+    # Something became deliverable again: wake polls
+    released: set[tuple[int, int]] = field(default_factory=set)
     log_start: LogStart | None = None  # segments below it can be unlinked
     trimmed: list[tuple[int, int]] = field(default_factory=list)  # (topic id, queue id) with a new begin
     losses: list[Loss] = field(default_factory=list)

@@ -74,9 +74,8 @@ _EVICTION_PERIOD_MS: Final = 15_000
 
 class Verdict(Enum):
     ACCEPTED = "accepted"  # in this turn
-    DUPLICATE = (
-        "duplicate"  # stored before; `base_offset` is that of the first copy (-1: too long ago to know)
-    )
+    # Stored before; `base_offset` is that of the first copy (-1: too long ago to know)
+    DUPLICATE = "duplicate"
     PENDING = "pending"  # the first copy is in `turn`, undecided: wait for it, then answer with `base_offset`
     SEQUENCE_GAP = "sequence_gap"  # also: an unknown stream must begin at 0
     STALE_EPOCH = "stale_epoch"

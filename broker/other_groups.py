@@ -76,10 +76,8 @@ class OtherGroups:
         listed = {view.group: view for view in views if view.group != self._own_group}
         for name in self._views.keys() - listed.keys():
             if self._views[name].mode != route_pb2.MODE_ACTIVE:
-                del (
-                    self._views[name],
-                    self._topics[name],
-                )  # drained, and now removed: it does not come back by itself
+                # Drained, and now removed: it does not come back by itself
+                del self._views[name], self._topics[name]
                 self._absent_since.pop(name, None)
             else:
                 self._absent_since.setdefault(name, self._clock())

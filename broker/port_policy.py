@@ -46,10 +46,10 @@ class PortPolicy:
     max_connections: int = 10_000
     per_address: int = 0
     idle_ms: int = 600_000  # 0: a connection may be idle for ever
-    ask_ms: int = 60_000  # a connection that is silent for so long is asked whether anybody is there,
-    answer_ms: int = (
-        20_000  # and has so long to answer: so one whose machine vanished is found, whatever it waits for
-    )
+    # Silent for `ask_ms`, a connection is asked whether anybody is there; without an answer in `answer_ms` it ends. So
+    # one whose machine vanished is found, whatever it waits for.
+    ask_ms: int = 60_000
+    answer_ms: int = 20_000
     handshake_ms: int = 10_000  # until both sides speak HTTP/2
     front: bool = True
     plaintext: bool = True

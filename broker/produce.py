@@ -255,9 +255,8 @@ class AppendPipeline:
         self._view: LeaderView | None = None
         self._rotation = QueueRotation()
         self._waiting: deque[Work] = deque()
-        self._put_off: deque[Work] = (
-            deque()
-        )  # filters, when the turn's were at their bound: first in the next one
+        # Filters, when the turn's were at their bound: first in the next one
+        self._put_off: deque[Work] = deque()
         self._waiting_bytes = 0
         self._flying_bytes = 0
         self._in_flight = 0

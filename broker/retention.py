@@ -91,9 +91,8 @@ class Retention:
         self._tasks: list[asyncio.Task[None]] = []
         self._wanted_start = 0
         self._known_start = 0  # of what is wanted, what every kept checkpoint says, too
-        self._starts: deque[tuple[int, int]] = (
-            deque()
-        )  # (entry that said so, start): what they do not know yet
+        # (entry that said so, start): what they do not know yet
+        self._starts: deque[tuple[int, int]] = deque()
         self._again: asyncio.Task[None] | None = None
         #: Of the fullest node of the group: what has expired there may go everywhere.
         self._fullest = DiskStep.NORMAL

@@ -24,9 +24,8 @@ class Change:
     lost: list[OwnedQueue] = field(default_factory=list)  # keep nothing, commit nothing
     started: list[pb.QueueOwnership] = field(default_factory=list)
     revoked: list[OwnedQueue] = field(default_factory=list)  # finish, commit, then say so
-    handed_over: list[pb.QueueOwnership] = field(
-        default_factory=list
-    )  # say so again: nothing of them is here
+    # Say so again: nothing of them is here
+    handed_over: list[pb.QueueOwnership] = field(default_factory=list)
 
 
 def changes(here: Mapping[QueueKey, OwnedQueue], answer: pb.MembershipResponse) -> Change:

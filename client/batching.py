@@ -100,9 +100,8 @@ class SendWindow:
         self._next_request_id = 1
         self._waiting_bytes = 0
         self.paused_until = 0
-        self.avoid_until = (
-            0  # new messages go to another group until then: it asked for a pause, or nobody answers
-        )
+        # New messages go to another group until then: it asked for a pause, or nobody answers
+        self.avoid_until = 0
 
     def limit(self, max_request_bytes: int) -> None:
         """Keep below what the group takes in one request: its log has small segments. One message still fits."""

@@ -72,9 +72,8 @@ async def call_group(
     """
     end = time.monotonic() + timeout_s
     last: LedgerMQError | None = None
-    refused: LedgerMQError | None = (
-        None  # by a node that answered: it knows more than the silence of the others
-    )
+    # By a node that answered: it knows more than the silence of the others
+    refused: LedgerMQError | None = None
     hint = ""
     while True:
         refused, earlier = None, refused

@@ -325,9 +325,8 @@ class SendTimeoutError(OutcomeUnknownError):
         outcome = "it may or may not be stored" if sent else "it is not stored"
         super().__init__(
             f'a message to topic "{topic}" was not acknowledged within {timeout_ms:,} ms; {outcome}',
-            reason.removesuffix("See: ledgermq cluster status").rstrip(
-                ". "
-            ),  # a broker's text may end with it
+            # A broker's text may end with it
+            reason.removesuffix("See: ledgermq cluster status").rstrip(". "),
             "See: ledgermq cluster status",
         )
         self.topic = topic

@@ -35,9 +35,8 @@ class LocalPlan:
     segment_size: str = "64MiB"
     queues_per_topic: int = 4
     joins: str = ""  # host:port of the nameserver of the cluster that these groups belong to, "" = its own
-    replication: str = (
-        "quorum"  # or async_master, sync_master: the first node of each group is its first master
-    )
+    # Or async_master, sync_master: the first node of each group is its first master
+    replication: str = "quorum"
 
     @property
     def nameserver(self) -> str:

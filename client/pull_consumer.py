@@ -76,9 +76,8 @@ class PullConsumer:
         )
         self._offsets = GroupOffsets(group, self._channels, self._find)
         self._wanted = WantedQueues(self._routes, self._reader, self._offsets, start)
-        self._groups: dict[
-            str, BrokerGroup
-        ] = {}  # as they were known last, also when no route names them any more
+        # As they were known last, also when no route names them any more
+        self._groups: dict[str, BrokerGroup] = {}
         self._routes.on_change(self._remember)
         self._closed = False
         self._trace = consume_trace("pull", group, "", nameservers, cluster) if trace else None

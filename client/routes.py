@@ -124,9 +124,8 @@ class Routes:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if self._closed and task.cancelled():
-                raise ClosedError(
-                    "client"
-                ) from None  # close() ended the question, nobody cancelled the caller
+                # close() ended the question, nobody cancelled the caller
+                raise ClosedError("client") from None
             raise
         except NameserversDownError:
             if cached is None:

@@ -22,10 +22,8 @@ from .message_ids import process_ids
 from .topic_route import BrokerGroup, Node
 
 _TIMEOUT_S = 10.0
-_METADATA = (
-    ("x-mq-client-id", "ledgermq-bench"),
-    ("x-mq-language", "PYTHON"),
-)  # without an id brokers refuse
+# Without an id brokers refuse
+_METADATA = (("x-mq-client-id", "ledgermq-bench"), ("x-mq-language", "PYTHON"))
 
 
 def targets(groups: Sequence[BrokerGroup], target: str) -> list[Node]:

@@ -33,9 +33,8 @@ class RaftConfig:
     cluster_id: str
     group: str
     node_id: NodeId
-    members: tuple[
-        Member, ...
-    ]  # every node of the group, this one included; all vote unless there is a master
+    # Every node of the group, this one included; all vote unless there is a master
+    members: tuple[Member, ...]
     data_dir: Path  # the node's data folder; the log is in `commitlog/` below it
     bind: str = ""  # listener `host:port`; empty = this member's address
     rejoin: bool = False  # come back with an empty log under a known id (P19)

@@ -22,9 +22,8 @@ class Copies:
 
     def __init__(self, core: RaftCore) -> None:
         self._core = core
-        self._waiting: list[
-            tuple[int, int, int, asyncio.Future[bool]]
-        ] = []  # (index, number, count, who), a heap
+        # (index, number, count, who), a heap
+        self._waiting: list[tuple[int, int, int, asyncio.Future[bool]]] = []
         self._number = 0
 
     def held_by(self, index: LogIndex) -> int:

@@ -184,9 +184,8 @@ class RaftCore(CoreState):
             return
         self.is_voter = True
         if self.voted_for is None:
-            self.voted_for = (
-                self.leader_id or self.node_id
-            )  # who it voted for before it lost its log is unknown
+            # Who it voted for before it lost its log is unknown
+            self.voted_for = self.leader_id or self.node_id
         self.save_hard_state()
 
     def peer_replaced(self, peer: NodeId) -> None:

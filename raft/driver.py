@@ -122,9 +122,8 @@ class Driver:
         self._led: LeaderState | None = None  # at the last look at the clock
         self._after: deque[Callable[[], None]] = deque()
         self._reading: dict[NodeId, asyncio.Task[None]] = {}  # cold reads for followers that are far behind
-        self._last_read: tuple[LogIndex, LogIndex, int, int, bytes] | None = (
-            None  # lo, hi, max, generation, bytes
-        )
+        # lo, hi, max, generation, bytes
+        self._last_read: tuple[LogIndex, LogIndex, int, int, bytes] | None = None
         self._shipped: dict[NodeId, LogIndex] = {}  # first entry of what was last sent to each
         self._frames = AppendFrames()
         self._dropped = {
@@ -140,9 +139,8 @@ class Driver:
         size = entry_size(sum(map(len, parts)))
         if size > self.log.max_entry_size:
             raise EntryTooLargeError(size, self.log.max_entry_size)
-        if (
-            section_count > MAX_SECTION_COUNT
-        ):  # checked before the core counts an entry that could not be built
+        # Checked before the core counts an entry that could not be built
+        if section_count > MAX_SECTION_COUNT:
             raise EntryTooLargeError(section_count, MAX_SECTION_COUNT, "sections")
         self.log.check_proposal(size, urgent=urgent)
         try:
@@ -362,9 +360,8 @@ class Driver:
                 self.log.stage_wire(self._batch, persist.append[0])
             self.log.persist(persist.seq, persist.hard_state)
             self.last_persist_seq = persist.seq
-        except (
-            RaftError
-        ) as error:  # accepted by the core and yet not storable: nothing true can be said any more
+        except RaftError as error:
+            # Accepted by the core and yet not storable: nothing true can be said any more.
             self._owner.on_fault(f"entries from the leader cannot be stored: {error}")
             return False
         return True

@@ -57,9 +57,8 @@ class Identity:
     incarnation: int  # 63 random bits, new whenever the folder starts with an empty log
     segment_size: int
     feature_level: int = 1
-    members: dict[NodeId, int] = field(
-        default_factory=dict
-    )  # incarnation of each member as last seen; 0 = never
+    # Incarnation of each member as last seen; 0 = never
+    members: dict[NodeId, int] = field(default_factory=dict)
     group_id: int = 0  # tells this group from others with the same names; 0 = not known yet (bootstrap.py)
     complete: bool = True  # False while the folder is being made: nothing was promised from it yet
     recovery: Recovery | None = None  # None: the group was never recovered, or this folder was made later

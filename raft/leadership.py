@@ -121,9 +121,8 @@ class Leadership:
             leader = await self.transfer(None)
             logger.info("lead handed over node=%s to=%s", self._config.node_id, leader)
         except (TransferFailedError, NotLeaderError) as error:
-            logger.warning(
-                "lead not handed over node=%s reason=%r", self._config.node_id, str(error)
-            )  # tried again at the next look
+            # Tried again at the next look
+            logger.warning("lead not handed over node=%s reason=%r", self._config.node_id, str(error))
         finally:
             self._moving = None
 

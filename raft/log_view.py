@@ -21,6 +21,5 @@ class LogView:
     last_index: LogIndex = NO_INDEX
     stable_index: LogIndex = NO_INDEX  # durable up to here
     applied_index: LogIndex = NO_INDEX  # the state machine already has these
-    state_index: LogIndex = (
-        NO_INDEX  # after a reset: it must take entries up to here before this node may lead
-    )
+    # After a reset: it must take entries up to here before this node may lead
+    state_index: LogIndex = NO_INDEX

@@ -60,13 +60,11 @@ class AppendEntries:
     hi: LogIndex
     commit_index: LogIndex
     term_runs: tuple[TermRun, ...] = ()
-    max_bytes: int = (
-        0  # not on the wire: how much the sender's shell may take from the log (at least one entry)
-    )
+    # Not on the wire: how much the sender's shell may take from the log (at least one entry)
+    max_bytes: int = 0
     size: int = 0  # bytes of the entries; the shell that fills the message knows it
-    offers_reset: bool = (
-        False  # empty, `prev` is the sender's base: who does not hold it cannot be helped but by a reset
-    )
+    # Empty, `prev` is the sender's base: who does not hold it cannot be helped but by a reset
+    offers_reset: bool = False
 
     @property
     def is_empty(self) -> bool:

@@ -77,9 +77,8 @@ class RaftNode:
         *,
         state_transfer: StateTransfer | None = None,
         on_fatal: Callable[[str], None] | None = None,
-        rpc_handlers: Sequence[
-            grpc.GenericRpcHandler[Any, Any]
-        ] = (),  # served on the Raft port for other nodes
+        # Served on the Raft port for other nodes
+        rpc_handlers: Sequence[grpc.GenericRpcHandler[Any, Any]] = (),
         files: FileSystem | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:

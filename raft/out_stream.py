@@ -25,9 +25,8 @@ from .frame_stream import FrameStream, connect
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
-MakeFrame = Callable[
-    ["deque[Item]"], Sequence[Buffer]
-]  # takes at least one item off the queue; parts of a frame
+# Takes at least one item off the queue; parts of a frame
+MakeFrame = Callable[["deque[Item]"], Sequence[Buffer]]
 
 CONNECT_TIMEOUT_S: Final = 1.0
 GREETING_TIMEOUT_S: Final = 2.0

@@ -35,9 +35,8 @@ class Persist:
     seq: int
     hard_state: HardState | None = None
     truncate_from: LogIndex | None = None  # cut off the entries >= this
-    append: IndexRange | None = (
-        None  # leader: entries just proposed (or the no-op); follower: of the last AppendEntries
-    )
+    # Leader: entries just proposed (or the no-op); follower: of the last AppendEntries
+    append: IndexRange | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,9 +79,8 @@ def _probe_again(state: CoreState, follower: Progress, message: HeartbeatReply) 
     is_outstanding = follower.next_index - 1 > follower.match_index
     is_behind = message.commit_index < min(follower.match_index, state.commit_index)
     if (is_outstanding or is_behind) and not follower.acked and follower.open_append is None:
-        _send_empty(
-            state, follower
-        )  # refused when something before it was lost, acknowledged when an answer was
+        # Refused when something before it was lost, acknowledged when an answer was
+        _send_empty(state, follower)
     follower.acked = False
 
 
@@ -135,9 +134,8 @@ def _send_empty(state: CoreState, follower: Progress) -> None:
         prev = state.log.base_index
         follower.next_index = LogIndex(prev + 1)
     prev_term = state.log.term(prev)
-    if (
-        prev_term is None
-    ):  # all that is under way was lost, and retention deleted it here: begin at what it has
+    # All that is under way was lost, and retention deleted it here: begin at what it has
+    if prev_term is None:
         follower.become_probe()
         return
     follower.sent_commit = max(follower.sent_commit, min(state.commit_index, prev))

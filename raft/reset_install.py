@@ -190,18 +190,16 @@ def _install(
     for folder in (folders.indexes, folders.segments):
         for name in files.list_directory(folder):
             files.unlink(folder / name)
-        files.sync_directory(
-            folder
-        )  # an old segment that comes back with the power would look like one of the new log
+        # An old segment that comes back with the power would look like one of the new log
+        files.sync_directory(folder)
     install_state(_state_path(folders), plan)
     create_segment(files, folders.segments, plan.base.first_offset, segment_size)
     write_manifest(files, folders.manifest, plan.base)
     hard.write(_after(hard.state, plan))
     make_ballast(files, folders.ballast)
     files.unlink(_marker_path(folders))
-    files.sync_directory(
-        _folder(folders)
-    )  # from here on the new log may grow: it must never be installed again
+    # From here on the new log may grow: it must never be installed again
+    files.sync_directory(_folder(folders))
     discard_staging(files, folders)
 
 

@@ -123,9 +123,8 @@ class ResetReceiver:
             logger.error("reset: %s", error)
         except OSError as error:
             logger.error("reset: the leader's state cannot be stored in %s: %s", self._folders.data, error)
-        except (
-            Exception
-        ) as defect:  # while nothing is decided the node is as it was; a defect must not be silent
+        except Exception as defect:
+            # While nothing is decided the node is as it was; a defect must not be silent.
             logger.exception(
                 "reset: defect while the leader's state was fetched node=%s", self._config.node_id
             )

@@ -77,9 +77,8 @@ class Segment:
 
     start: int
     first_index: LogIndex
-    offsets: array[int] | None = field(
-        default_factory=lambda: array("I")
-    )  # of entries, from `start`; None: in the index file
+    # Of entries, from `start`; None: in the index file
+    offsets: array[int] | None = field(default_factory=lambda: array("I"))
     count: int = 0
     runs: list[tuple[LogIndex, Term]] = field(default_factory=list)  # (first index, term) of runs of one term
     last: EntryHeader | None = None

@@ -271,9 +271,8 @@ class SegmentKeeper:
         self._post(done)
 
     def _delete(self, manifest: Manifest, starts: Sequence[int]) -> None:
-        if self._postponed or not self._write_manifest(
-            manifest
-        ):  # in their order: the base point never goes back
+        # In their order: the base point never goes back
+        if self._postponed or not self._write_manifest(manifest):
             self._postponed.append((manifest, starts))
             return
         for start in starts:

@@ -212,9 +212,8 @@ class Transport(Generic[ControlItem, AppendItem]):
         self._front: PortFront | None = None
         self._silent = False
         self._limits = port_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        self._greeting: dict[
-            _Incoming, None
-        ] = {}  # not accepted yet, the oldest first; so many as the reserve
+        # Not accepted yet, the oldest first; so many as the reserve
+        self._greeting: dict[_Incoming, None] = {}
         self._judging: set[asyncio.Task[None]] = set()
         self._incoming: dict[NodeId, set[_Incoming]] = {peer.node_id: set() for peer in peers}
         self._logged: set[tuple[NodeId, RefusalKind]] = set()

@@ -31,6 +31,5 @@ class HardState:
     term: Term = NO_TERM
     voted_for: NodeId | None = None  # in `term`; never cleared inside a term
     commit_hint: LogIndex = NO_INDEX  # at most the commit index; only a hint at restart (rule P13)
-    is_voter: bool = (
-        True  # False: a node that came back without its log; neither votes nor campaigns (rule P19)
-    )
+    # False: a node that came back without its log; neither votes nor campaigns (rule P19)
+    is_voter: bool = True

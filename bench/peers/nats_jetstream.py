@@ -122,9 +122,8 @@ class NatsJetStream:
                 try:
                     await jetstream.add_stream(config)
                     break
-                except (
-                    Exception
-                ):  # the servers' own election is on: any error until it is over, raised at the end
+                # The servers' own election is on: any error until it is over, raised at the end
+                except Exception:
                     if attempt == 99:
                         raise
                     await asyncio.sleep(0.3)

@@ -92,9 +92,8 @@ class RabbitSession:
     async def close(self) -> None:
         for connection in self._consumers:
             await connection.close()
-        with suppress(
-            *_GONE
-        ):  # the broker may have closed the channel; the next session has a queue of its own
+        # The broker may have closed the channel; the next session has a queue of its own
+        with suppress(*_GONE):
             await self._queue.delete(if_unused=False, if_empty=False)
         await self.disconnect()
 

@@ -100,9 +100,8 @@ class Part:
     failures: dict[str, int]  # messages, by reason
     terms: tuple[float, float]  # before and after
     nodes: list[NodeFigures]
-    events: list[tuple[float, str, str]] = field(
-        default_factory=list
-    )  # changes of the lead: ms from the begin on, who, what
+    # Changes of the lead: ms from the begin on, who, what
+    events: list[tuple[float, str, str]] = field(default_factory=list)
 
     @property
     def failed(self) -> int:

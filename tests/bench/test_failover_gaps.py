@@ -76,9 +76,8 @@ def test_a_balance_needs_each_acknowledged_message_once() -> None:
     assert balance(writes, [0, 2]).lost == [1]
     assert balance(writes, [0, 1, 1, 2]).twice == [1]
     assert balance(writes, [0, 1, 2, 3, 3]).twice == [3]
-    assert balance(
-        writes, [0, 1, 2, 4]
-    ).is_balanced  # the writer was ended before it could write this one down
+    # The writer was ended before it could write this one down
+    assert balance(writes, [0, 1, 2, 4]).is_balanced
     assert balance(writes, [0, 1, 2, 9]).strange == 1
 
 

@@ -16,9 +16,8 @@ def answer(
     name: str, role: str, *, contact: int = 3, term: int = 7, down: tuple[str, ...] = (), state: str = ""
 ) -> pb.GetStatusResponse:
     """Return one node's view; `down` are nodes that it cannot reach, `state` is that of n3."""
-    out_of_reach = (
-        "unreachable" if role == "leader" else "unknown"
-    )  # only a leader knows that others do not reach it
+    # Only a leader knows that others do not reach it
+    out_of_reach = "unreachable" if role == "leader" else "unknown"
     nodes = [
         pb.NodeStatus(
             node_id=each,

@@ -240,10 +240,8 @@ def test_a_damaged_leader_is_replaced_and_consumers_get_what_was_sent(tmp_path: 
         got: set[bytes] = set()
 
         def drained() -> bool:
-            for name in (
-                "n1",
-                "n2",
-            ):  # a supervisor would start them again; the one that is whole has them catch up
+            # A supervisor would start them again; the one that is whole has them catch up
+            for name in ("n1", "n2"):
                 if not cluster.nodes[name].running:
                     cluster.start(name)
             try:

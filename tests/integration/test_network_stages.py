@@ -69,10 +69,8 @@ class FewFilesCluster(ModuleCluster):
 def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedCluster]:
     """Three nodes with 50 MiB of messages in three segments, twice what they keep of their log in memory."""
     settings = {"client-tls": "both", "tls-certificate": str(CERTIFICATE), "tls-private-key": str(KEY)}
-    settings |= {
-        "segment-size": "17MiB",
-        "scrub-bytes-per-second": "0",
-    }  # nobody but the tests reads what is old
+    # Nobody but the tests reads what is old
+    settings |= {"segment-size": "17MiB", "scrub-bytes-per-second": "0"}
     with GatedCluster(tmp_path_factory.mktemp("stages"), nodes=3, settings=settings) as running:
         run_client(fill(running.nameserver_addresses[0]))
         yield running

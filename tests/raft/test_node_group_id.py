@@ -100,9 +100,8 @@ def test_a_node_of_another_group_at_a_members_address_counts_as_unreachable_and_
         assert await one_id(mine) != await one_id(other)
         await mine.stop("n1")
         await other.stop("n1")
-        await other.start(
-            "n1", members=mine.members
-        )  # it takes the address of the other n1, and dials its peers
+        # It takes the address of the other n1, and dials its peers
+        await other.start("n1", members=mine.members)
         await mine.until(lambda: len(refusals(caplog)) >= 4, "both sides of both pairs tell")
         await mine.send(b"two")
         assert not mine.fatal and not other.fatal

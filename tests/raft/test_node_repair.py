@@ -211,9 +211,8 @@ def test_the_scrubber_finds_what_nobody_reads_and_repairs_it(tmp_path: Path) -> 
         await cluster.start()
         await fill(cluster)
         leader = await cluster.leader()
-        for number, name in enumerate(
-            sorted(cluster.nodes), 1
-        ):  # a different place on each, the leader's, too
+        # A different place on each, the leader's, too
+        for number, name in enumerate(sorted(cluster.nodes), 1):
             last = cluster.nodes[name].last_index
             flip(cluster, name, number * 100_000)
             flip(cluster, name, SEGMENT + number * 100_000, HEADER_SIZE * number)

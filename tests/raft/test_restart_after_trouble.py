@@ -88,9 +88,8 @@ def test_unreadable_sector_of_the_log_is_damage_and_named() -> None:
     with pytest.raises(DamagedLogError, match="damaged at byte 0") as refusal:
         open_storage(storage_config(), disk)
     assert refusal.value.damage is not None  # where a repair begins
-    disk.names[segment_file(0)].unreadable = mark_position(
-        0, SEGMENT
-    )  # of an old turn: the latest one counts
+    # Of an old turn: the latest one counts
+    disk.names[segment_file(0)].unreadable = mark_position(0, SEGMENT)
     assert reopen(disk, rig).read_all() == rig.entries
 
 

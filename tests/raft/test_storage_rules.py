@@ -170,9 +170,8 @@ def test_what_is_in_memory_is_handed_out_without_a_copy() -> None:
     ((_, payload),) = leader.log.entries_nowait(LogIndex(1), LogIndex(1), 1 << 20) or ()
     read = leader.log.read_at_nowait(header.physical_offset + 64, len(payload))
     assert read is not None and shares(read, payload)
-    frame = bytearray(
-        leader.log.read_wire_nowait(LogIndex(1), LogIndex(1), 1 << 20) or b""
-    )  # as a socket fills it
+    # As a socket fills it
+    frame = bytearray(leader.log.read_wire_nowait(LogIndex(1), LogIndex(1), 1 << 20) or b"")
     batch = follower.log.check_wire(memoryview(frame), Term(0))
     follower.log.stage_wire(batch, LogIndex(1))
     ((_, payload),) = follower.log.entries_nowait(LogIndex(1), LogIndex(1), 1 << 20) or ()

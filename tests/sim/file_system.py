@@ -93,9 +93,8 @@ class SimFileSystem:
         self.on_damage: Callable[[], None] = lambda: None
         self.on_segment_change: Callable[[int, int], None] = lambda segment, position: None
         self.on_segment_gone: Callable[[int], None] = lambda segment: None
-        self.failed: Inode | None = (
-            None  # of this file an error was reported: it must not be used again (P15)
-        )
+        # Of this file an error was reported: it must not be used again (P15)
+        self.failed: Inode | None = None
         self.busy_until = 0
         self.calls = 0
         self.names: dict[Path, Inode] = {}

@@ -75,9 +75,8 @@ class SimNode:
         self.files.watches_written = not self.is_sync
         self.config = self._config(rejoin=False)
         self.image = DiskImage(self.files, self.config.data_dir, self.config.segment_size)
-        self.ghosts: list[
-            dict[int, int]
-        ] = []  # checksums by index that it acknowledged on disks it lost since
+        # Checksums by index that it acknowledged on disks it lost since
+        self.ghosts: list[dict[int, int]] = []
         self.life_number = 0  # +1 on every start and stop: events of an earlier life are void
         self.life: Life | None = None
         self.starting = False

@@ -36,9 +36,8 @@ class Promises:
     def __init__(self, invariants: Invariants) -> None:
         self._invariants = invariants
         self._atlas = invariants.atlas
-        self._votes_told: dict[
-            tuple[str, int], str
-        ] = {}  # (node, term) -> candidate, since its disk was wiped
+        # (node, term) -> candidate, since its disk was wiped
+        self._votes_told: dict[tuple[str, int], str] = {}
         self._must_hold: dict[str, int] = {}  # learner -> what was committed when it came back
         self._ticks: dict[str, int] = {}
         self._heard: dict[tuple[str, str], int] = {}  # (node, peer) -> tick of the node
