@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import xml.etree.ElementTree as ElementTree
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +142,10 @@ def test_tables_and_plots_of_a_result_file_need_no_measurement(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = tmp_path / "result.json"
-    comparison.write(result, ROWS)
-    assert json.loads(result.read_text())["rows"] == json.loads(json.dumps(ROWS))
+    comparison.write(Namespace(out=result, seconds=20.0, warm_up=3.0, preload=1000), ROWS)
+    written = json.loads(result.read_text())
+    assert written["rows"] == json.loads(json.dumps(ROWS))
+    assert (written["seconds"], written["warm_up_s"], written["preload"]) == (20.0, 3.0, 1000)
     markdown = tmp_path / "tables.md"
     plots = tmp_path / "plots"
     comparison.main(["--table", str(result), "--markdown", str(markdown), "--plots", str(plots)])
