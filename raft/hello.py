@@ -5,8 +5,10 @@ Pure. Both sides check the other's greeting with the same function, so both refu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from typing import Final
 
 from ledgermq.proto import raft_pb2 as pb
@@ -143,82 +145,103 @@ def _reign_from_proto(message: pb.Hello) -> Reign | None:
 
 def refusal_of(mine: Hello, theirs: Hello, members: frozenset[NodeId]) -> Refusal | None:
     """Return why `theirs` must be refused, or None. Incarnations are judged by `MemberRecord`."""
-    who = f"{theirs.node_id or 'a node without a name'}"
-    checks = (
-        (
-            theirs.format != mine.format,
-            RefusalKind.FORMAT,
+    reasons = chain(
+        _of_another_group(mine, theirs),
+        _of_another_generation(mine, theirs),
+        _of_no_member(mine, theirs, members),
+        _of_other_settings(mine, theirs),
+    )
+    return next(reasons, None)  # none behind the first is looked at
+
+
+def _of_another_group(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
+    who = _name(theirs)
+    if theirs.format != mine.format:
+        text = (
             f"{who} speaks Raft protocol version {theirs.format}, {mine.node_id} speaks {mine.format}. "
-            "Run the same LedgerMQ release on both",
-        ),
-        (
-            theirs.cluster_id != mine.cluster_id,
-            RefusalKind.CLUSTER,
+            "Run the same LedgerMQ release on both"
+        )
+        yield Refusal(RefusalKind.FORMAT, text)
+    if theirs.cluster_id != mine.cluster_id:
+        text = (
             f"{who} belongs to cluster {theirs.cluster_id}, {mine.node_id} to cluster {mine.cluster_id}. "
-            "Check the member addresses in the configuration of both",
-        ),
-        (
-            theirs.group != mine.group,
-            RefusalKind.GROUP,
+            "Check the member addresses in the configuration of both"
+        )
+        yield Refusal(RefusalKind.CLUSTER, text)
+    if theirs.group != mine.group:
+        text = (
             f"{who} belongs to group {theirs.group}, {mine.node_id} to group {mine.group}. "
-            "Check the member addresses in the configuration of both",
-        ),
-        (
-            successor_of(theirs, mine) is not None,
-            RefusalKind.LEFT_BEHIND,
+            "Check the member addresses in the configuration of both"
+        )
+        yield Refusal(RefusalKind.GROUP, text)
+
+
+def _of_another_generation(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
+    who = _name(theirs)
+    if successor_of(theirs, mine) is not None:
+        text = (
             f"group {mine.group} goes on without the data folder of {who}: {_promoted(mine)}. {who} never leads again with "
-            "that folder. It moves it aside, whole, and fetches everything from the master, by itself",
-        ),
-        (
-            successor_of(mine, theirs) is not None,
-            RefusalKind.LEFT_BEHIND,
-            f"{mine.node_id} was left behind: {_promoted(theirs)}. It moves its folder aside and starts again",
-        ),
-        (
-            0 != theirs.group_id != mine.group_id != 0 and _are_rivals(mine, theirs),
-            RefusalKind.OTHER_GROUP,
+            "that folder. It moves it aside, whole, and fetches everything from the master, by itself"
+        )
+        yield Refusal(RefusalKind.LEFT_BEHIND, text)
+    if successor_of(mine, theirs) is not None:
+        text = (
+            f"{mine.node_id} was left behind: {_promoted(theirs)}. It moves its folder aside and starts again"
+        )
+        yield Refusal(RefusalKind.LEFT_BEHIND, text)
+    if 0 in (mine.group_id, theirs.group_id) or mine.group_id == theirs.group_id:
+        return
+    if _are_rivals(mine, theirs):
+        text = (
             f"{who} and {mine.node_id} are of generations of group {mine.group} that began beside each other: "
             f"{_said(theirs)}; {_said(mine)}. One of the two must be given up: stop the master that has less, and let "
-            "it fetch everything from the other: ledgermq broker --rejoin; nothing was changed",
-        ),
-        (
-            0 != theirs.group_id != mine.group_id != 0,
-            RefusalKind.OTHER_GROUP,
-            f"another group with the same names (cluster {mine.cluster_id}, group {mine.group}) answers at that address: "
-            f"{who} has group id {theirs.group_id:016x}, {mine.node_id} has {mine.group_id:016x}. Two clusters on one "
-            "machine, or ports mixed up? Check the addresses and ports of the members in the configuration of both; "
-            "nothing was changed",
-        ),
-        (
-            theirs.node_id not in members or theirs.node_id == mine.node_id,
-            RefusalKind.NOT_A_MEMBER,
+            "it fetch everything from the other: ledgermq broker --rejoin; nothing was changed"
+        )
+        yield Refusal(RefusalKind.OTHER_GROUP, text)
+    text = (
+        f"another group with the same names (cluster {mine.cluster_id}, group {mine.group}) answers at that address: "
+        f"{who} has group id {theirs.group_id:016x}, {mine.node_id} has {mine.group_id:016x}. Two clusters on one "
+        "machine, or ports mixed up? Check the addresses and ports of the members in the configuration of both; "
+        "nothing was changed"
+    )
+    yield Refusal(RefusalKind.OTHER_GROUP, text)
+
+
+def _of_no_member(mine: Hello, theirs: Hello, members: frozenset[NodeId]) -> Iterator[Refusal]:
+    who = _name(theirs)
+    if theirs.node_id not in members or theirs.node_id == mine.node_id:
+        text = (
             f"{who} is not another member of group {mine.group} for {mine.node_id} "
-            f"(members: {', '.join(sorted(members))}). Use the same member list on every node",
-        ),
-        (
-            theirs.to_node_id not in ("", mine.node_id),
-            RefusalKind.WRONG_ADDRESS,
+            f"(members: {', '.join(sorted(members))}). Use the same member list on every node"
+        )
+        yield Refusal(RefusalKind.NOT_A_MEMBER, text)
+    if theirs.to_node_id not in ("", mine.node_id):
+        text = (
             f"{who} looked for {theirs.to_node_id} and reached {mine.node_id}. "
-            "Correct the member addresses in the configuration",
-        ),
-        (
-            theirs.segment_size != mine.segment_size,
-            RefusalKind.SEGMENT_SIZE,
+            "Correct the member addresses in the configuration"
+        )
+        yield Refusal(RefusalKind.WRONG_ADDRESS, text)
+
+
+def _of_other_settings(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
+    who = _name(theirs)
+    if theirs.segment_size != mine.segment_size:
+        text = (
             f"{who} has segments of {theirs.segment_size} bytes, {mine.node_id} of {mine.segment_size}. "
-            "The segment size must be equal on every node of a group",
-        ),
-        (
-            theirs.replication is not mine.replication or _is_other_reign(mine, theirs),
-            RefusalKind.REPLICATION,
+            "The segment size must be equal on every node of a group"
+        )
+        yield Refusal(RefusalKind.SEGMENT_SIZE, text)
+    if theirs.replication is not mine.replication or _is_other_reign(mine, theirs):
+        text = (
             f"{who} has {_said(theirs)}, {mine.node_id} has {_said(mine)}. Set `replication` and `master` alike on every "
             "node of a group; another node becomes the master only by: ledgermq cluster promote NODE. A folder that was "
-            "never part of this generation starts with: ledgermq broker --rejoin",
-        ),
-    )
-    for failed, kind, text in checks:
-        if failed:
-            return Refusal(kind, text)
-    return None
+            "never part of this generation starts with: ledgermq broker --rejoin"
+        )
+        yield Refusal(RefusalKind.REPLICATION, text)
+
+
+def _name(hello: Hello) -> str:
+    return hello.node_id or "a node without a name"
 
 
 def _said(hello: Hello) -> str:
