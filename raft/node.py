@@ -1,8 +1,8 @@
 """One member of one broker group: assembles core, log, streams, clock and state machine, and runs them.
 
 Owns: the life of all of them on one event loop, the hand-over at a stop, the latched fault. Must not: decide about
-Raft (core.py), feed the core itself (driver.py) or hear the peers (peer_gate.py). After a fault the node is silent for
-ever and the process must exit non-zero (P15): `wait_fatal` and `on_fatal` tell why.
+Raft (core.py), feed the core itself (driver.py), pass its events on (core_events.py) or hear the peers (peer_gate.py).
+After a fault the node is silent for ever and the process must exit non-zero (P15): `wait_fatal` and `on_fatal` tell why.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from .commit_log import CommitLog
 from .config import RaftConfig
 from .copies import Copies
 from .core import RaftCore
+from .core_events import CoreEvents
 from .driver import Driver, RaftTransport
-from .errors import DamagedLogError, NodeStoppedError, TransferringError
+from .errors import NodeStoppedError, TransferringError
 from .files import FileSystem, RealFileSystem
 from .hello import Hello
 from .leadership import Leadership
@@ -33,20 +34,7 @@ from .log_time import LogTime
 from .metrics import RaftMetrics
 from .node_status import StatusView
 from .outgoing_frames import make_append_frame, make_control_frame
-from .outputs import (
-    BecameLeader,
-    CaughtUp,
-    Event,
-    Faulted,
-    FollowerBehind,
-    FollowerLostEntries,
-    LeaderChanged,
-    ReadReady,
-    ResetOffered,
-    Role,
-    SteppedDown,
-    TransferAborted,
-)
+from .outputs import Role
 from .peer_gate import PeerGate
 from .read_batcher import ReadBatcher
 from .refetch import RefetchService
@@ -91,6 +79,7 @@ class RaftNode:
         self._on_fatal = on_fatal
         self._refetch = RefetchService(config)
         self._gate = PeerGate(self.metrics, self.fail)
+        self._events = CoreEvents(self.fail)
         self._rpc_handlers = (self._refetch.handler(), *rpc_handlers)
         self._files = files or RealFileSystem()
         self._started = False
@@ -186,7 +175,14 @@ class RaftNode:
             self.care.damage_at_apply,
         )  # fmt: skip
         self._driver = Driver(
-            config.node_id, self._core, log, log_time, self._transport, self._applier, self, self.metrics
+            config.node_id,
+            self._core,
+            log,
+            log_time,
+            self._transport,
+            self._applier,
+            self._events,
+            self.metrics,
         )
         self._leadership = Leadership(
             config, self._core, self._driver, self._state_machine, self.metrics, self.fail
@@ -218,7 +214,14 @@ class RaftNode:
             config, storage, self._core, self._driver, self._applier, self._rights, self.metrics, self._files,
             self._resets.is_resetting, self.care.repair, self._refetch.repairing,
         )  # fmt: skip
+        self._attach()
+
+    def _attach(self) -> None:
+        """Tell those that were made before the others who these are."""
         self._gate.attach(self._core, self._driver, self._rights, self._view, self._transport)
+        self._events.attach(
+            self._core, self._applier, self._leadership, self._reads, self._rights, self._resets, self._view, self.care
+        )  # fmt: skip
 
     async def stop(self, *, transfer: bool = True) -> None:
         """Hand over the lead when `transfer`, then flush, mark a clean stop, close everything."""
@@ -414,46 +417,6 @@ class RaftNode:
         self._driver.settle()
         self._core.want_commits(wanted)
         self._driver.pump()
-
-    # --- driver.DriverOwner --------------------------------------------------------------------------------
-    def on_event(self, event: Event) -> None:
-        """Tell the state machine and the log file what happened."""
-        match event:
-            case BecameLeader(term=term, noop_index=noop):
-                self._leadership.gained(term, noop, self.applied_index)
-            case SteppedDown(term=term):
-                self._leadership.lost(term)
-            case LeaderChanged(leader_id=leader, term=term):
-                self._view.role_changed()
-                self._leadership.changed(leader, term)
-                self._resets.leader_changed(leader, term)
-                self._rights.advance()
-            case TransferAborted(to=to):
-                self._leadership.transfer_failed(f"{to} did not take over in time")
-            case FollowerBehind() | FollowerLostEntries():
-                self._leadership.follower_in_trouble(event, self.first_index)
-            case ResetOffered():
-                self._resets.offered(event)
-            case CaughtUp():
-                self._rights.advance()
-            case Faulted(reason=reason):
-                self.fail(reason)
-
-    def on_read(self, read: ReadReady) -> None:
-        """Answer a read-index question."""
-        self._reads.ready(read)
-
-    def on_read_aborted(self, context: object) -> None:
-        """Fail a read-index question."""
-        self._reads.aborted(context)
-
-    def on_fault(self, reason: str) -> None:
-        """Latch a fault."""
-        self.fail(reason)
-
-    def on_damage(self, error: DamagedLogError) -> None:
-        """Repair what a peer could not be sent."""
-        self.care.damage_for_peer(error)
 
     # --- inside --------------------------------------------------------------------------------------------
     def _on_repaired(self) -> None:

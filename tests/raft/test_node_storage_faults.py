@@ -99,7 +99,7 @@ def test_a_fault_in_the_middle_of_a_stop_silences_the_node_and_ends_the_hand_ove
         stopping = asyncio.create_task(node.stop())
         await cluster.until(lambda: node._stopping)
         assert not stopping.done(), "nobody takes the lead"
-        node.on_fault("the disk failed")
+        node.fail("the disk failed")
         assert (node.fault, cluster.fatal[first]) == ("the disk failed", "the disk failed")
         assert node._core.is_silent
         await stopping
