@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -320,7 +320,7 @@ class Leader:
     ) -> admin_pb2.SetBrokerGroupModeResponse:
         pairs = [admin_pb2.TopicConsumer(group=name, topic=topic) for name, topic in consumers]
         request = admin_pb2.SetBrokerGroupModeRequest(group=group, force=force, consumers=pairs)
-        request.mode = mode  # type: ignore[assignment]  # also numbers that have no name
+        request.mode = cast("route_pb2.BrokerGroupMode", mode)  # also numbers that have no name
         return asyncio.run(group_mode.set_mode(self.context, request))
 
 

@@ -332,7 +332,7 @@ def test_a_fetcher_of_a_dead_group_asks_for_its_route_rarely_and_wakes_when_that
             tried += 1
             failed(address)
 
-        fetcher._failed = count  # type: ignore[method-assign]
+        monkeypatch.setattr(fetcher, "_failed", count)
         await until(lambda: tried > 4)
         assert fetcher.refreshed == 1
         fetcher._read._search._rounds = 1000  # it has been dead for long: the pauses are as long as they get
