@@ -5,7 +5,8 @@ entries. One thread uses it.
 
 Why past the page cache: taking a page for bytes that the log's own cache (`TailCache`) gives to whoever reads at the end
 costs more than the bytes, above all where a host takes back the memory that its guest does not use. Small runs stay in
-the page cache: there the disk gets them and their flush mark at once, in one fdatasync.
+the page cache: there the disk gets them and their flush mark at once, in one fdatasync. Repairs of the same file go through
+the page cache, too; the kernel lets them and a direct write wait for each other, and no page outlives a direct write of it.
 """
 
 from __future__ import annotations
