@@ -1,7 +1,7 @@
 """What the front of a messaging port looks for: the TLS hello of clients that speak TLS unless told otherwise.
 
 Official clients in four languages do (protocol.md 2.2). Where the port speaks TLS, a hello (0x16) goes to the server's
-door for TLS when it is whole. Where it does not, the connection is closed at once, and logged once per peer with what to
+door for TLS. Where it does not, the connection is closed at once, and logged once per peer with what to
 switch. Anything else goes to the gRPC server behind, or is closed where the port speaks nothing but TLS.
 """
 
@@ -13,7 +13,7 @@ from collections import OrderedDict
 from typing import Final
 
 from ledgermq.raft.port_front import Verdict
-from ledgermq.raft.tls_records import HANDSHAKE, is_whole_hello
+from ledgermq.raft.tls_records import HANDSHAKE
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +37,7 @@ class TlsJudge:
     def __call__(self, transport: asyncio.Transport, first: bytes) -> Verdict:
         if first[0] != HANDSHAKE:
             return Verdict.PASS_ON if self._plaintext else self._refuse(transport, SWITCH_TLS_ON)
-        if not self._tls:
-            return self._refuse(transport, SWITCH_TLS_OFF)
-        whole = is_whole_hello(first)
-        if whole is None:  # no hello after all
-            transport.close()
-            return Verdict.TAKEN
-        return Verdict.PASS_ON_TLS if whole else Verdict.WAIT
+        return Verdict.PASS_ON_TLS if self._tls else self._refuse(transport, SWITCH_TLS_OFF)
 
     def _refuse(self, transport: asyncio.Transport, advice: str) -> Verdict:
         self._tell(transport.get_extra_info("peername"), advice)

@@ -24,11 +24,13 @@ LOG_PERIOD_S: Final = 10.0
 
 
 class Refused(Enum):
-    """Why a connection was closed before anything was read of it."""
+    """Why a connection was closed before anything of it was served."""
 
     LIMIT = "limit"  # as many are open as the port takes
     ADDRESS = "address"  # as many of this client's address are open as one may have
     DESCRIPTORS = "descriptors"  # the process cannot open another file
+    BUSY = "busy"  # the process is too far behind with taking what its port passes on
+    UNREACHABLE = "unreachable"  # what serves behind the port cannot be reached
 
 
 class Ended(Enum):
@@ -37,6 +39,7 @@ class Ended(Enum):
     SILENT = "silent"  # it did not say what it is for
     MADE_ROOM = "made_room"  # it had not either, and others came
     HANDSHAKE = "handshake"  # its TLS handshake did not end in time
+    NO_HELLO = "no_hello"  # what it said began like a TLS hello and is none
 
 
 _ADVICE: Final = {
@@ -44,6 +47,10 @@ _ADVICE: Final = {
     "(runbook: too many connections)",
     Refused.ADDRESS: "one address has as many connections open as max_connections_per_address allows",
     Refused.DESCRIPTORS: "this process has no file descriptor left; raise its limit (ulimit -n, LimitNOFILE)",
+    Refused.BUSY: "this process takes connections more slowly than they come; clients try again by themselves. Look for "
+    "clients that connect again and again, and for a machine without CPU time to spare",
+    Refused.UNREACHABLE: "the server behind this port is gone or has not started; clients try again by themselves. "
+    "Restart the process when this does not end",
 }
 
 
@@ -61,16 +68,17 @@ class PortCounts:
     _logged_at: float = float("-inf")
     _logged: int = 0
 
-    def refuse(self, why: Refused, host: str) -> None:
-        """A connection was refused; say so when it was not said a moment ago."""
+    def refuse(self, why: Refused, host: str, error: OSError | None = None) -> None:
+        """A connection was refused, by the system with `error`; say so when it was not said a moment ago."""
         self.refused[why] += 1
         now = self.clock()
         if now - self._logged_at >= LOG_PERIOD_S:
             self._logged_at = now
             total = self.refused.total()
+            known = f" error={error}" if error is not None else ""
             logger.warning(
-                "connections refused port=%s reason=%s count=%d last=%s open=%d limit=%d: %s",
-                self.name, why.value, total - self._logged, host, self.open, self.limit, _ADVICE[why],
+                "connections refused port=%s reason=%s count=%d last=%s open=%d limit=%d%s: %s",
+                self.name, why.value, total - self._logged, host, self.open, self.limit, known, _ADVICE[why],
             )  # fmt: skip
             self._logged = total
 

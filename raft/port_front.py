@@ -5,18 +5,15 @@ A gRPC server in Python cannot adopt a socket, so it serves on a private Unix so
 Must not: look at more than the first bytes, or buffer without bound.
 
 Who connects and says nothing holds nobody up: it has a time limit, and when the port is full the one that has been
-silent for longest makes room. TLS goes to a door of its own (`tls_address`), a few hellos at a time until the server has
-answered them, which is where the computing is; a handshake that the client does not end has a time limit, too.
-
-The Unix socket has a name only until the front listens: from then on it is reached through a descriptor, so that a
-process that is killed leaves nothing behind, and nobody else on the machine finds it.
+silent for longest makes room. TLS goes to a door of its own (`tls_address`) when the hello is whole, a few hellos at a time
+until the server has answered them, which is where the computing is; a handshake that the client does not end has a time
+limit, too. So it is the server, never a client, that decides how long a place among the few is taken.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import shutil
 import socket
 from collections import Counter
@@ -29,7 +26,8 @@ from typing import Any, Final
 
 from .acceptor import ACCEPTS_PER_TURN, STARVED, Acceptor
 from .port_counts import Ended, PortCounts, Refused
-from .tls_records import ClientRecords
+from .tls_records import ClientRecords, NoHelloError
+from .unix_door import UnixDoor
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +42,16 @@ MANY_SILENT: Final = 4 * ACCEPTS_PER_TURN
 MANY_SILENT_SHARE: Final = 1 / 8
 #: TLS hellos that the server behind works on at the same time.
 TLS_HELLOS_AT_ONCE: Final = 8
+#: Bytes that all connections of a front have said and that were not passed on yet. A whole hello has 2 KiB at most, as a
+#: rule, and is passed on in milliseconds.
+MAX_HELD_BYTES: Final = 32 << 20
 
 
 class Verdict(Enum):
     """What the first bytes of a connection say."""
 
     PASS_ON = "pass on"  # to the server behind
-    PASS_ON_TLS = "pass on tls"  # to its door for TLS
+    PASS_ON_TLS = "pass on tls"  # to its door for TLS, when the hello is whole
     WAIT = "wait"  # too few bytes to tell
     TAKEN = "taken"  # the judge closed the connection, or gave it another protocol
 
@@ -78,11 +79,13 @@ class PortFront:
         self.counts = counts or PortCounts("port")
         self.counts.limit = self._limits.max_connections
         self._folder = Path(mkdtemp(prefix="ledgermq-"))
-        self._doors = {Verdict.PASS_ON: _Door(self._folder / "grpc")}
+        self._doors = {Verdict.PASS_ON: UnixDoor(self._folder / "grpc")}
         self._acceptor: Acceptor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[_Inbound] = set()
         self._silent: dict[_Inbound, None] = {}  # of them, those that are not judged; the oldest first
+        self._greeting: dict[_Inbound, None] = {}  # of the silent, those that have said a part of a TLS hello
+        self._held = 0  # bytes that were said and not passed on yet
         self._of_address: Counter[str] = Counter()
         self._hellos = asyncio.Semaphore(TLS_HELLOS_AT_ONCE)
 
@@ -94,7 +97,7 @@ class PortFront:
     @property
     def tls_address(self) -> str:
         """Where it must listen for TLS, when the judge ever passes that on."""
-        return self._doors.setdefault(Verdict.PASS_ON_TLS, _Door(self._folder / "tls")).address
+        return self._doors.setdefault(Verdict.PASS_ON_TLS, UnixDoor(self._folder / "tls")).address
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Take connections on these listening sockets, which are the front's from now on. Raises: OSError."""
@@ -150,7 +153,9 @@ class PortFront:
     def left(self, inbound: _Inbound) -> None:
         """A connection has ended, or is somebody else's."""
         self._silent.pop(inbound, None)
+        self._greeting.pop(inbound, None)
         if inbound in self._open:
+            self._held -= inbound.held
             self._open.discard(inbound)
             self.counts.open = len(self._open)
             self._of_address[inbound.host] -= 1
@@ -168,10 +173,34 @@ class PortFront:
             self.greeted(inbound)
             self._start(self._connect(inbound, _Pipe(transport), transport, verdict))
         elif verdict is Verdict.PASS_ON_TLS:
-            self._start(self._connect_tls(inbound, transport))
+            self._greeting[inbound] = None
         elif verdict is Verdict.TAKEN:
             self.left(inbound)
         return verdict
+
+    def hold(self, inbound: _Inbound, size: int) -> bool:
+        """Note that a connection said more than can be passed on now; False: there was no room, and it is closed.
+
+        Hellos that are not whole make room first, the oldest of them.
+        """
+        if inbound not in self._open:
+            return False
+        self._held += size
+        while self._held > MAX_HELD_BYTES and self._greeting:
+            next(iter(self._greeting)).end(Ended.MADE_ROOM)
+        if self._held > MAX_HELD_BYTES and inbound in self._open:
+            self.counts.refuse(Refused.BUSY, inbound.host)
+            inbound.drop()
+        return inbound in self._open
+
+    def passed_on(self, size: int) -> None:
+        """So many bytes are held no longer."""
+        self._held -= size
+
+    def said_hello(self, inbound: _Inbound, transport: asyncio.Transport) -> None:
+        """The TLS hello of a connection is whole."""
+        self._greeting.pop(inbound, None)
+        self._start(self._connect_tls(inbound, transport))
 
     def greeted(self, inbound: _Inbound) -> None:
         """It is known what a connection is for: it need not make room any more."""
@@ -187,54 +216,30 @@ class PortFront:
         self, inbound: _Inbound, outbound: _Pipe, client: asyncio.Transport, door: Verdict
     ) -> None:
         try:
-            inner, _ = await asyncio.get_running_loop().create_unix_connection(
-                lambda: outbound, self._doors[door].path
-            )
+            inner = await self._doors[door].connect(outbound, lambda: not client.is_closing())
         except OSError as error:
-            if error.errno in STARVED:
-                self.counts.refuse(Refused.DESCRIPTORS, inbound.host)
-            else:
-                logger.warning("front cannot reach the server behind it error=%s", error)
+            self.counts.refuse(_why(error), inbound.host, error)
             client.abort()
         else:
-            inbound.connected(inner)
+            if inner is not None:
+                inbound.connected(inner)
 
     async def _connect_tls(self, inbound: _Inbound, client: asyncio.Transport) -> None:
         """Pass a hello on when it is its turn; the turn ends with the server's answer."""
         async with self._hellos:
             if client.is_closing():  # it waited for too long
                 return
-            outbound = _TlsOutbound(client)
+            outbound = _TlsOutbound(client, inbound)
             await self._connect(inbound, outbound, client, Verdict.PASS_ON_TLS)
             if not client.is_closing():
                 await outbound.has_answered.wait()
 
 
-class _Door:
-    """A Unix socket of the server behind."""
-
-    def __init__(self, path: Path) -> None:
-        self.address = f"unix:{path}"
-        self.path = str(path)
-        self._handle = -1  # of the socket, when it has no name any more
-
-    def hide(self) -> bool:
-        """Reach the socket without its name from now on; False: the system knows no way."""
-        if not hasattr(os, "O_PATH"):
-            return False
-        handle = os.open(self.path, os.O_PATH | os.O_CLOEXEC)
-        unnamed = f"/proc/self/fd/{handle}"
-        if not Path(unnamed).exists():  # no /proc here
-            os.close(handle)
-            return False
-        self._handle, self.path = handle, unnamed
-        return True
-
-    def close(self) -> None:
-        """Give the socket up."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+def _why(error: OSError) -> Refused:
+    """Tell why the server behind was not reached."""
+    if isinstance(error, BlockingIOError):
+        return Refused.BUSY
+    return Refused.DESCRIPTORS if error.errno in STARVED else Refused.UNREACHABLE
 
 
 class _Pipe(asyncio.Protocol):
@@ -267,12 +272,15 @@ class _Pipe(asyncio.Protocol):
 class _TlsOutbound(_Pipe):
     """The connection to the server behind, which may still compute its answer to a hello."""
 
-    def __init__(self, other: asyncio.Transport) -> None:
+    def __init__(self, other: asyncio.Transport, inbound: _Inbound) -> None:
         super().__init__(other)
         self.has_answered = asyncio.Event()
+        self._inbound = inbound
 
     def data_received(self, data: bytes) -> None:
-        self.has_answered.set()
+        if not self.has_answered.is_set():
+            self.has_answered.set()
+            self._inbound.answered()
         super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -289,7 +297,7 @@ class _Inbound(_Pipe):
         self.host = host
         self.since = loop.time()
         self._front = front
-        self._first = b""
+        self._first = bytearray()
         self._is_made = self._is_over = False
         self._records: ClientRecords | None = None  # while its TLS handshake lasts
         self._timer = loop.call_later(FIRST_BYTES_TIMEOUT_S, self._timed_out)
@@ -300,6 +308,11 @@ class _Inbound(_Pipe):
         if self._is_over:
             self.transport.abort()
 
+    @property
+    def held(self) -> int:
+        """Bytes that were said and not passed on yet."""
+        return len(self._first)
+
     def data_received(self, data: bytes) -> None:
         if self.other is not None:
             if self._records is not None:
@@ -307,21 +320,52 @@ class _Inbound(_Pipe):
             self.other.write(data)
             return
         self._first += data
+        if not self._front.hold(self, len(data)):
+            return
+        if self._records is None:
+            self._judge()
+        elif not self._records.is_hello_whole:
+            self._greet(data)
+
+    def _judge(self) -> None:
         self.transport.pause_reading()  # whoever takes it begins anew: another protocol may read in another way
-        verdict = self._front.judge(self, self.transport, self._first)
+        first = bytes(self._first)
+        verdict = self._front.judge(self, self.transport, first)
         if verdict is Verdict.WAIT:
             self.transport.resume_reading()
         elif verdict is Verdict.PASS_ON_TLS:
             self._records = ClientRecords()
+            self._greet(first)
         else:
             self._timer.cancel()
 
-    def _follow(self, data: bytes) -> None:
-        """Notice the end of the client's TLS handshake."""
-        if self._records is not None and self._records.feed(data):
+    def _greet(self, data: bytes) -> None:
+        """Read on until the TLS hello is whole."""
+        if self._follow(data):
+            if self._records is not None and self._records.is_hello_whole:
+                self.transport.pause_reading()
+                self._front.said_hello(self, self.transport)
+            else:
+                self.transport.resume_reading()
+
+    def _follow(self, data: bytes) -> bool:
+        """Notice what the client has done of its TLS handshake; False: it is none, and the connection is closed."""
+        assert self._records is not None
+        try:
+            self._records.feed(data)
+        except NoHelloError:
+            self.end(Ended.NO_HELLO)
+            return False
+        if self._records.has_ended:
             self._records = None
             self._timer.cancel()
             self._front.greeted(self)
+        return True
+
+    def answered(self) -> None:
+        """The server behind has answered the TLS hello."""
+        if self._records is not None:
+            self._records.is_answered = True
 
     def connected(self, inner: asyncio.Transport) -> None:
         """The inner connection stands: hand over what came so far and let the rest flow."""
@@ -329,9 +373,9 @@ class _Inbound(_Pipe):
             inner.close()
             return
         self.other = inner
-        self._follow(self._first)
-        inner.write(self._first)
-        self._first = b""
+        self._front.passed_on(self.held)
+        inner.write(bytes(self._first))
+        self._first.clear()
         self.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -348,6 +392,10 @@ class _Inbound(_Pipe):
     def end(self, why: Ended) -> None:
         """Close the connection at once; it is not counted from now on."""
         self._front.counts.ended[why] += 1
+        self.drop()
+
+    def drop(self) -> None:
+        """Close the connection at once, counted or not."""
         self._front.left(self)
         self._timer.cancel()
         self._is_over = True
@@ -355,7 +403,8 @@ class _Inbound(_Pipe):
             self.transport.abort()
 
     def _timed_out(self) -> None:
-        self.end(Ended.HANDSHAKE if self._records is not None else Ended.SILENT)
+        greeted = self._records is not None and self._records.is_hello_whole
+        self.end(Ended.HANDSHAKE if greeted else Ended.SILENT)
 
 
 def take_port(address: str) -> list[socket.socket]:

@@ -1,8 +1,10 @@
-"""As much of TLS as stands in the clear: whether a hello is whole, and whether a client has ended its handshake.
+"""As much of TLS as stands in the clear: when a client's hello is whole, and when the client has ended its handshake.
 
-Pure. A record begins with five bytes: type, version (2), length (2). A client's records are of the handshake until its
-first one of type application data: in TLS 1.3 that carries the end of its handshake, before that version it comes behind.
-A client that lies is found out by whoever decrypts.
+Pure. A record begins with five bytes: type, version (2), length (2); the hello is the first handshake message: type (1),
+length (3), contents, over as many records as the client likes. A client's records are of the handshake until its first
+one of type application data: in TLS 1.3 that carries the end of its handshake, before that version it comes behind. A
+client that sends such a record before the server has answered (early data, or a lie) has not ended anything by it.
+A client that lies later is found out by whoever decrypts.
 """
 
 from __future__ import annotations
@@ -11,45 +13,77 @@ from typing import Final
 
 HANDSHAKE: Final = 0x16
 _APPLICATION_DATA: Final = 0x17
+_CLIENT_HELLO: Final = 1
 _HEADER_SIZE: Final = 5
+_MESSAGE_HEADER_SIZE: Final = 4
 #: More is no record: 16 KiB, and what encryption may add.
 MAX_RECORD_SIZE: Final = (16 << 10) + 2048
+#: A hello of more bytes, the headers of its records among them, is not waited for. Real ones have 0.2 to 2 KiB.
+MAX_HELLO_SIZE: Final = 32 << 10
 
 
-def is_whole_hello(first: bytes) -> bool | None:
-    """Tell whether the first record is there; None: these bytes begin no TLS handshake."""
-    if first[:1] != bytes((HANDSHAKE,)) or (len(first) > 1 and first[1] != 3):
-        return None
-    if len(first) < _HEADER_SIZE:
-        return False
-    size = int.from_bytes(first[3:5])
-    return None if size > MAX_RECORD_SIZE else len(first) >= _HEADER_SIZE + size
+class NoHelloError(ValueError):
+    """What a client said is no TLS hello, or none that anybody would send."""
 
 
 class ClientRecords:
-    """Follows what a client sends, in whatever pieces, until its handshake has ended."""
+    """Follows what a client sends, in whatever pieces. `is_answered` is told to it: the server has said something."""
 
-    __slots__ = ("_header", "_rest", "has_ended")
+    __slots__ = ("_header", "_hello_size", "_message_header", "_rest", "_size", "has_ended", "is_answered",
+                 "is_hello_whole")  # fmt: skip
 
     def __init__(self) -> None:
-        self.has_ended = False
+        self.is_hello_whole = self.is_answered = self.has_ended = False
         self._header = bytearray()
         self._rest = 0  # bytes of the present record that are still to come
+        # until the hello is whole:
+        self._message_header = bytearray()
+        self._hello_size = 0  # bytes of it that are there
+        self._size = 0  # the same with the headers of records
 
-    def feed(self, data: bytes) -> bool:
-        """Take what came next; return whether the client has ended its handshake."""
+    def feed(self, data: bytes) -> None:
+        """Take what came next. Raises: NoHelloError (whoever sent this must not be passed on)."""
         at = 0
         while at < len(data) and not self.has_ended:
-            if self._rest:
-                step = min(self._rest, len(data) - at)
-                self._rest -= step
-                at += step
-                continue
-            step = min(_HEADER_SIZE - len(self._header), len(data) - at)
-            self._header += data[at : at + step]
+            step = min(self._rest or _HEADER_SIZE - len(self._header), len(data) - at)
+            piece = data[at : at + step]
             at += step
-            if len(self._header) == _HEADER_SIZE:
-                self.has_ended = self._header[0] == _APPLICATION_DATA
-                self._rest = int.from_bytes(self._header[3:5])
-                self._header.clear()
-        return self.has_ended
+            if self._rest:
+                self._rest -= step
+                if not self.is_hello_whole:
+                    self._take_of_hello(piece)
+            else:
+                self._take_of_header(piece)
+
+    def _take_of_header(self, piece: bytes) -> None:
+        header = self._header
+        header += piece
+        is_there = len(header) == _HEADER_SIZE
+        size = int.from_bytes(header[3:5]) if is_there else 1
+        if not self.is_hello_whole:
+            is_other = header[0] != HANDSHAKE or (len(header) > 1 and header[1] != 3)
+            if is_other or not 0 < size <= MAX_RECORD_SIZE:
+                raise NoHelloError
+            self._count(len(piece))
+        if is_there:
+            self.has_ended = self.is_answered and header[0] == _APPLICATION_DATA
+            self._rest = size
+            header.clear()
+
+    def _take_of_hello(self, piece: bytes) -> None:
+        """A record may hold more than the hello; that is the server's to judge."""
+        header = self._message_header
+        header += piece[: _MESSAGE_HEADER_SIZE - len(header)]
+        self._hello_size += len(piece)
+        needed = _MESSAGE_HEADER_SIZE + int.from_bytes(header[1:])
+        is_there = len(header) == _MESSAGE_HEADER_SIZE
+        if header[0] != _CLIENT_HELLO or (is_there and needed > MAX_HELLO_SIZE):
+            raise NoHelloError
+        self.is_hello_whole = is_there and self._hello_size >= needed
+        if not self.is_hello_whole:
+            self._count(len(piece))
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        if self._size > MAX_HELLO_SIZE:
+            raise NoHelloError

@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import cast
@@ -16,7 +17,7 @@ import uvloop
 
 from ledgermq.raft import acceptor, port_front
 from ledgermq.raft.port_counts import Ended, PortCounts, Refused
-from ledgermq.raft.port_front import FrontLimits, PortFront, Verdict, take_port
+from ledgermq.raft.port_front import FrontLimits, Judge, PortFront, Verdict, take_port
 from tests.ports import free_port
 
 WAIT_S = 20.0
@@ -79,7 +80,7 @@ class Caller:
 class Port:
     """A front on a port of this machine."""
 
-    def __init__(self, limits: FrontLimits) -> None:
+    def __init__(self, limits: FrontLimits, judge: Judge = judge) -> None:
         self.number = free_port()
         self.counts = PortCounts("port")
         self.front = PortFront(judge, limits, self.counts)
@@ -91,8 +92,9 @@ class Port:
         self._server = await asyncio.get_running_loop().create_unix_server(Echo, path)
         await self.front.listen(take_port(f"{HERE}:{self.number}"))
 
-    async def call(self) -> Caller:
-        caller = Caller(*await asyncio.open_connection(HERE, self.number))
+    async def call(self, tls: ssl.SSLContext | None = None) -> Caller:
+        name = "localhost" if tls is not None else None
+        caller = Caller(*await asyncio.open_connection(HERE, self.number, ssl=tls, server_hostname=name))
         self._callers.append(caller)
         return caller
 
