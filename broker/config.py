@@ -56,8 +56,9 @@ def parse_size(value: object) -> object:
 def split_address(text: str) -> tuple[str, int]:
     """Return (host, port) of "host:port" (IPv6 hosts in brackets). Raises: ValueError."""
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f'"{text}" is not host:port')
+    is_number = port.isascii() and port.isdecimal() and len(port) <= len("65535")
+    if not colon or not host or not is_number or int(port) > 65535:
+        raise ValueError(f'"{text}" is not host:port, as 127.0.0.1:9876 is; ports are at most 65535')
     return host.strip("[]"), int(port)
 
 

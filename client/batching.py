@@ -392,20 +392,33 @@ class SendWindow:
 
     # --- other groups -----------------------------------------------------------------------------------------
 
-    def release(self) -> list[Section]:
-        """Hand out every section that certainly is not stored here and may go to another group."""
-        released = []
+    def release(self, topic: str | None = None) -> list[Section]:
+        """Hand out every section, of one topic or all, that certainly is not stored here and may go to another group."""
+        released = self._take_out(lambda each: not each.fifo and topic in (None, each.lane.queue.topic))
+        for section in released:
+            forget_number(section)
+        return released
+
+    def give_up(self, topic: str) -> list[Failed]:
+        """Give up every section of a topic that certainly is not stored."""
+        gone = self._take_out(lambda each: each.lane.queue.topic == topic)
+        return [Failed(section, None, sent=False) for section in gone]
+
+    def _take_out(self, wanted: Callable[[Section], bool]) -> list[Section]:
+        """Remove what is wanted of the sections that are certainly not stored."""
+        taken = []
         for lane in self._all_lanes():
-            for section in [each for each in (*lane.unacked, *lane.waiting) if _may_move(each)]:
+            for section in [
+                each for each in (*lane.unacked, *lane.waiting) if _is_free(each) and wanted(each)
+            ]:
                 if section in lane.waiting:
                     lane.waiting.remove(section)
                     section.close()
                     self._waiting_bytes -= section.body_size
                 else:
                     self._give_up(section)
-                forget_number(section)
-                released.append(section)
-        return released
+                taken.append(section)
+        return taken
 
     def adopt(self, section: Section, lane: Lane) -> None:
         """Take a section that another group's window released. Its records stay as they are."""
@@ -441,8 +454,8 @@ def _remove(sections: deque[Section], section: Section) -> None:
         sections.remove(section)
 
 
-def _may_move(section: Section) -> bool:
-    return not (section.fifo or section.in_flight or section.may_be_stored or section.given_up)
+def _is_free(section: Section) -> bool:
+    return not (section.in_flight or section.may_be_stored or section.given_up)
 
 
 def _note(outcome: Outcome, decision: Decision, refusal: pb.Refusal, topic: str) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from .cli_output import close_output, open_standard_streams, print_error
-from .errors import LedgerMQError, did_you_mean, similar_names
+from .errors import InvalidAddressError, LedgerMQError, did_you_mean, similar_names
 
 #: Modules of this package that add commands to the app by `register(app: typer.Typer) -> None`, in help order.
 COMMAND_MODULES: Final = (
@@ -101,7 +101,7 @@ def run_cli(arguments: list[str]) -> int:
         if debug:
             raise
         print_error(str(failure))
-        return 1
+        return 2 if isinstance(failure, InvalidAddressError) else 1
     except ValueError as failure:
         if debug:
             raise

@@ -28,6 +28,7 @@ from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, out, p
 from .cli_recover import recover
 from .errors import (
     BrokerUnreachableError,
+    InvalidAddressError,
     LedgerMQError,
     NameserversDownError,
     NotANameserverError,
@@ -50,7 +51,7 @@ _COLOURS = {
 
 
 def _checked(nodes: list[str] | None) -> list[str] | None:
-    """Raises: ValueError (no address)."""
+    """Raises: InvalidAddressError."""
     for address in nodes or []:
         check_address(address, "the address of a node's log port", 8082)
     return nodes
@@ -145,9 +146,14 @@ def transfer(
 
 
 async def collect(nameserver: str, nodes: list[str]) -> tuple[list[GroupReport], LedgerMQError | None]:
-    """Find all nodes, ask them all at once, judge. The error says why nothing could be found out."""
+    """Find all nodes, ask them all at once, judge. The error says why nothing could be found out.
+
+    Raises: InvalidAddressError (of the nameserver).
+    """
     try:
         groups = await groups_asked(nameserver, nodes)
+    except InvalidAddressError:
+        raise
     except LedgerMQError as failure:
         return [], failure
     return [status_report.report(each) for each in groups], None
@@ -212,7 +218,7 @@ async def _groups_by_nameserver(nameserver: str) -> list[GroupAnswers]:
 async def _list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
     """Ask one nameserver after the other.
 
-    Raises: ValueError (no address), NameserversDownError, NotANameserverError, LedgerMQError (no group is known).
+    Raises: InvalidAddressError, NameserversDownError, NotANameserverError, LedgerMQError (no group is known).
     """
     addresses, stranger = parse_addresses(nameserver), ""
     for address in addresses:

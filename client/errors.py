@@ -5,6 +5,7 @@ LedgerMQError
 │   ├── MessageTooLargeError    a body above 4 MiB
 │   ├── InvalidMessageError     an empty body, a bad tag, key, property or message group
 │   ├── InvalidNameError        a topic or group name that is not allowed
+│   ├── InvalidAddressError     what was given for the address of a nameserver or node is none
 │   ├── ClosedError             used after close()
 │   └── BufferFullError         `send_nowait` or `send_async` with no room left (retryable)
 ├── RouteError                  nobody to ask, or nobody knows
@@ -110,6 +111,15 @@ class InvalidNameError(UsageError):
         self.name = name
 
 
+class InvalidAddressError(UsageError, ValueError):
+    """What was given for the address of a nameserver or node is none. Nobody was asked. (It was a plain ValueError once.)"""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"{address!r} is not {reason}" if address else reason)
+        self.address = address
+        self.reason = reason
+
+
 class ClosedError(UsageError):
     """Used before start() or after close()."""
 
@@ -207,6 +217,10 @@ class TopicNotFoundError(RouteError):
         self.cluster = cluster
         self.asked = asked
         self.similar = tuple(similar)
+
+    def again(self) -> TopicNotFoundError:
+        """Return the same error for somebody else."""
+        return TopicNotFoundError(self.topic, cluster=self.cluster, asked=self.asked, similar=self.similar)
 
 
 class BrokerUnreachableError(RouteError):

@@ -84,6 +84,11 @@ class Outbox:
         self._runs.pop(topic, None)
         self._put_early(topic)
 
+    def forget(self, topic: str) -> None:
+        """A topic does not exist any more: the next message asks for its route again."""
+        self.topics.pop(topic, None)
+        self._runs.pop(topic, None)
+
     def on_flush(self) -> None:
         """A request was cut: the next messages travel with another one, perhaps to another queue."""
         self._selector.on_flush()

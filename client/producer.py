@@ -14,7 +14,7 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -34,6 +34,7 @@ from .errors import (
 from .kept_message import message_of
 from .latency_fault import SEED_TABLE, CallTimes, LatencyFaultTable, LatencyTable
 from .message import Message, MessageQueue, SendReceipt
+from .old_routes import OldRoutes
 from .one_way import OneWay
 from .outbox import Outbox
 from .producer_statistics import GroupStatistics, ProducerStatistics, statistics_of
@@ -82,7 +83,7 @@ class Producer:
         message groups, and those that a selector chose for a reason, stay.
         `compress_above`: larger bodies are compressed when that makes them smaller, bytes; None: never.
         `trace`: tell the trace topic what becomes of each message (`ledgermq message trace`); brokers need `trace_topic`.
-        Raises: ValueError (a nameserver's address), InvalidNameError, UsageError.
+        Raises: UsageError (InvalidAddressError: a nameserver's, InvalidNameError).
         """
         if group:
             check_name("group", group)
@@ -103,6 +104,7 @@ class Producer:
         self._routes.on_change(self._on_route)
         self._host = socket.gethostname()
         self._connections: dict[str, GroupConnection] = {}
+        self._old_routes = OldRoutes(self._routes, self._outbox, self._connections, self._fail)
         self._timer: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._preparing: set[str] = set()  # topics that messages wait for
@@ -401,17 +403,6 @@ class Producer:
         for connection in self._connections.values():
             connection.wake()
 
-    def _refresh(self, topic: str) -> None:
-        """Fetch the route again in the background."""
-
-        async def refresh() -> None:
-            try:
-                await self._routes.get(topic, refresh=True)
-            except LedgerMQError as error:
-                logger.info("route not refreshed topic=%s reason=%s", topic, error)
-
-        self._in_background(refresh())
-
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -427,14 +418,14 @@ class Producer:
         if outcome.pause_ms or outcome.try_other_group:
             self._outbox.end_runs()
         for topic in outcome.refresh_topics:
-            self._refresh(topic)
+            self._in_background(self._old_routes.refresh(topic, connection))
         if outcome.find_leader and not outcome.leader_hint:
             topics = self._outbox.topics
             its = [topic for topic, lanes in topics.items() if connection in lanes.ordered.groups]
             for topic in [*its, *topics][:1]:  # one that is drained has no lanes
-                self._refresh(topic)
+                self._in_background(self._old_routes.refresh(topic))
         if outcome.try_other_group:
-            self._move_sections(connection)
+            self._old_routes.move_sections(connection)
 
     def _deliver(self, delivered: Delivered, connection: GroupConnection) -> None:
         section, offset = delivered.section, delivered.base_offset
@@ -448,37 +439,28 @@ class Producer:
             trace_section(self._tracer, section, result, base_offset=delivered.base_offset)
         self._outbox.release(section)
 
-    def _fail(self, failed: Failed, connection: GroupConnection) -> None:
+    def _fail(
+        self, failed: Failed, connection: GroupConnection, known: Callable[[], Exception] | None = None
+    ) -> None:
+        """Tell the callers of a section that it is given up; `known`: the error of each, if it says more than the refusal."""
         section = failed.section
         self._failed += section.count
         connection.counts.failed += section.count
 
-        def error() -> Exception:
+        def without_answer() -> Exception:
             if failed.refusal is not None:
                 return error_of(failed.refusal)
             reason = section.refused or connection.last_error or "No leader acknowledged it"
             topic = section.lane.queue.topic
             return SendTimeoutError(topic, self.timeout_ms, sent=failed.sent, reason=reason)
 
+        error = known or without_answer
         for ticket in section.tickets:
             ticket.fail(error)
         if self._tracer is not None:
             result = "unknown" if failed.sent else "refused"
             trace_section(self._tracer, section, result, error=str(error()))
         self._outbox.release(section)
-
-    def _move_sections(self, source: GroupConnection) -> None:
-        """Give what the group definitely refused to another group of the same topic, if there is one."""
-        now = now_ms()
-        targets = {topic: lanes.instead_of(source, now) for topic, lanes in self._outbox.topics.items()}
-        if not any(targets.values()):
-            return
-        for section in source.window.release():
-            choices = targets.get(section.lane.queue.topic)
-            lane, target = choices[secrets.randbelow(len(choices))] if choices else (section.lane, source)
-            source.counts.moved += section.count * (target is not source)
-            target.window.adopt(section, lane)
-            target.wake()
 
     async def _watch_deadlines(self) -> None:
         while True:

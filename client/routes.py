@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final, TypeVar
@@ -25,6 +26,7 @@ from .channels import Channels, unreachable
 from .errors import (
     BrokerUnreachableError,
     ClosedError,
+    InvalidAddressError,
     LedgerMQError,
     NameserversDownError,
     NoBrokersError,
@@ -43,6 +45,8 @@ CACHE_S: Final = 30.0
 _CALL_TIMEOUT_S: Final = 2.0
 _WATCH_PAUSE_S: Final = 0.5
 _CREATE_WAIT_S: Final = 3.0
+#: A name or an IPv4 address; an IPv6 address in brackets. Whether it exists is found out later.
+_HOST: Final = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+(%[^\s/\]]+)?\]")
 _HTTP_1: Final = "Trying to connect an http1.x server"  # how gRPC puts it, with the code UNAVAILABLE
 
 T = TypeVar("T")
@@ -50,24 +54,27 @@ RouteListener = Callable[[TopicRoute], None]
 
 
 def check_address(address: str, what: str, usual_port: int) -> None:
-    """Check the form host:port before anything is tried. Raises: ValueError."""
+    """Check the form host:port before anything is tried. Raises: InvalidAddressError."""
     host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdecimal()):
-        raise ValueError(
-            f"{address!r} is not {what}; the form is host:port, for example 127.0.0.1:{usual_port}"
+    if not _HOST.fullmatch(host) or not (port.isascii() and port.isdecimal()):
+        hint = ", an IPv6 address in brackets" if host.count(":") > 1 else ""
+        raise InvalidAddressError(
+            address, f"{what}; the form is host:port{hint}, for example 127.0.0.1:{usual_port}"
         )
-    if not 1 <= int(port) <= 65535:
-        raise ValueError(f"{address!r} is not {what}; {port} is no port, ports are 1 to 65535")
+    if len(port) > len("65535") or not 1 <= int(port) <= 65535:
+        raise InvalidAddressError(address, f"{what}; {port} is no port, ports are 1 to 65535")
 
 
 def parse_addresses(nameservers: str | Sequence[str]) -> tuple[str, ...]:
-    """Return host:port of each nameserver from "a:1,b:2" or a list. Raises: ValueError."""
+    """Return host:port of each nameserver from "a:1,b:2" or a list. Raises: InvalidAddressError."""
     parts = nameservers.split(",") if isinstance(nameservers, str) else list(nameservers)
     addresses = tuple(part.strip() for part in parts if part.strip())
     for address in addresses:
         check_address(address, "a nameserver address", 9876)
     if not addresses:
-        raise ValueError("no nameserver is given; the form is host:port, for example 127.0.0.1:9876")
+        raise InvalidAddressError(
+            "", "no nameserver is given; the form is host:port, for example 127.0.0.1:9876"
+        )
     return addresses
 
 
@@ -96,7 +103,7 @@ class Routes:
         self._channels = channels
         self._at = 0  # nameserver that is asked first
         self._cache: dict[str, tuple[float, TopicRoute]] = {}
-        self._fetching: dict[str, asyncio.Task[TopicRoute]] = {}
+        self._fetching: dict[tuple[str, bool], asyncio.Task[TopicRoute]] = {}  # by topic and `create`
         self._listeners: list[RouteListener] = []
         self._watch: asyncio.Task[None] | None = None
         self._topics_changed = asyncio.Event()
@@ -115,11 +122,11 @@ class Routes:
         cached = self._cache.get(topic)
         if cached is not None and not refresh and time.monotonic() - cached[0] < CACHE_S:
             return cached[1]
-        task = self._fetching.get(topic)
+        task = self._fetching.get((topic, create))
         if task is None:
             task = asyncio.create_task(self._fetch(topic, create))
-            self._fetching[topic] = task
-            task.add_done_callback(lambda _: self._fetching.pop(topic, None))
+            self._fetching[topic, create] = task
+            task.add_done_callback(lambda _: self._fetching.pop((topic, create), None))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -146,6 +153,11 @@ class Routes:
         """Return the newest known route without asking anybody."""
         entry = self._cache.get(topic)
         return entry[1] if entry else None
+
+    def forget(self, topic: str) -> None:
+        """A topic does not exist any more: whoever wants its route asks again, and it is not watched."""
+        if self._cache.pop(topic, None) is not None:
+            self._topics_changed.set()
 
     async def groups(self, *, gone_too: bool = False) -> list[BrokerGroup]:
         """Return all broker groups; `gone_too`: also those whose last node has left without being removed.

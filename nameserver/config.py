@@ -94,9 +94,14 @@ def _named_address(text: object, source: str) -> tuple[str, str]:
     return name, address
 
 
+def _is_number(text: str) -> bool:
+    """Tell whether a text is digits that `int` takes; `isdigit` alone takes ² too."""
+    return text.isascii() and text.isdecimal() and len(text) < 20
+
+
 def _address(key: str, value: object, source: str) -> str:
     host, colon, port = str(value).rpartition(":")
-    if not (host and colon and port.isdigit() and int(port) < 65536):
+    if not (host and colon and _is_number(port) and len(port) <= 5 and int(port) < 65536):
         raise ConfigError(key, f"is {value!r}; the form is host:port, for example {DEFAULT_BIND}", source)
     return str(value)
 
@@ -116,7 +121,7 @@ def _expiry_ms(value: object, source: str) -> int:
 
 
 def _max_connections(value: object, source: str) -> int:
-    if not str(value).isdigit() or int(str(value)) < 1:
+    if not _is_number(str(value)) or int(str(value)) < 1:
         raise ConfigError("max_connections", f"is {value!r}; a whole number above 0 is wanted", source)
     return int(str(value))
 

@@ -63,6 +63,7 @@ def test_a_node_without_peers_is_a_group_of_its_own() -> None:
         ({"listener": "messaging_bind=0.0.0.0:1"}, {}, ["messaging_advertise", "0.0.0.0:1"]),
         ({"listener": "name=a,mesaging_bind=a:1"}, {}, ["mesaging_bind", "messaging_bind"]),
         ({"raft_bind": "nowhere"}, {}, ["--raft-bind", "not host:port"]),
+        ({"nameservers": "a:9876,b:²"}, {}, ["--nameservers", '"b:²" is not host:port']),
         ({"replication": "half"}, {}, ["--replication", "'async_master'"]),
         ({"master": "n1"}, {}, ["--master", "elect their leader"]),
         ({"replication": "async_master", "master": "n7"}, {}, ["--master", "no node of this group"]),

@@ -27,6 +27,12 @@ NOBODY = ["--nameserver", "127.0.0.1:1"]
         (["admin", "clean", "--older-than-hours", "inf"], 2, "--older-than-hours"),
         (["up", "--data", ""], 1, "Name one: ledgermq up --data DIR"),
         (["topic", "list", "--nameserver", "nowhere"], 2, "host:port"),
+        (
+            ["cluster", "status", "-n", "http://127.0.0.1:9876"],
+            2,
+            "the form is host:port, for example 127.0.0.1:9876.",
+        ),
+        (["send", "orders", "hi", "-n", "::1:9876"], 2, "an IPv6 address in brackets"),
         (["group", "reset", "g", "--topic", "t", "--to", "soon"], 2, "earliest"),
         (
             ["group", "reset", "g", "--topic", "t", "--to", "99999999"],

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.client import Message, Producer, SendReceipt, connection, outbox, producer
+from ledgermq.client import Message, Producer, SendReceipt, connection, old_routes, outbox, producer
 from ledgermq.client.errors import UsageError
 from ledgermq.client.queue_selection import (
     CustomSelector,
@@ -30,7 +30,7 @@ class Clock:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.ahead_ms = 0
-        for module in (connection, outbox, producer):
+        for module in (connection, old_routes, outbox, producer):
             patch.setattr(module, "now_ms", lambda: 1_000_000 + self.ahead_ms)
 
 

@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 
-from ledgermq.client import channels
+from ledgermq.client import Admin, Producer, SimpleConsumer, channels
 from ledgermq.client.channels import Channels
 from ledgermq.client.errors import (
     BrokerUnreachableError,
     ClosedError,
+    InvalidAddressError,
     NameserversDownError,
     NoBrokersError,
     NoQuorumError,
     NotANameserverError,
     RefusedError,
     TopicNotFoundError,
+    UsageError,
 )
 from ledgermq.client.routes import Routes, parse_addresses
 from ledgermq.client.topic_route import TopicRoute
@@ -70,6 +72,24 @@ def test_addresses_are_read_from_text_and_from_lists() -> None:
 def test_an_address_of_another_form_is_an_error_that_shows_the_form(text: str) -> None:
     with pytest.raises(ValueError, match=r"host:port, for example 127.0.0.1:9876"):
         parse_addresses(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["http://host:9876", "host/9876:1", "a b:9876", "a;b:9876", "[]:9876", "[::1:9876", "host:²"]
+)
+def test_a_wrong_address_is_a_usage_error_of_every_client(text: str) -> None:
+    """It is the caller's to mend, so it must not look like trouble of the cluster."""
+    for make in (Producer, Admin):
+        with pytest.raises(InvalidAddressError, match="is not a nameserver address; the form is host:port"):
+            make(text)
+    with pytest.raises(UsageError, match="is not a nameserver address"):
+        SimpleConsumer(["a:9876", text], group="g")
+
+
+def test_an_address_of_ip_version_6_has_brackets() -> None:
+    assert parse_addresses("[fe80::1%eth0]:9876") == ("[fe80::1%eth0]:9876",)
+    with pytest.raises(InvalidAddressError, match="an IPv6 address in brackets"):
+        parse_addresses("fe80::1:9876")
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "99999"])

@@ -67,6 +67,7 @@ def test_a_cancelled_server_gives_its_ports_back(monkeypatch: pytest.MonkeyPatch
     ("arguments", "words"),
     [
         (["--bind", "nowhere"], "the form is host:port"),
+        (["--bind", "127.0.0.1:²"], "the form is host:port"),
         (["--listener", "external"], "the form is name=host:port"),
         (["--expiry-ms", "soon"], "a whole number of milliseconds"),
         (["--expiry-ms", "1"], "below 2000"),
