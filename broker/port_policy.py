@@ -21,6 +21,10 @@ _OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", MAX_REQUEST_SIZE),
+    # A message is bounded before it is unpacked, so a small one may become gigabytes: take none that gRPC compressed.
+    # (No client does that by itself; bodies are compressed by whoever sends them, and unpacked by whoever reads them.)
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.per_message_decompression", 0),
     # Clients ask whether the node lives as often as they like, within reason: official ones every 60 s or more.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 10),

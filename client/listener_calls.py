@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from .calls import being_cancelled
 from .consume_trace import ConsumeTrace, now_ms
-from .errors import LedgerMQError, UsageError
+from .errors import CorruptMessageError, LedgerMQError, UsageError
 from .message import MessageView
 from .owned_queue import Batch, OwnedQueue, Stage
 from .push_options import ExhaustedHook, Listener, PushOptions, RetryLater
@@ -190,7 +190,7 @@ class ListenerCalls:
             self.counters.failed += len(failed)
         if batch.attempt == 1:
             self.counters.filtered += sum(end - begin for begin, end in batch.spans) - len(messages)
-        if failed and batch.attempt >= self.max_attempts:
+        if failed and (batch.attempt >= self.max_attempts or _is_unreadable(failed, error)):
             failed, error = await self._give_up(batch, failed, error)
         if not failed:
             self._on_done(owned, owned.finish(batch))
@@ -322,6 +322,16 @@ async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> A
         step = "Await it, or use PushConsumer of ledgermq.client, whose listeners are coroutine functions"
         raise WrongListenerError(what, "The consumer stops, nothing of this call counts as done", step)
     return answer
+
+
+def _is_unreadable(failed: list[MessageView], error: Exception | None) -> bool:
+    """Tell whether a message failed, alone, because it cannot be decoded: it never can."""
+    return (
+        isinstance(error, CorruptMessageError)
+        and len(failed) == 1
+        and (error.topic, error.queue_id, error.queue_offset)
+        == (failed[0].topic, failed[0].queue_id, failed[0].queue_offset)
+    )
 
 
 def _is_delay(value: object) -> bool:

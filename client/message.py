@@ -6,7 +6,6 @@ Owns: `Message` (to send), `SendReceipt`, `MessageQueue`, `MessageView` (fetched
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,12 +16,18 @@ from google.protobuf.message import DecodeError
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.entry import Buffer
-from ledgermq.proto.record import BODY_FIELDS, RecordFlags, RecordView, decode_record
+from ledgermq.proto.record import BODY_FIELDS, MAX_BODY_SIZE, RecordFlags, RecordView, decode_record
 
 from .errors import CorruptMessageError
 
 _body_fields: Final = BODY_FIELDS.unpack_from
 _GZIP: Final = int(RecordFlags.GZIP)
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+#: `wbits` of zlib for the two forms that stand under the GZIP mark.
+_GZIP_FORM: Final = 16 + zlib.MAX_WBITS
+_ZLIB_FORM: Final = zlib.MAX_WBITS
+#: More members of gzip nobody puts into one body; each costs a copy of what follows it.
+_MAX_MEMBERS: Final = 64
 
 
 @dataclass(slots=True)
@@ -56,12 +61,34 @@ class SendReceipt(NamedTuple):
     duplicate: bool = False
 
 
-def unpack_body(body: Buffer, gzipped: bool) -> bytes:
-    """Return the body as the producer gave it. Some clients put zlib bytes under the GZIP mark: both are read."""
+class UnpackError(ValueError):
+    """A body that is compressed in a form that is not read."""
+
+
+def unpack_body(body: Buffer, gzipped: bool, max_bytes: int = MAX_BODY_SIZE) -> bytes:
+    """Return the body as the producer gave it. Some clients put zlib bytes under the GZIP mark: both are read.
+
+    A few bytes may stand for gigabytes, so no more than `max_bytes` are made. Producers refuse larger bodies before they
+    compress them. Raises: UnpackError, zlib.error.
+    """
     if not gzipped:
         return bytes(body)
-    raw = bytes(body)
-    return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else zlib.decompress(raw)
+    raw, parts, size = bytes(body), list[bytes](), 0
+    is_gzip = raw.startswith(_GZIP_MAGIC)
+    while not parts or (is_gzip and raw):
+        if len(parts) == _MAX_MEMBERS:
+            raise UnpackError(f"it is compressed in more than {_MAX_MEMBERS} parts")
+        unpacker = zlib.decompressobj(_GZIP_FORM if is_gzip else _ZLIB_FORM)
+        parts.append(unpacker.decompress(raw, max_bytes + 1 - size))
+        size += len(parts[-1])
+        if size > max_bytes:
+            raise UnpackError(
+                f"it has more than {max_bytes:,} bytes when it is unpacked; read_body(max_bytes=...) reads larger ones"
+            )
+        if not unpacker.eof:
+            raise UnpackError("what is compressed is cut short")
+        raw = unpacker.unused_data.lstrip(b"\0")  # gzip allows zeros behind the last member
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 @contextmanager
@@ -69,7 +96,7 @@ def _reading(part: str, queue: MessageQueue, queue_offset: int) -> Iterator[None
     """Name the message that cannot be decoded. Raises: CorruptMessageError."""
     try:
         yield
-    except (DecodeError, zlib.error, EOFError, OSError) as error:  # OSError: gzip's own
+    except (DecodeError, zlib.error, UnpackError) as error:
         raise CorruptMessageError(
             queue.topic, queue.queue_id, f"its {part}: {error}", queue_offset
         ) from error
@@ -129,14 +156,21 @@ class MessageView:
 
     @property
     def body(self) -> bytes:
-        """The body as the producer gave it. Raises: CorruptMessageError (marked as compressed, and is not)."""
+        """The body as the producer gave it.
+
+        Raises: CorruptMessageError (marked as compressed, and is not; or of more than 4 MiB).
+        """
         flags, offset, size = _body_fields(self._buffer, self._position)
+        if flags & _GZIP:
+            return self.read_body()
         start = self._position + offset
-        body = self._buffer[start : start + size]
-        if not flags & _GZIP:
-            return bytes(body)
+        return bytes(self._buffer[start : start + size])
+
+    def read_body(self, max_bytes: int = MAX_BODY_SIZE) -> bytes:
+        """Return `body`, if it has at most so many bytes when it is unpacked. Raises: CorruptMessageError."""
+        record = self.record
         with _reading("body", self.queue, self.queue_offset):
-            return unpack_body(body, True)
+            return unpack_body(record.body, bool(record.flags & _GZIP), max_bytes)
 
     @property
     def message_id(self) -> str:
@@ -199,9 +233,17 @@ class LeasedMessage:
 
     @property
     def body(self) -> bytes:
-        """The body as the producer gave it. Raises: CorruptMessageError (marked as compressed, and is not)."""
+        """The body as the producer gave it.
+
+        Raises: CorruptMessageError (marked as compressed, and is not; or of more than 4 MiB).
+        """
+        return self.read_body()
+
+    def read_body(self, max_bytes: int = MAX_BODY_SIZE) -> bytes:
+        """Return `body`, if it has at most so many bytes when it is unpacked. Raises: CorruptMessageError."""
+        is_gzipped = self._raw.system_properties.body_encoding == v2.GZIP
         with _reading("body", self.queue, self.queue_offset):
-            return unpack_body(self._raw.body, self._raw.system_properties.body_encoding == v2.GZIP)
+            return unpack_body(self._raw.body, is_gzipped, max_bytes)
 
     @property
     def message_id(self) -> str:

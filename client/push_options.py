@@ -41,7 +41,8 @@ class PushOptions:
 
     batch_size          messages that a listener gets at once, at most; all of one queue
     concurrency         listeners that run at once, at most
-    max_attempts        how often a message is tried; 0: what the group says, in order without end (to skip breaks the order)
+    max_attempts        how often a message is tried; 0: what the group says, in order without end (to skip breaks the order).
+                        One that fails, alone, with its CorruptMessageError has had its last attempt: it can never be read
     retry_ms            pause before the second attempt; it doubles up to `longest_retry_ms`
     commit_interval_ms  how often progress is stored. What a crashed consumer had finished since comes again, so it is short: a
                         commit is one small entry in the log for all queues of a broker group, and none while nothing happens.

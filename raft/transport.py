@@ -49,6 +49,9 @@ APPEND_LIMIT: Final = 1024  # the core's inflight limit is far below
 SERVER_OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
+    # Nobody here compresses by gRPC, and what is unpacked has no bound.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.per_message_decompression", 0),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),

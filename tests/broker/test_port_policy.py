@@ -184,6 +184,24 @@ def test_the_log_port_refuses_more_connections_than_its_limit() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("port", ["log", "messaging"])
+def test_a_request_that_grpc_compressed_is_refused_before_it_is_unpacked(port: str) -> None:
+    """Its size is bounded before, not behind: a MiB of it may stand for a GiB."""
+
+    async def scenario() -> None:
+        async with opened(PortPolicy()) as ports:
+            channel = grpc.aio.insecure_channel(ports.addresses[port], FRESH)
+            async with channel:
+                once: Any = channel.unary_unary("/test.Echo/Once", None, None)
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await once(bytes(1 << 20), timeout=WAIT_S, compression=grpc.Compression.Gzip)
+                assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+                assert "gzip" in str(refused.value.details())
+                assert await once(b"hello", timeout=WAIT_S) == b"hello"
+
+    run(scenario)
+
+
 def credentials() -> grpc.ServerCredentials:
     config = BrokerConfig(client_tls="both", tls_certificate=CERTIFICATE, tls_private_key=KEY)
     found = server_credentials(config)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
+import zlib
 
 import pytest
 
 from ledgermq.client.errors import CorruptMessageError
-from ledgermq.client.message import LeasedMessage, MessageQueue, MessageView
+from ledgermq.client.message import LeasedMessage, MessageQueue, MessageView, unpack_body
 from ledgermq.proto import rocketmq_v2_pb2 as v2
-from ledgermq.proto.record import RecordFlags, encode_record
+from ledgermq.proto.record import MAX_BODY_SIZE, RecordFlags, encode_record
 
 QUEUE = MessageQueue("orders", "g0", 2)
 GARBAGE = b"\x1a\xff\xff\x0f"
@@ -64,3 +66,55 @@ def test_a_leased_message_names_its_place_too() -> None:
     raw.system_properties.body_encoding = v2.GZIP
     with pytest.raises(CorruptMessageError, match='offset 7 of topic "orders" queue 2'):
         _ = LeasedMessage(raw, "g0").body
+
+
+GZIP_FORM, ZLIB_FORM = 31, 15
+
+
+def packed_zeros(size: int, form: int) -> bytes:
+    """Compress so many zeros without ever having them."""
+    packer = zlib.compressobj(9, wbits=form)
+    step = bytes(1 << 20)
+    parts = [packer.compress(step[: size - at]) for at in range(0, size, len(step))]
+    return b"".join([*parts, packer.flush()])
+
+
+@pytest.mark.parametrize("form", [GZIP_FORM, ZLIB_FORM])
+def test_a_small_body_that_stands_for_a_huge_one_is_not_unpacked(form: int) -> None:
+    bomb = packed_zeros(100 << 20, form)
+    assert len(bomb) < 200_000
+    message = view(7, bomb, flags=RecordFlags.GZIP)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptMessageError, match=r"offset 7 .* more than 4,194,304 bytes .* read_body"):
+            _ = message.body
+        assert tracemalloc.get_traced_memory()[1] < 4 * MAX_BODY_SIZE
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("form", [GZIP_FORM, ZLIB_FORM])
+def test_a_body_may_have_all_that_a_producer_may_send_and_more_when_it_is_asked_for(form: int) -> None:
+    largest = view(7, packed_zeros(MAX_BODY_SIZE, form), flags=RecordFlags.GZIP)
+    assert largest.body == bytes(MAX_BODY_SIZE)
+    larger = view(8, packed_zeros(MAX_BODY_SIZE + 1, form), flags=RecordFlags.GZIP)
+    with pytest.raises(CorruptMessageError, match="offset 8"):
+        _ = larger.body
+    assert larger.read_body(5_000_000) == bytes(MAX_BODY_SIZE + 1)
+    raw = v2.Message(topic=v2.Resource(name="orders"), body=packed_zeros(MAX_BODY_SIZE + 1, form))
+    raw.system_properties.body_encoding = v2.GZIP
+    leased = LeasedMessage(raw, "g0")
+    with pytest.raises(CorruptMessageError, match="more than 4,194,304 bytes"):
+        _ = leased.body
+    assert leased.read_body(5_000_000) == bytes(MAX_BODY_SIZE + 1)
+
+
+def test_members_of_gzip_count_together() -> None:
+    parts = [gzip.compress(b"%d" % number * 10) for number in range(3)]
+    assert unpack_body(b"".join([*parts, bytes(9)]), True) == b"000000000011111111112222222222"
+    with pytest.raises(ValueError, match="more than 25 bytes"):
+        unpack_body(b"".join(parts), True, 25)
+    with pytest.raises(ValueError, match="more than 64 parts"):
+        unpack_body(gzip.compress(b"") * 65, True)
+    with pytest.raises(zlib.error):
+        unpack_body(parts[0] + b"something else", True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import zlib
 from collections import Counter
 
 import pytest
@@ -168,6 +170,36 @@ def test_in_order_a_message_is_tried_until_it_succeeds() -> None:
                 await consumer.subscribe("orders")
                 await until_committed(group, 1)
                 assert (attempts, consumer.statistics().skipped) == (5, 0)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_a_message_that_cannot_be_read_stops_no_queue(
+    orderly: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order, too, where what fails is tried for ever: this one can never succeed."""
+    monkeypatch.setattr(gzip, "compress", lambda *_, **__: zlib.compress(bytes(5_000_000)))
+
+    async def scenario() -> None:
+        group, bodies, calls = FakeGroup(topics={"orders": 1}), list[bytes](), 0
+
+        async def listener(messages: list[MessageView]) -> None:
+            nonlocal calls
+            calls += 1
+            for message in messages:
+                bodies.append(message.body)
+
+        async with FakeCluster(group) as cluster:
+            await fill(cluster, [b"a", b"b" * 5_000, b"c"])
+            async with consumer_of(cluster, listener, orderly=orderly) as consumer:
+                await consumer.subscribe("orders")
+                await until_committed(group, 3)
+                assert consumer.statistics().skipped == 1
+        assert set(bodies) == {b"a", b"c"}
+        assert calls <= 4, "of all, then of each"
+        assert "message is skipped" in caplog.text
+        assert "offset 1" in caplog.text and "more than 4,194,304 bytes" in caplog.text
 
     run(scenario())
 
