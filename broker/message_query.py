@@ -9,7 +9,7 @@ Owns: one query.   Must not: wait for an index that is being made (the answer te
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -293,16 +293,34 @@ async def _place_of(context: NodeContext, offset: int) -> _Place | None:
 # --- by time ----------------------------------------------------------------------------------------------------
 async def _by_time(context: NodeContext, topic: Topic, begin: int, end: int, page: _Page) -> None:
     """Fill the page with the newest messages of a topic that stand in [begin, end)."""
-    queues = _queues(context, topic)
-    offsets = [await _newest(context, queue, begin, end, page.limit + 1) for queue in queues]
-    newest_first = np.sort(np.concatenate(offsets))[::-1].tolist() if offsets else []
-    for offset in newest_first:
-        if page.is_full(end):
+    wanted = page.limit + 1  # one more tells whether there is another page
+    while True:
+        newest_first = await _newest_of_all(context, _queues(context, topic), begin, end, wanted)
+        for offset in newest_first:
+            if page.is_full(end):
+                return
+            page.looked_at += 1
+            place = await _place_of(context, offset)
+            end = offset
+            if place is not None:
+                page.add(place, await context.reader.record(offset, place.size))
+        if len(newest_first) < wanted:
             return
-        place = await _place_of(context, offset)
-        end = offset
-        if place is not None:
-            page.add(place, await context.reader.record(offset, place.size))
+
+
+async def _newest_of_all(
+    context: NodeContext, queues: Sequence[ConsumeQueue], begin: int, end: int, at_most: int
+) -> list[int]:
+    """Return the physical offsets of the last messages of all queues in [begin, end), the newest first.
+
+    No more is kept at a time than that, and what one queue has. Raises: ConsumeQueueError.
+    """
+    newest = np.empty(0, np.int64)
+    for queue in queues:
+        found = np.concatenate([newest, await _newest(context, queue, begin, end, at_most)])
+        found.sort()
+        newest = found[-at_most:].copy()
+    return list(newest[::-1].tolist())
 
 
 def _queues(context: NodeContext, topic: Topic) -> list[ConsumeQueue]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ledgermq.broker import log_service, message_query
 from ledgermq.broker.commands import DeleteTopic, SetTopicRetention, TrimQueues, position_rows
 from ledgermq.broker.key_hashes import ItemForm
 from ledgermq.broker.key_index import KeyIndex
-from ledgermq.broker.message_query import MAX_RUNNING, MessageQueries
+from ledgermq.broker.message_query import MAX_LIMIT, MAX_RUNNING, MessageQueries
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
@@ -205,6 +207,52 @@ def test_an_answer_is_cut_to_its_bytes_and_says_that_there_is_more(
                 assert await ask.all(**request) == places(stored)
             last = await ask.page(topic="orders", key="k", limit=10, before_offset=stored[3].offset)
             assert (len(last.messages), last.next_before) == (3, 0)
+
+    run(scenario)
+
+
+def test_a_query_by_time_keeps_no_more_than_it_answers_however_many_queues_have_hits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queues, at_most = list(range(1_000)), MAX_LIMIT + 1
+
+    async def newest(context: Any, queue: int, begin: int, end: int, wanted: int) -> np.ndarray:
+        return np.arange(wanted) * len(queues) + queue
+
+    monkeypatch.setattr(message_query, "_newest", newest)
+
+    async def scenario() -> None:
+        nothing: Any = None
+        every: Any = queues
+        tracemalloc.start()
+        try:
+            found = await message_query._newest_of_all(nothing, every, 0, 1, at_most)
+            assert tracemalloc.get_traced_memory()[1] < 20 * 8 * at_most
+        finally:
+            tracemalloc.stop()
+        last = len(queues) * at_most - 1
+        assert found == list(range(last, last - at_most, -1))
+
+    run(scenario)
+
+
+def test_what_vanishes_under_a_query_by_time_hides_nothing_that_is_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = MessageLog()
+    topic = node.topic("orders", 2)
+    stored = [one for i in range(20) for one in node.send(topic, i % 2, (f"m{i}", []))]
+    gone = {each.offset for each in stored[-13:]}
+    place_of = message_query._place_of
+
+    async def of_what_is_there(context: Any, offset: int) -> Any:
+        return None if offset in gone else await place_of(context, offset)
+
+    monkeypatch.setattr(message_query, "_place_of", of_what_is_there)
+
+    async def scenario() -> None:
+        async with asking(node, tmp_path) as ask:
+            assert await ask.all(topic="orders", limit=3) == places(stored[:-13])
 
     run(scenario)
 
