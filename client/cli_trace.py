@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
+from operator import itemgetter
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
+from .cli_messages import one_line
 from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, print_json, run
-from .cli_times import position
-from .errors import LedgerMQError, TopicNotFoundError
+from .cli_times import local_time, time_ms
+from .errors import LedgerMQError, TopicNotFoundError, UsageError
 from .trace_events import TRACE_TOPIC
-from .trace_query import MessageTrace, TracedEvent, TraceReport, begin_of, check_question, find_traces
+from .trace_query import MessageTrace, TracedEvent, TraceReport, begin_of, find_traces
 
 _HOW = "Traces are written by clients with trace=True, and kept by brokers with trace_topic = true"
 
@@ -32,10 +33,13 @@ def trace(
     as_json: JsonOption = False,
 ) -> None:
     """Show what became of a message: who sent it, when it was stored, who consumed it."""
-    check_question(message_id, key)
+    if bool(message_id) == bool(key):
+        raise UsageError(
+            "give the id of a message, or --key", "", "For example: ledgermq message trace --key order-7"
+        )
     now_ms = time.time_ns() // 1_000_000
-    since_ms = _time(since, now_ms) if since else begin_of(message_id, now_ms)
-    until_ms = _time(until, now_ms) if until else None
+    since_ms = time_ms(since, earliest=1, latest=now_ms) if since else begin_of(message_id, now_ms)
+    until_ms = time_ms(until, earliest=1, latest=now_ms) if until else None
     try:
         report = run(
             find_traces(nameserver, since_ms=since_ms, until_ms=until_ms, message_id=message_id, key=key)
@@ -45,25 +49,28 @@ def trace(
             raise
         raise LedgerMQError("no broker keeps traces", _HOW) from None
     if as_json:
-        print_json({"traces": [_as_dict(each) for each in report.traces], "incomplete": report.incomplete})
-    for each in [] if as_json else report.traces:
-        _print(each)
+        content = [_as_dict(each) for each in report.traces]
+        print_json({"traces": content, "incomplete": report.incomplete, "skipped": report.skipped})
+    else:
+        for each in report.traces:
+            _print(each)
+    if report.skipped:
+        err.print(_skipped(report.skipped))
     if report.incomplete:
         err.print(escape(f"there may be more: {report.incomplete}"))
     if not report.traces:
         raise LedgerMQError(_nothing(message_id, key, report), _HOW, "Look further back: --since TIME")
 
 
-def _time(text: str, now_ms: int) -> int:
-    """Return ms since the epoch for what a user typed. Raises: typer.BadParameter."""
-    at = position(text)
-    return {"earliest": 1, "latest": now_ms}.get(at) or int(at)
-
-
 def _nothing(message_id: str, key: str, report: TraceReport) -> str:
     what = f"message {message_id}" if message_id else f"a message with key {key!r}"
-    since = datetime.fromtimestamp(report.since_ms / 1000).isoformat(timespec="seconds")
+    since = local_time(report.since_ms, timespec="seconds")
     return f"no trace of {what} among {report.read:,} trace messages since {since}"
+
+
+def _skipped(count: int) -> str:
+    what = "record of the trace topic was" if count == 1 else "records of the trace topic were"
+    return f"{count:,} {what} skipped: no traces that can be read, or contrary to what is stored"
 
 
 def _print(trace: MessageTrace) -> None:
@@ -71,24 +78,26 @@ def _print(trace: MessageTrace) -> None:
     labels += [f"tag {trace.tag}"] if trace.tag else []
     labels += [f"keys {', '.join(trace.keys)}"] if trace.keys else []
     labels += [f"{trace.size:,} bytes"] if trace.size >= 0 else []
-    out.print(escape(f"{trace.message_id}  {', '.join(labels)}"))
+    out.print(_shown(f"{trace.message_id}  {', '.join(labels)}"))
     lines = [(step.event.begin_ms, _step(step)) for step in trace.steps]
     if trace.stored_ms:
         lines.append((trace.stored_ms, f"stored     {_place(trace)}"))
-    for at_ms, text in sorted(lines, key=lambda line: line[0]):
-        at = datetime.fromtimestamp(at_ms / 1000).isoformat(sep=" ", timespec="milliseconds")
-        out.print(escape(f"  {at}  {text}"))
+    for at_ms, text in sorted(lines, key=itemgetter(0)):
+        out.print(_shown(f"  {local_time(at_ms, sep=' ')}  {text}"))
     if not any(step.event.kind == "send" for step in trace.steps):
         out.print("  (its producer does not trace)")
 
 
+def _shown(text: str) -> str:
+    """Return one line for the terminal, whatever somebody wrote into a trace."""
+    return escape(one_line(text))
+
+
 def _place(trace: MessageTrace) -> str:
     queue = trace.queue
-    return (
-        ""
-        if queue is None
-        else f"in {queue.broker_group} queue {queue.queue_id} at offset {trace.queue_offset}"
-    )
+    if queue is None:
+        return ""
+    return f"in {queue.broker_group} queue {queue.queue_id} at offset {trace.queue_offset}"
 
 
 def _step(step: TracedEvent) -> str:

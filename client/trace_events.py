@@ -25,6 +25,19 @@ VERSION: Final = 1
 BATCH: Final = 100
 _KEYS_BYTES: Final = 8 * 1024
 MAX_ERROR: Final = 300  # characters
+#: What an event may say. Times end where every calendar still has them, texts where nobody reads on.
+_KINDS: Final = ("send", "receive", "consume")
+_MAX_MS: Final = 1 << 47
+_MAX_TEXT: Final = 16 * 1024
+_BOUNDS: Final = {
+    "begin_ms": (0, _MAX_MS),
+    "cost_ms": (0, _MAX_MS),
+    "stored_ms": (0, _MAX_MS),
+    "queue_id": (-1, (1 << 31) - 1),
+    "queue_offset": (-1, (1 << 63) - 1),
+    "attempt": (0, (1 << 31) - 1),
+    "process": (0, (1 << 63) - 1),
+}
 
 
 class TraceSource(NamedTuple):
@@ -108,12 +121,13 @@ def _as_dict(event: TraceEvent) -> dict[str, Any]:
 
 
 def decode_batch(body: bytes) -> TraceBatch | None:
-    """Return what a trace message says; None: of a newer version, or no trace at all (anybody may write to a topic)."""
+    """Return what a trace message says; None: of a newer version, or no trace at all."""
     try:
         content = json.loads(body)
         if content["version"] > VERSION:
             return None
         source = TraceSource(**{name: content["source"][name] for name in TraceSource._fields})
+        _check(source._asdict())
         return TraceBatch(source, [_event(each) for each in content["events"]])
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
@@ -122,8 +136,25 @@ def decode_batch(body: bytes) -> TraceBatch | None:
 def _event(found: dict[str, Any]) -> TraceEvent:
     known = {name: found[name] for name in TraceEvent._fields if name in found}
     event = TraceEvent(**known)
-    for name, value in event._asdict().items():
-        wanted = int if name.endswith("_ms") or name in ("queue_id", "queue_offset", "attempt") else str
-        if name != "keys" and not isinstance(value, wanted):
-            raise TypeError(f"{name} is {value!r}")
-    return event._replace(keys=tuple(map(str, event.keys)))
+    event = event._replace(keys=tuple(map(str, event.keys)))
+    if event.kind not in _KINDS:
+        raise ValueError(f"kind is {event.kind!r}")
+    values = event._asdict()
+    del values["keys"]
+    _check(values)
+    for key in event.keys:
+        _check({"key": key})
+    return event
+
+
+def _check(values: dict[str, Any]) -> None:
+    """Anybody may write to a topic: what cannot be is no trace. Raises: TypeError, ValueError."""
+    for name, value in values.items():
+        if name in _BOUNDS:
+            least, most = _BOUNDS[name]
+            if type(value) is not int or not least <= value <= most:
+                raise ValueError(f"{name} is {value!r}")
+        elif (
+            not isinstance(value, str) or len(value.encode()) > _MAX_TEXT
+        ):  # nor are halves of characters texts
+            raise TypeError(f"{name} is {type(value).__name__}, or too long")

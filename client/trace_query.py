@@ -1,22 +1,30 @@
-"""Finds the trace of a message: reads the trace topic over a stretch of time, and the message itself, which knows when it was stored.
+"""Finds the trace of a message: by its id with the brokers' key index, else by reading the trace topic over a stretch of time.
 
-Owns: the reading, and what belongs together. Must not: print.
+Anybody may write to the trace topic, so what traces say is compared with what is stored: the message itself tells where it
+stands and since when, and a step that contradicts it is left out and counted.
+Owns: the search, and what belongs together. Must not: print.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from .errors import CorruptMessageError, LedgerMQError, UsageError
+from .admin import Admin
+from .errors import CorruptMessageError, LedgerMQError, TopicNotFoundError, UsageError
 from .message import MessageQueue, MessageView
 from .message_ids import time_of
+from .message_query import FoundMessages
 from .pull_consumer import PullConsumer
 from .trace_events import TRACE_TOPIC, TraceEvent, TraceSource, decode_batch
 
 #: Nothing came for so long although more should be there: a broker group is away.
 _SILENCE_MS: Final = 3_000
+#: How long brokers may look for a message, or for the traces of one.
+_LOOK_MS: Final = 5_000
+#: Trace messages about one id that are taken from the index; where there are more, the topic is read.
+_MAX_INDEXED: Final = 1_000
 #: A trace is stored a little after what it tells of; clocks differ.
 _SLACK_MS: Final = 60_000
 #: Where reading begins when nobody says.
@@ -56,12 +64,40 @@ class MessageTrace:
 
 @dataclass(slots=True)
 class TraceReport:
-    """What a search found. `incomplete`: why there may be more, "" = all of the stretch was read."""
+    """What a search found. `incomplete`: why there may be more, "" = all of the stretch was searched."""
 
     traces: list[MessageTrace]
     since_ms: int
-    read: int  # trace messages
+    read: int = 0  # trace messages
     incomplete: str = ""
+    skipped: int = (
+        0  # messages of the trace topic that are no traces, and steps that contradict what is stored
+    )
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is wanted of the trace messages that were looked at."""
+
+    matches: Callable[[TraceEvent], bool]
+    traces: dict[str, MessageTrace] = field(default_factory=dict)  # by message id
+    read: int = 0
+    skipped: int = 0
+
+    def take(self, message: MessageView) -> None:
+        """Add what one trace message says of what is wanted."""
+        self.read += 1
+        try:
+            batch = decode_batch(message.body)
+        except CorruptMessageError:
+            batch = None
+        if batch is None:
+            self.skipped += 1
+            return
+        for event in batch.events:
+            if self.matches(event):
+                trace = self.traces.setdefault(event.message_id, MessageTrace(event.message_id))
+                trace.steps.append(TracedEvent(batch.source, event))
 
 
 def begin_of(message_id: str, now_ms: int) -> int:
@@ -87,25 +123,43 @@ async def find_traces(
     def matches(event: TraceEvent) -> bool:
         return event.message_id == wanted if wanted else key in event.keys
 
-    async with PullConsumer(nameservers) as consumer:
-        found, report = await _read(consumer, wanted or key, matches, since_ms, until_ms)
-        for trace in found.values():
+    async with PullConsumer(nameservers) as consumer, Admin(nameservers, timeout_ms=_LOOK_MS) as admin:
+        report, found = TraceReport([], since_ms), _Found(matches)
+        if not (message_id and await _look_up(admin, wanted, since_ms, until_ms, found)):
+            found = _Found(matches)
+            report.incomplete = await _read(consumer, since_ms, until_ms, found)
+        report.read, report.skipped = found.read, found.skipped
+        stored = _Stored(admin, consumer)
+        for trace in found.traces.values():
             trace.steps.sort(key=lambda step: step.event.begin_ms)
-            await _look_at_message(consumer, trace)
-    report.traces = sorted(found.values(), key=lambda trace: trace.steps[0].event.begin_ms)
+            report.skipped += await stored.compare(trace)
+    report.traces = [trace for trace in found.traces.values() if trace.steps]
+    report.traces.sort(key=lambda trace: trace.steps[0].event.begin_ms)
     return report
 
 
-async def _read(
-    consumer: PullConsumer,
-    wanted: str,
-    matches: Callable[[TraceEvent], bool],
-    since_ms: int,
-    until_ms: int | None,
-) -> tuple[dict[str, MessageTrace], TraceReport]:
-    """Read the trace topic from a time on, to where it ends now."""
-    found: dict[str, MessageTrace] = {}
-    report = TraceReport([], since_ms, 0)
+async def _look_up(admin: Admin, message_id: str, since_ms: int, until_ms: int | None, found: _Found) -> bool:
+    """Take the trace messages that have the id among their keys: all that tell of it have.
+
+    False: there are none, or the index does not know all of them. Raises: TopicNotFoundError.
+    """
+    end_ms = 0 if until_ms is None else until_ms + 1
+    try:
+        answer = await admin.query_messages(
+            TRACE_TOPIC, key=message_id, begin_ms=max(since_ms, 1), end_ms=end_ms, limit=_MAX_INDEXED
+        )
+    except TopicNotFoundError:
+        raise
+    except LedgerMQError:  # the topic can be read all the same
+        return False
+    for message in reversed(answer.messages):
+        found.take(message)
+    return bool(found.traces) and answer.is_complete and not answer.truncated
+
+
+async def _read(consumer: PullConsumer, since_ms: int, until_ms: int | None, found: _Found) -> str:
+    """Read the trace topic from a time on, to where it ends now; return why that is not all, "" when it is."""
+    incomplete = ""
     await consumer.subscribe(TRACE_TOPIC)
     ends = {queue: end for queue, _, _, end in await consumer.offsets(TRACE_TOPIC)}
     await consumer.seek_to_time(TRACE_TOPIC, max(since_ms, 1))
@@ -113,58 +167,74 @@ async def _read(
     while left:
         messages = await consumer.poll(timeout_ms=_SILENCE_MS)
         if not messages:
-            report.incomplete = (
-                f"broker group {', '.join(sorted({q.broker_group for q in left}))} does not answer"
-            )
+            incomplete = _silent(left)
             break
         for message in messages:
             if until_ms is not None and message.store_timestamp > until_ms:
                 left.discard(message.queue)
                 continue
-            report.read += 1
-            _take(message, wanted, matches, found)
+            found.take(message)
         left = {queue for queue in left if consumer.position(queue) < ends[queue]}
-    if consumer.missing:
-        report.incomplete = (
-            f"broker group {', '.join(sorted({q.broker_group for q in consumer.missing}))} does not answer"
-        )
-    return found, report
+    return _silent(consumer.missing) if consumer.missing else incomplete
 
 
-def _take(
-    message: MessageView, wanted: str, matches: Callable[[TraceEvent], bool], found: dict[str, MessageTrace]
-) -> None:
-    """Add what one trace message says of what is wanted."""
-    try:
-        batch = decode_batch(message.body)
-    except CorruptMessageError:
-        return
-    if batch is None:
-        return
-    for event in batch.events:
-        if matches(event):
-            trace = found.setdefault(event.message_id, MessageTrace(event.message_id))
-            trace.steps.append(TracedEvent(batch.source, event))
+def _silent(queues: Iterable[MessageQueue]) -> str:
+    return f"broker group {', '.join(sorted({queue.broker_group for queue in queues}))} does not answer"
 
 
-async def _look_at_message(consumer: PullConsumer, trace: MessageTrace) -> None:
-    """Find out where the message stands and when it was stored; a consumer's trace says so, too."""
-    placed = next((each.event for each in trace.steps if each.event.queue_offset >= 0), None)
-    trace.stored_ms = next((each.event.stored_ms for each in trace.steps if each.event.stored_ms), 0)
-    if placed is None:
-        return
-    queue = MessageQueue(placed.topic, placed.broker_group, placed.queue_id)
-    trace.queue, trace.queue_offset = queue, placed.queue_offset
-    consumer.unassign(consumer.assignment)
-    try:
-        await consumer.assign([queue])
-        consumer.seek(queue, placed.queue_offset)
-        messages = await consumer.poll(1, _SILENCE_MS)
-    except LedgerMQError:  # deleted with its topic, or its group is away: the trace stands without it
-        return
-    if messages and messages[0].queue_offset == placed.queue_offset:
-        trace.stored_ms = messages[0].store_timestamp
-        trace.size = messages[0].record.body_size
+class _Stored:
+    """What brokers say of where messages stand."""
+
+    def __init__(self, admin: Admin, consumer: PullConsumer) -> None:
+        self._admin = admin
+        self._consumer = consumer
+        self._begins: dict[str, dict[MessageQueue, int]] = {}  # of the queues of a topic
+
+    async def compare(self, trace: MessageTrace) -> int:
+        """Find the message of a trace, and leave out the steps that cannot be true; return how many."""
+        try:
+            copies = await self._admin.find_message(trace.message_id)
+        except LedgerMQError:  # nobody can tell: the trace stands without it
+            copies = FoundMessages(truncated=True)
+        places = {(message.queue, message.queue_offset): message for message in copies.messages}
+        is_whole = copies.is_complete and not copies.truncated
+        told = [(step, _place_of(step.event)) for step in trace.steps]
+        kept = [
+            (step, place)
+            for step, place in told
+            if place is None or place in places or not (is_whole and await self._was_never_there(*place))
+        ]
+        trace.steps = [step for step, _ in kept]
+        trace.stored_ms = next((step.event.stored_ms for step, _ in kept if step.event.stored_ms), 0)
+        named = [place for _, place in kept if place is not None]
+        shown = next((place for place in named if place in places), next(iter(places or named), None))
+        if shown is not None:
+            trace.queue, trace.queue_offset = shown
+        if shown in places:
+            trace.stored_ms, trace.size = places[shown].store_timestamp, places[shown].record.body_size
+        return len(told) - len(kept)
+
+    async def _was_never_there(self, queue: MessageQueue, offset: int) -> bool:
+        """Tell whether no message of that id ever stood there; it does not stand there now."""
+        begins = await self._begins_of(queue.topic)
+        if queue not in begins:  # of a topic or a broker group that is gone; or of a queue that never was
+            return any(each.broker_group == queue.broker_group for each in begins)
+        return offset >= begins[queue]  # in front of it, it may have been deleted
+
+    async def _begins_of(self, topic: str) -> dict[MessageQueue, int]:
+        if topic not in self._begins:
+            try:
+                found = await self._consumer.offsets(topic)
+            except LedgerMQError:  # it is deleted, or a broker group is away
+                found = []
+            self._begins[topic] = {queue: begin for queue, _, begin, _ in found}
+        return self._begins[topic]
+
+
+def _place_of(event: TraceEvent) -> tuple[MessageQueue, int] | None:
+    if event.queue_offset < 0:
+        return None
+    return MessageQueue(event.topic, event.broker_group, event.queue_id), event.queue_offset
 
 
 def check_question(message_id: str, key: str) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ledgermq.client import Producer
+from ledgermq.client import Message, Producer
 from ledgermq.client.cli import run_cli
 from ledgermq.client.cli_trace import _step
 from ledgermq.client.message_ids import process_ids, time_of
-from ledgermq.client.trace_events import TRACE_TOPIC, TraceEvent, TraceSource
+from ledgermq.client.trace_events import TRACE_TOPIC, TraceEvent, TraceSource, encode_batch
 from ledgermq.client.trace_query import TracedEvent, begin_of
 
 from .fakes import FakeCluster, FakeGroup
@@ -57,6 +57,31 @@ def test_json_by_key(cluster: Served[FakeCluster], capsys: pytest.CaptureFixture
     assert (trace["message_id"], trace["broker_group"], trace["queue_offset"]) == (message_id, "g0", 0)
     (step,) = trace["steps"]
     assert (step["kind"], step["result"], step["by_group"]) == ("send", "stored", "checkout")
+
+
+def test_what_contradicts_what_is_stored_is_counted_and_nothing_changes_the_terminal(
+    cluster: Served[FakeCluster], capsys: pytest.CaptureFixture[str]
+) -> None:
+    message_id = send(cluster)
+
+    async def lie() -> None:
+        source = TraceSource("push", "liars\x1b[2J", "somebody", "host", 1)
+        event = TraceEvent("consume", message_id, "orders", 1, "failed", error="line\nanother [red]line")
+        wrong = event._replace(broker_group="g0", queue_id=0, queue_offset=99)
+        async with Producer(cluster.address) as producer:
+            body = encode_batch(source, [event, wrong])
+            await producer.send(Message(TRACE_TOPIC, body, keys=[message_id]))
+
+    cluster.run(lie())
+    assert run_cli(["message", "trace", message_id, "-n", cluster.address]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == (
+        "1 record of the trace topic was skipped: no traces that can be read, or contrary to what is stored\n"
+    )
+    (line,) = [line for line in printed.out.splitlines() if "somebody" in line]
+    assert line.endswith("(group liars\\x1b[2J): failed after 0 ms: line\\nanother [red]line")
+    assert run_cli(["message", "trace", message_id, "--json", "-n", cluster.address]) == 0
+    assert json.loads(capsys.readouterr().out)["skipped"] == 1
 
 
 def test_what_is_not_traced_is_said_with_the_way_to_trace_it(

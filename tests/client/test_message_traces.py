@@ -6,7 +6,7 @@ import pytest
 
 from ledgermq.client import Message, MessageView, Producer, PullConsumer, PushOptions, SimpleConsumer
 from ledgermq.client.errors import SendTimeoutError
-from ledgermq.client.trace_events import TRACE_TOPIC, TraceEvent, decode_batch
+from ledgermq.client.trace_events import TRACE_TOPIC, TraceEvent, TraceSource, decode_batch, encode_batch
 from ledgermq.client.trace_query import TraceReport, find_traces
 from ledgermq.proto import route_pb2 as pb
 
@@ -254,6 +254,7 @@ def test_a_trace_stands_when_its_message_is_deleted_and_rubbish_is_passed_over()
 
 def test_the_search_says_when_a_part_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ledgermq.client.trace_query._SILENCE_MS", 1)
+    monkeypatch.setattr("ledgermq.client.trace_query._LOOK_MS", 50)
 
     async def scenario() -> None:
         async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
@@ -263,5 +264,89 @@ def test_the_search_says_when_a_part_does_not_answer(monkeypatch: pytest.MonkeyP
             report = await search(cluster, message_id=receipt.message_id)
             cluster.node().running.set()
             assert (report.traces, report.incomplete) == ([], "broker group g0 does not answer")
+
+    run(scenario())
+
+
+def test_traces_of_an_id_are_looked_up_and_the_topic_is_read_where_the_index_does_not_know_all() -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
+            node = cluster.node()
+            async with Producer(cluster.address, trace=True) as producer:
+                wanted = await producer.send("orders", b"wanted")
+            async with Producer(cluster.address, trace=True) as producer:
+                await producer.send("orders", b"other")
+            report = await search(cluster, message_id=wanted.message_id)
+            assert [len(each.steps) for each in report.traces] == [1]
+            assert (report.read, node.fetches) == (1, 0), "the topic was not read"
+            node.unsearched = 100
+            report = await search(cluster, message_id=wanted.message_id)
+            assert [len(each.steps) for each in report.traces] == [1], "no step comes twice"
+            assert report.read == 2
+            assert node.fetches > 0
+
+    run(scenario())
+
+
+LIAR = TraceSource("push", "liars", "somebody", "host", 1)
+
+
+async def tell(cluster: FakeCluster, event: TraceEvent) -> None:
+    """Write a trace by hand, as anybody may."""
+    async with Producer(cluster.address) as producer:
+        body = encode_batch(LIAR, [event])
+        await producer.send(Message(TRACE_TOPIC, body, keys=[event.message_id]))
+
+
+@pytest.mark.parametrize(
+    ("what", "kept"),
+    [
+        ({}, True),  # it is true
+        ({"queue_offset": 1}, False),  # another message stands there
+        ({"queue_offset": 2}, False),  # nothing does yet
+        ({"queue_offset": 1 << 62}, False),
+        ({"queue_id": 7}, False),  # the topic never had such a queue
+        ({"topic": "payments"}, True),  # perhaps that topic was deleted
+        ({"broker_group": "g7"}, True),  # or that group was removed
+        ({"queue_id": 1 << 40}, False),  # cannot be
+        ({"begin_ms": 1 << 60}, False),
+        ({"kind": "explode"}, False),
+    ],
+)
+def test_what_a_trace_says_of_a_place_is_compared_with_what_stands_there(
+    what: dict[str, object], kept: bool
+) -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics=TOPICS)
+        group.store_timestamp = 7
+        async with FakeCluster(group) as cluster:
+            async with Producer(cluster.address, trace=True) as producer:
+                receipt = await producer.send("orders", b"wanted")
+                await producer.send("orders", b"other message")
+            true = TraceEvent(
+                "consume", receipt.message_id, "orders", 1, "consumed",
+                broker_group="g0", queue_id=0, queue_offset=0, stored_ms=999,
+            )  # fmt: skip
+            await tell(cluster, TraceEvent(**{**true._asdict(), **what}))
+            report = await search(cluster, message_id=receipt.message_id)
+            (found,) = report.traces
+            assert sorted(each.source.client for each in found.steps) == ["producer"] + ["push"] * kept
+            assert report.skipped == (not kept)
+            assert (found.queue, found.queue_offset) == (("orders", "g0", 0), 0)
+            assert (found.stored_ms, found.size) == (7, 6), "not what somebody says"
+
+    run(scenario())
+
+
+def test_a_trace_in_which_nothing_can_be_true_is_none() -> None:
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
+            await fill(cluster, [b"a"])
+            event = TraceEvent(
+                "consume", "0A", "orders", 1, "consumed", broker_group="g0", queue_id=0, queue_offset=0
+            )
+            await tell(cluster, event)
+            report = await search(cluster, message_id="0A")
+            assert (report.traces, report.skipped) == ([], 1)
 
     run(scenario())

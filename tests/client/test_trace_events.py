@@ -48,10 +48,27 @@ def test_what_is_no_trace_or_of_a_newer_version_is_passed_over(body: bytes) -> N
     assert decode_batch(body) is None
 
 
-@pytest.mark.parametrize(("field", "value"), [("begin_ms", "soon"), ("message_id", 7), ("attempt", None)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("begin_ms", "soon"), ("message_id", 7), ("attempt", None), ("kind", "explode"), ("begin_ms", -1),
+        ("begin_ms", 1 << 60), ("stored_ms", 10**400), ("queue_id", 1 << 31), ("queue_offset", -2),
+        ("queue_offset", 1 << 63), ("queue_id", True), ("attempt", 1.5), ("topic", "\ud800"), ("keys", ["\udfff"]),
+        ("keys", 7), ("error", "x" * 20_000),
+    ],
+)  # fmt: skip
 def test_an_event_of_wrong_types_is_no_trace(field: str, value: object) -> None:
     content = json.loads(encode_batch(SOURCE, [SENT]))
     content["events"][0][field] = value
+    assert decode_batch(json.dumps(content).encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("client_id", ["a"]), ("group", None), ("process", "1"), ("host", "\ud800")]
+)
+def test_a_source_of_wrong_types_is_no_trace(field: str, value: object) -> None:
+    content = json.loads(encode_batch(SOURCE, [SENT]))
+    content["source"][field] = value
     assert decode_batch(json.dumps(content).encode()) is None
 
 
