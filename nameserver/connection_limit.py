@@ -1,14 +1,19 @@
 """How many connections a nameserver takes, and the line in its log when it is full.
 
-gRPC enforces the limit and tells nobody; nearly every open file of a nameserver is a connection, so their number says it.
+gRPC enforces the limit of each listener and tells nobody. No listener is full while the process has fewer open files than
+one may have connections; only when it has more are they looked at one by one, in a thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import resource
+import socket
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 logger = logging.getLogger(__name__)
@@ -48,28 +53,54 @@ def open_descriptors() -> int:
         return 0
 
 
+def connections_by_port() -> Counter[int]:
+    """Return how many connections of this process have which local port. Takes 10 µs of an open file."""
+    found: Counter[int] = Counter()
+    for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208
+        try:
+            borrowed = socket.socket(fileno=int(name))
+        except OSError:  # it is no socket, or was closed meanwhile
+            continue
+        try:
+            if borrowed.family in (socket.AF_INET, socket.AF_INET6):
+                borrowed.getpeername()  # one that listens has none
+                found[borrowed.getsockname()[1]] += 1
+        except OSError:
+            continue
+        finally:
+            borrowed.detach()
+    return found
+
+
 class FullListeners:
-    """Says in the log when all connections are in use. Call `look()` now and then."""
+    """Says in the log when all connections of a listener are in use. Call `look()` now and then."""
 
-    def __init__(self, limit: int) -> None:
-        """`limit`: connections of all listeners together."""
+    def __init__(self, limit: int, ports: Mapping[str, int]) -> None:
+        """`limit`: connections of each listener; `ports`: of the listeners, by name."""
         self._limit = limit
-        self._at_start: int | None = None
-        self._is_full = False
+        self._ports = dict(ports)
+        self._full: set[str] = set()
 
-    def look(self) -> None:
-        """Count, and tell of a change."""
-        found = open_descriptors()
-        if self._at_start is None:
-            self._at_start = found
-        connections = found - self._at_start
-        if not self._is_full and connections >= _FULL * self._limit:
-            self._is_full = True
+    async def look(self) -> None:
+        """Count, and tell of a change. A count that fails is made again the next time."""
+        if not self._full and open_descriptors() < _FULL * self._limit:
+            return
+        try:
+            found = await asyncio.to_thread(connections_by_port)
+        except OSError as error:  # no descriptor for the folder is left
+            logger.info("connections not counted reason=%s", error)
+            return
+        for name, port in self._ports.items():
+            self._note(name, found[port], self._limit * list(self._ports.values()).count(port))
+
+    def _note(self, listener: str, connections: int, limit: int) -> None:
+        if listener not in self._full and connections >= _FULL * limit:
+            self._full.add(listener)
             logger.warning(
-                "connections refused reason=limit open=%d limit=%d: as many are open as this nameserver takes; look for "
-                "clients that open one per request",
-                connections, self._limit,
+                "connections refused listener=%s reason=limit open=%d limit=%d: as many are open as this listener of the "
+                "nameserver takes; look for clients that open one per request",
+                listener, connections, limit,
             )  # fmt: skip
-        elif self._is_full and connections < _ROOM * self._limit:
-            self._is_full = False
-            logger.info("connections taken again open=%d limit=%d", connections, self._limit)
+        elif listener in self._full and connections < _ROOM * limit:
+            self._full.discard(listener)
+            logger.info("connections taken again listener=%s open=%d limit=%d", listener, connections, limit)

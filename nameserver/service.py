@@ -35,6 +35,9 @@ _CHECKS_PER_LOOK = 10  # how often it is looked whether the listeners are full
 _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second nameserver on the same port must fail, not share it
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+    # Nobody here compresses by gRPC, and what is unpacked has no bound.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.per_message_decompression", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     # Handshakes that do not end, clients whose machine vanished, and idle ones give their connections back; who watches
     # routes, and a broker that beats, are not idle.
@@ -252,7 +255,7 @@ class NameServer:
         self._servers: list[aio.Server] = []
         self._expiry: asyncio.Task[None] | None = None
         self._limit = connections_per_listener(max_connections, len(listeners))
-        self._full = FullListeners(self._limit * len(listeners))
+        self._full = FullListeners(self._limit, {})  # of the ports, after start()
 
     async def start(self) -> None:
         """Listen on every address, or on none. Raises: BindError."""
@@ -272,6 +275,8 @@ class NameServer:
             self._servers.append(server)
         for server in self._servers:
             await server.start()
+        ports = {name: int(address.rpartition(":")[2]) for name, address in self.addresses.items()}
+        self._full = FullListeners(self._limit, ports)
         self._expiry = asyncio.create_task(self._expire_nodes(), name="nameserver-expiry")
 
     async def stop(self, grace_s: float = 0.2) -> None:
@@ -286,7 +291,7 @@ class NameServer:
     async def _expire_nodes(self) -> None:
         for check in count():
             if check % _CHECKS_PER_LOOK == 0:
-                self._full.look()
+                await self._full.look()
             await asyncio.sleep(_EXPIRY_CHECK_S)
             revision = self.table.revision
             for cluster, group, node_id in self.table.expire(now_ms()):

@@ -6,13 +6,19 @@ import asyncio
 import logging
 import resource
 import socket
+from collections import Counter
 from contextlib import suppress
 
 import pytest
 from grpc import aio
 
 from ledgermq.nameserver import connection_limit
-from ledgermq.nameserver.connection_limit import FullListeners, connections_per_listener, open_descriptors
+from ledgermq.nameserver.connection_limit import (
+    FullListeners,
+    connections_by_port,
+    connections_per_listener,
+    open_descriptors,
+)
 from ledgermq.nameserver.service import NameServer
 from ledgermq.proto import nameserver_pb2 as pb
 from ledgermq.proto import nameserver_pb2_grpc
@@ -39,18 +45,60 @@ def test_open_files_are_counted() -> None:
 def test_a_full_nameserver_says_so_once_and_when_it_has_room_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = [10]
-    monkeypatch.setattr(connection_limit, "open_descriptors", lambda: found[0])
-    full = FullListeners(100)
+    """The first count may come when it is full already: it is restarted, and everybody comes at once."""
+    found = [0]
+    monkeypatch.setattr(connection_limit, "open_descriptors", lambda: found[0] + 20)
+    monkeypatch.setattr(connection_limit, "connections_by_port", lambda: Counter({9876: found[0]}))
+
+    async def scenario() -> None:
+        full = FullListeners(100, {"default": 9876})
+        for found[0] in (100, 110, 110, 95, 89, 90, 100):
+            await full.look()
+
     with caplog.at_level(logging.INFO):
-        for found[0] in (10, 100, 110, 110, 105, 99, 110):
-            full.look()
+        asyncio.run(scenario())
     assert [line.partition(" reason")[0].partition(" open")[0] for line in caplog.messages] == [
-        "connections refused",
-        "connections taken again",
-        "connections refused",
+        "connections refused listener=default",
+        "connections taken again listener=default",
+        "connections refused listener=default",
     ]
     assert "open=100 limit=100" in caplog.messages[0]
+
+
+def test_each_listener_has_its_own_limit_and_its_own_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those on one port, of several addresses, are counted together."""
+    found = Counter({9876: 100, 9877: 3, 9878: 150})
+    monkeypatch.setattr(connection_limit, "open_descriptors", lambda: 270)
+    monkeypatch.setattr(connection_limit, "connections_by_port", lambda: found)
+    full = FullListeners(100, {"external": 9876, "internal": 9877, "a": 9878, "b": 9878})
+    asyncio.run(full.look())
+    (line,) = caplog.messages
+    assert "connections refused listener=external reason=limit open=100 limit=100" in line
+
+
+def test_where_few_files_are_open_they_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_limit, "open_descriptors", lambda: 98)
+
+    def count() -> Counter[int]:
+        raise AssertionError("nothing can be full")
+
+    monkeypatch.setattr(connection_limit, "connections_by_port", count)
+    asyncio.run(FullListeners(100, {"default": 9876}).look())
+
+
+def test_connections_are_counted_by_their_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert connections_by_port()[port] == 0, "one that listens is none"
+        callers = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
+        taken = [server.accept()[0] for _ in range(5)]
+        assert connections_by_port()[port] == 5, "the calling ends have other ports"
+        for each in (*callers, *taken):
+            assert each.fileno() >= 0, "nothing was closed by counting"
+            each.close()
+        assert connections_by_port()[port] == 0
 
 
 def test_more_connections_than_the_limit_are_refused_and_those_that_stand_are_served() -> None:
