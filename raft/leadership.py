@@ -139,6 +139,13 @@ class Leadership:
             self._driver.pump()
             await asyncio.sleep(0.02)  # lets the streams take the message
 
+    async def close(self, reason: str) -> None:
+        """End a hand-over that is under way, whoever wanted it."""
+        self.transfer_failed(reason)
+        if (moving := self._moving) is not None:
+            moving.cancel()
+            await asyncio.gather(moving, return_exceptions=True)
+
     def transfer_failed(self, reason: str) -> None:
         """A hand-over that is under way will not happen."""
         if self._transfer is not None and not self._transfer.done():

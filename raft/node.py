@@ -244,6 +244,7 @@ class RaftNode:
             self._report.cancel()
         self._ticker.stop()
         self._driver.close()
+        await self._leadership.close(reason)
         self._reads.close()
         await self._resets.close()
         await self.care.close()

@@ -47,6 +47,33 @@ def test_the_lead_goes_to_a_node_whose_disk_works(tmp_path: Path, monkeypatch: p
     run(Cluster(tmp_path), scenario)
 
 
+@pytest.mark.parametrize("cleanly", [False, True])
+def test_a_node_that_closes_ends_the_hand_over_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleanly: bool
+) -> None:
+    """Nothing of it is left to touch a core whose storage is closed."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        leader = await cluster.leader()
+        leadership, began = cluster.nodes[leader]._leadership, asyncio.Event()
+
+        async def nobody_takes_over(to: NodeId | None) -> NodeId:
+            began.set()
+            await asyncio.Event().wait()
+            raise AssertionError("it is cancelled")
+
+        monkeypatch.setattr(leadership, "transfer", nobody_takes_over)
+        moving = leadership._moving = asyncio.create_task(leadership._move_away())
+        await began.wait()
+        node = cluster.nodes.pop(leader)
+        await (node.stop(transfer=False) if cleanly else node.abort())
+        assert moving.done()
+        assert leadership._moving is None
+
+    run(Cluster(tmp_path), scenario)
+
+
 class Watched(Leadership):
     """Counts the hand-overs."""
 
