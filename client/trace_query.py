@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from .admin import Admin
-from .errors import CorruptMessageError, LedgerMQError, TopicNotFoundError, UsageError
+from .errors import CorruptMessageError, LedgerMQError, TopicNotFoundError
 from .message import MessageQueue, MessageView
 from .message_ids import time_of
 from .message_query import FoundMessages
@@ -235,11 +235,3 @@ def _place_of(event: TraceEvent) -> tuple[MessageQueue, int] | None:
     if event.queue_offset < 0:
         return None
     return MessageQueue(event.topic, event.broker_group, event.queue_id), event.queue_offset
-
-
-def check_question(message_id: str, key: str) -> None:
-    """Raises: UsageError."""
-    if bool(message_id) == bool(key):
-        raise UsageError(
-            "give the id of a message, or --key", "", "For example: ledgermq message trace --key order-7"
-        )
