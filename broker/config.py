@@ -27,6 +27,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from ledgermq.proto.record import MAX_BODY_SIZE
 from ledgermq.raft.config import MAX_ENTRY_DIVISOR
+from ledgermq.raft.page_writer import PAGE
 
 from .produce import largest_message
 
@@ -260,6 +261,8 @@ class BrokerConfig(BaseSettings):
 
     def _fit_messages_into_segments(self) -> None:
         """An entry is at most a quarter of a segment, and the largest message must fit into one."""
+        if 0 < self.direct_write_bytes < PAGE:
+            raise ValueError(f"direct_write_bytes: must be 0, or at least a page ({PAGE})")
         if self.segment_size < 1 << 20:
             raise ValueError("segment_size: must be at least 1MiB")
         if self.segment_size > MAX_SEGMENT_SIZE:

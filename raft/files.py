@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import mmap
 import os
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 Buffer = bytes | bytearray | memoryview
+
+_log = logging.getLogger(__name__)
 
 #: The kernel takes at most this many buffers in one pwritev.
 MAX_BUFFERS: Final = 1024
@@ -199,7 +202,10 @@ class RealFile:
             try:
                 done = os.pwrite(self._direct_fd, data, offset)
             except OSError as error:
-                if error.errno != errno.EINVAL:  # it opens such files, but wants larger units
+                if error.errno not in (
+                    errno.EINVAL,
+                    errno.EOPNOTSUPP,
+                ):  # such files are opened, but not written so
                     raise
                 os.close(self._direct_fd)
                 self._direct_fd = -1
@@ -221,12 +227,14 @@ class RealFile:
 
 
 def _open_direct(fd: int) -> int:
-    """Return a second descriptor of the same file, whatever its name is by now, for direct I/O; -1 where there is none."""
+    """Return a second descriptor of the same file, whatever its name is by now, for direct I/O; -1 where there is none.
+
+    No error of it may end a node: nothing was written yet, and the page cache takes everything.
+    """
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOENT):  # no direct I/O, or no /proc
-            raise
+    except OSError as error:  # a file system without direct I/O, no /proc, no descriptor left
+        _log.info("large flushes go through the page cache reason=%s", error)
         return -1
 
 

@@ -33,11 +33,12 @@ class PageWriter:
         """`direct_bytes`: runs of so many bytes and more go past the page cache; 0: none."""
         self._direct_bytes = direct_bytes
         self._chunk: memoryview | None = None
-        self._page = b""  # what the page at the end holds so far, when the page cache does not have it
+        self._page: bytes | None = None  # what the page at the end holds so far; None: the file tells
+        self._is_cached = True  # the page cache has that page, or will read it
 
     def forget(self) -> None:
         """The next run begins elsewhere: in another file, or behind a cut."""
-        self._page = b""
+        self._page, self._is_cached = None, True
 
     def write(self, file: File, buffers: Sequence[Buffer], begin: int, limit: int) -> None:
         """Write `buffers` from `begin` on, and zeros up to the end of the page, but not beyond `limit`.
@@ -50,14 +51,28 @@ class PageWriter:
         if 0 < self._direct_bytes <= size and (begin + size + len(zeros)) % PAGE == 0:
             self._write_direct(file, buffers, begin, zeros)
             return
-        file.pwritev([self._page, *buffers, zeros], begin - len(self._page))
-        self._page = b""
+        head = b"" if self._is_cached or self._page is None else self._page
+        file.pwritev([head, *buffers, zeros], begin - len(head))
+        if self._direct_bytes:
+            self._keep_page(buffers, begin, size)
+
+    def _keep_page(self, buffers: Sequence[Buffer], begin: int, size: int) -> None:
+        """Note what the last page holds, so that no direct write has to believe what it reads: damage would be written again."""
+        inside = (begin + size) % PAGE
+        self._is_cached = True
+        if inside > size and self._page is None:
+            return
+        tail = b"".join(_last(buffers, min(inside, size)))
+        self._page = (self._page or b"") + tail if inside > size else tail
 
     def _write_direct(self, file: File, buffers: Sequence[Buffer], begin: int, zeros: memoryview) -> None:
         inside = begin % PAGE
-        first = self._page or (file.pread(inside, begin - inside) if inside else b"")
-        last = self._copy_out(file, chain([first], buffers, [zeros]), begin - inside)
-        self._page = bytes(last[: PAGE - len(zeros)]) if zeros else b""
+        head = self._page
+        if head is None:
+            head = file.pread(inside, begin - inside) if inside else b""
+        assert len(head) == inside
+        last = self._copy_out(file, chain([head], buffers, [zeros]), begin - inside)
+        self._page, self._is_cached = bytes(last[: PAGE - len(zeros)]) if zeros else b"", False
 
     def _copy_out(self, file: File, parts: Iterable[Buffer], position: int) -> memoryview:
         """Write whole pages through the chunk, from `position` on; return the last page. `parts` fill it."""
@@ -75,3 +90,15 @@ class PageWriter:
                 used, rest = used + count, rest[count:]
         file.write_past_cache(chunk[:used], position)
         return chunk[used - PAGE : used]
+
+
+def _last(buffers: Sequence[Buffer], count: int) -> list[memoryview]:
+    """Return the last `count` bytes of all buffers, in order."""
+    found: list[memoryview] = []
+    for part in reversed(buffers):
+        if not count:
+            break
+        view = memoryview(part)[-count:]
+        found.append(view)
+        count -= len(view)
+    return found[::-1]

@@ -110,6 +110,13 @@ def test_sizes_and_addresses_are_parsed() -> None:
         split_address("localhost")
 
 
+def test_large_flushes_have_at_least_a_page() -> None:
+    with pytest.raises(ConfigError, match="flag --direct-write-bytes: must be 0, or at least a page"):
+        load(None, {"direct_write_bytes": "4095"}, {})
+    assert load(None, {"direct_write_bytes": "0"}, {}).direct_write_bytes == 0
+    assert load(None, {"direct_write_bytes": "4KiB"}, {}).direct_write_bytes == 4096
+
+
 def test_segments_must_hold_the_largest_message() -> None:
     with pytest.raises(ConfigError, match="at least 17MiB, or max_message_bytes to at most 978816"):
         load(None, {"segment_size": "4MiB"}, {})

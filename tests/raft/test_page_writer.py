@@ -97,12 +97,33 @@ def test_a_limit_inside_a_page_is_kept_by_the_page_cache(file: Watched) -> None:
     file.close()
 
 
-@pytest.mark.parametrize("refused", ["open", "write"])
+def test_what_was_written_is_not_read_again(file: Watched) -> None:
+    """Damage that came into the page meanwhile would be written back, behind a repair's back perhaps."""
+    pages = PageWriter(PAGE)
+    pages.write(file, [b"good" * 10, b"more"], 0, LIMIT)
+    pages.write(file, [b"and more"], 44, LIMIT)
+    os.pwrite(file._fd, b"evil", 0)
+    pages.write(file, [b"x" * 2 * PAGE], 52, LIMIT)
+    assert file.path.read_bytes()[:60] == b"good" * 10 + b"more" + b"and more" + b"x" * 8
+    file.close()
+
+
+@pytest.mark.parametrize(
+    ("refused", "code"),
+    [
+        ("open", errno.EINVAL),
+        ("open", errno.EMFILE),
+        ("open", errno.EACCES),
+        ("open", errno.ENOENT),
+        ("write", errno.EINVAL),
+        ("write", errno.EOPNOTSUPP),
+    ],
+)
 def test_without_direct_io_the_page_cache_takes_it(
-    file: Watched, refused: str, monkeypatch: pytest.MonkeyPatch
+    file: Watched, refused: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        raise OSError(code, os.strerror(code))
 
     run = os.urandom(3 * PAGE)
     with monkeypatch.context() as bent:
