@@ -8,12 +8,17 @@ where the last one ended, whatever flags it was given, until the record is gone.
 - MOVE: nothing new is here. Whatever lies in the folder goes into the quarantine, the identity last;
 - MAKE: nothing old is here, durably. The new folder is made, as often as it takes, and then the record removed.
 
+All of it, from the first look on, is done under the lock of the folder: of two starts at once the second finds what the
+first one made.
+
 Owns: the record, `quarantine-<n>`. Must not: delete anything of a node's; look into what it moves. Blocking.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,10 +29,10 @@ from .checked_file import read_record, write_record
 from .errors import DamagedFolderError, NewerFolderError
 from .files import FileSystem
 from .hard_state import HardStateFile
-from .identity import REJOINED_MARK, Identity, check_identity, reign_of
+from .identity import REJOINED_MARK, Identity, check_identity, read_identity, reign_of
 from .reign import Reign
 from .segment_keeper import LogFolders
-from .storage import StorageConfig, create_data_folder, is_initialized, lock_folder, read_own_identity
+from .storage import StorageConfig, fill_data_folder, is_initialized, lock_folder, read_own_identity
 from .types import NO_INDEX, HardState, NodeId, Term
 
 logger = logging.getLogger(__name__)
@@ -58,34 +63,25 @@ def is_under_way(data_dir: Path, files: FileSystem) -> bool:
     return files.exists(data_dir / RECORD)
 
 
-def rejoin(config: StorageConfig, files: FileSystem) -> Path | None:
+def rejoin(config: StorageConfig, files: FileSystem, *, seen: Identity | None = None) -> Path | None:
     """Give a node a fresh, empty log under its known id. Returns the quarantine; None: there was nothing to move.
 
     It comes back with a new incarnation, as a non-voter, and keeps its term and vote when they can be read; `config.reign`
-    is that of the new folder. Raises: ForeignFolderError, LockedFolderError, OSError.
+    is that of the new folder. `seen`: whose folder it is about; whatever else lies here by now stays.
+    Raises: ForeignFolderError, LockedFolderError, OSError.
     """
-    folders = LogFolders(config.data_dir)
-    promise = _readable_promise(config, files, folders)
-    names = files.list_directory(config.data_dir)
-    is_empty = not any(_is_moved(name) for name in names)
-    used = sum(name.startswith(_QUARANTINE) for name in names)
-    plan = _Rejoin(
-        cluster_id=config.cluster_id,
-        group=config.group,
-        node_id=config.node_id,
-        segment_size=config.segment_size,
-        reign=config.reign,
-        target="" if is_empty else f"{_QUARANTINE}{used + 1}",
-        stage=_MAKE if is_empty else _MOVE,
-        promise=(promise.term, promise.voted_for) if promise is not None else None,
-    )
     files.make_directory(config.data_dir)
-    lock = lock_folder(config.node_id, config.data_dir, files)
-    try:
-        _write(files, config.data_dir, plan)
-    finally:
-        lock.release()
-    return _carry_out(config, files, plan)
+    with _locked(config, files):  # from here on nobody else changes what the plan is made of
+        try:
+            plan = _read(config, files) if is_under_way(config.data_dir, files) else None
+        except DamagedFolderError:
+            plan = None
+        if plan is None:
+            if seen is not None and seen != _identity(config, files):
+                return None
+            plan = _plan(config, files)
+            _write(files, config.data_dir, plan)
+        return _carry_out(config, files, plan)
 
 
 def finish_rejoin(config: StorageConfig, files: FileSystem, *, anew: bool = False) -> None:
@@ -95,32 +91,70 @@ def finish_rejoin(config: StorageConfig, files: FileSystem, *, anew: bool = Fals
     """
     if not is_under_way(config.data_dir, files):
         return
-    try:
-        plan = _read(config, files)
-    except DamagedFolderError:
-        if anew:
+    with _locked(config, files):
+        if not is_under_way(config.data_dir, files):  # another start was finishing it, and has
             return
-        raise
-    moved = _carry_out(config, files, plan)
+        try:
+            plan = _read(config, files)
+        except DamagedFolderError:
+            if anew:
+                return
+            raise
+        moved = _carry_out(config, files, plan)
     logger.warning(
         "rejoin: an earlier start did not finish it, now done: starting with an empty log node=%s old_data=%s",
         config.node_id, moved,
     )  # fmt: skip
 
 
-def _carry_out(config: StorageConfig, files: FileSystem, plan: _Rejoin) -> Path | None:
-    data_dir = config.data_dir
-    target = data_dir / plan.target if plan.target else None
-    lock = lock_folder(config.node_id, data_dir, files)
+@contextmanager
+def _locked(config: StorageConfig, files: FileSystem) -> Iterator[None]:
+    lock = lock_folder(config.node_id, config.data_dir, files)
     try:
-        # A process that was killed may leave names that its successor sees and the disk does not hold yet (P17).
-        files.sync_directory(data_dir)
-        if target is not None and plan.stage == _MOVE:
-            _move(data_dir, target, files)
-            plan = replace(plan, stage=_MAKE)
-            _write(files, data_dir, plan)
+        yield
     finally:
         lock.release()
+
+
+def _plan(config: StorageConfig, files: FileSystem) -> _Rejoin:
+    promise = _readable_promise(config, files, LogFolders(config.data_dir))
+    names = files.list_directory(config.data_dir)
+    is_empty = not any(_is_moved(name) for name in names)
+    return _Rejoin(
+        cluster_id=config.cluster_id,
+        group=config.group,
+        node_id=config.node_id,
+        segment_size=config.segment_size,
+        reign=config.reign,
+        target="" if is_empty else _next_quarantine(names),
+        stage=_MAKE if is_empty else _MOVE,
+        promise=(promise.term, promise.voted_for) if promise is not None else None,
+    )
+
+
+def _next_quarantine(names: list[str]) -> str:
+    """Return a name behind all that are there: people delete some of them, and two folders must not be mixed."""
+    numbers = [name.removeprefix(_QUARANTINE) for name in names if name.startswith(_QUARANTINE)]
+    highest = max((int(number) for number in numbers if number.isdecimal()), default=0)
+    return f"{_QUARANTINE}{highest + 1}"
+
+
+def _identity(config: StorageConfig, files: FileSystem) -> Identity | None:
+    path = LogFolders(config.data_dir).identity
+    return read_identity(files, path, config.node_id) if files.exists(path) else None
+
+
+def _carry_out(config: StorageConfig, files: FileSystem, plan: _Rejoin) -> Path | None:
+    """Go on from the stage of the record until it is gone, as the one who holds the lock."""
+    data_dir = config.data_dir
+    target = data_dir / plan.target if plan.target else None
+    # A process that was killed may leave names that its successor sees and the disk does not hold yet (P17).
+    for folder in (data_dir.parent, data_dir):
+        files.sync_directory(folder)
+    if target is not None and plan.stage == _MOVE:
+        _move(data_dir, target, files)
+        plan = replace(plan, stage=_MAKE)
+        _write(files, data_dir, plan)
     if not is_initialized(data_dir, files, config.node_id):
         promise = None
         if plan.promise is not None:
@@ -128,7 +162,7 @@ def _carry_out(config: StorageConfig, files: FileSystem, plan: _Rejoin) -> Path 
             promise = HardState(
                 Term(term), NodeId(voted_for) if voted_for else None, NO_INDEX, is_voter=False
             )
-        create_data_folder(
+        fill_data_folder(
             replace(config, reign=plan.reign), files, is_voter=False, hard_state=promise, mark=REJOINED_MARK
         )
     files.unlink(data_dir / RECORD)

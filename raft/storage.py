@@ -299,38 +299,51 @@ def create_data_folder(
     A crash half way leaves a folder that is made again. `hard_state` carries an older promise over, `mark` says what the
     folder is (rejoin). Raises: DataFolderError subclasses, OSError.
     """
-    folders = LogFolders(config.data_dir)
-    assert not is_initialized(config.data_dir, files, config.node_id)
-    for folder in (config.data_dir, folders.segments, folders.indexes):
-        files.make_directory(folder)
+    files.make_directory(config.data_dir)
     files.sync_directory(config.data_dir.parent)
     lock = lock_folder(config.node_id, config.data_dir, files)
     try:
-        incarnation = config.machine.random_bits(63) | 1
-        identity = Identity(
-            cluster_id=config.cluster_id,
-            group=config.group,
-            node_id=config.node_id,
-            incarnation=incarnation,
-            segment_size=config.segment_size,
-            members={config.node_id: incarnation if mark is None else mark},
-            complete=False,
-            reign=config.reign,
-        )
-        # The identity comes first, unfinished: so a folder without one was never ours, and this can be repeated.
-        write_identity(files, folders.identity, identity)
-        for name in files.list_directory(folders.segments):
-            files.unlink(folders.segments / name)
-        create_segment(files, folders.segments, 0, config.segment_size)
-        write_manifest(files, folders.manifest, Manifest())
-        hard = replace(hard_state or HardState(), commit_hint=LogIndex(0), is_voter=is_voter)
-        state = DurableState(hard=hard, incarnation=incarnation)
-        HardStateFile.create(files, folders.hard_state, state).close()
-        make_ballast(files, folders.ballast)
-        files.sync_directory(config.data_dir)
-        write_identity(files, folders.identity, replace(identity, complete=True))
+        fill_data_folder(config, files, is_voter=is_voter, hard_state=hard_state, mark=mark)
     finally:
         lock.release()
+
+
+def fill_data_folder(
+    config: StorageConfig,
+    files: FileSystem,
+    *,
+    is_voter: bool,
+    hard_state: HardState | None = None,
+    mark: int | None = None,
+) -> None:
+    """Do what `create_data_folder` does in a folder that is there, for whoever holds its lock. Raises: the same."""
+    folders = LogFolders(config.data_dir)
+    assert not is_initialized(config.data_dir, files, config.node_id)
+    for folder in (folders.segments, folders.indexes):
+        files.make_directory(folder)
+    incarnation = config.machine.random_bits(63) | 1
+    identity = Identity(
+        cluster_id=config.cluster_id,
+        group=config.group,
+        node_id=config.node_id,
+        incarnation=incarnation,
+        segment_size=config.segment_size,
+        members={config.node_id: incarnation if mark is None else mark},
+        complete=False,
+        reign=config.reign,
+    )
+    # The identity comes first, unfinished: so a folder without one was never ours, and this can be repeated.
+    write_identity(files, folders.identity, identity)
+    for name in files.list_directory(folders.segments):
+        files.unlink(folders.segments / name)
+    create_segment(files, folders.segments, 0, config.segment_size)
+    write_manifest(files, folders.manifest, Manifest())
+    hard = replace(hard_state or HardState(), commit_hint=LogIndex(0), is_voter=is_voter)
+    state = DurableState(hard=hard, incarnation=incarnation)
+    HardStateFile.create(files, folders.hard_state, state).close()
+    make_ballast(files, folders.ballast)
+    files.sync_directory(config.data_dir)
+    write_identity(files, folders.identity, replace(identity, complete=True))
 
 
 def open_storage(

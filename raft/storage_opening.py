@@ -110,7 +110,7 @@ def _open_as_successor_wants(
 ) -> RaftStorage:
     """Move a folder aside that was left behind, and start as a learner of the generation that follows it (D24)."""
     assert identity.successor is not None
-    moved = rejoin(replace(wanted, reign=identity.successor), files)
+    moved = rejoin(replace(wanted, reign=identity.successor), files, seen=identity)
     logger.warning(
         "left behind: this folder's log is kept, the group goes on without what it has behind entry %d node=%s master=%s "
         "generation=%d old_data=%s; to read it: ledgermq dump --data %s DIR",

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from ledgermq.raft import quarantine
 from ledgermq.raft.config import Member, RaftConfig
-from ledgermq.raft.errors import DamagedFolderError, ForeignFolderError, NewerFolderError
+from ledgermq.raft.errors import DamagedFolderError, ForeignFolderError, LockedFolderError, NewerFolderError
+from ledgermq.raft.files import FileSystem, Lock
 from ledgermq.raft.identity import REJOINED_MARK
 from ledgermq.raft.quarantine import RECORD, finish_rejoin, is_under_way, rejoin
 from ledgermq.raft.reign import Reign, Replication
-from ledgermq.raft.storage import RaftStorage, create_data_folder
+from ledgermq.raft.storage import RaftStorage, create_data_folder, lock_folder
 from ledgermq.raft.storage_opening import is_learner, open_node_storage
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.power_cut import Keep
@@ -220,3 +222,85 @@ def test_what_stands_in_the_way_in_the_quarantine_is_kept() -> None:
     storage = opened(disk)
     check_moved(storage, disk, old, SECOND)
     assert contents(disk, KEPT)["hardstate-2"] == b"another"
+
+
+@pytest.mark.parametrize(
+    ("kept", "new"),
+    [(["quarantine-2"], "quarantine-3"), (["quarantine-3", "quarantine-of-monday"], "quarantine-4")],
+)
+def test_a_quarantine_that_is_there_takes_no_second_folder(kept: list[str], new: str) -> None:
+    """People delete some of them, keep others, and give them names."""
+    disk = master_disk(left_behind=True)
+    for name in kept:
+        disk.make_directory(DATA / name)
+        file = disk.open(DATA / name / "identity", create=True)
+        file.pwritev([b"older"], 0)
+        file.close()
+    opened(disk).close(clean=False)
+    assert [contents(disk, DATA / name) for name in kept] == [{"identity": b"older"}] * len(kept)
+    assert "identity" in contents(disk, DATA / new)
+
+
+def begun() -> SimulatedDisk:
+    """A folder of which a move was decided, by a start that was killed."""
+    step = 0
+    while True:
+        disk, step = master_disk(left_behind=True), step + 1
+        crash_in(disk, step, opened)
+        disk = disk.killed()
+        if is_under_way(DATA, disk):
+            return disk
+
+
+@pytest.mark.parametrize(
+    "begin", [begun, lambda: master_disk(left_behind=True)], ids=["begun", "left behind"]
+)
+def test_a_start_that_waited_for_another_one_moves_nothing_of_what_that_made(
+    begin: Callable[[], SimulatedDisk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it saw before it had the lock is of a folder that lies in the quarantine by now."""
+    disk, made = begin(), list[int]()
+
+    def lock(node: str, folder: Path, files: FileSystem) -> Lock:
+        monkeypatch.undo()
+        other = opened(disk)
+        made.append(other.incarnation)
+        other.close(clean=True)
+        return lock_folder(node, folder, files)
+
+    monkeypatch.setattr(quarantine, "lock_folder", lock)
+    storage = opened(disk)
+    assert [storage.incarnation] == made
+    assert not any(name.startswith("quarantine-2") for name in contents(disk))
+
+
+def test_a_move_that_another_start_began_is_finished_and_not_decided_anew() -> None:
+    """The record has the term and vote, which what is left of the folder has not."""
+    disk = interrupted()
+    assert rejoin(replace(storage_config(), reign=FIRST), disk) == KEPT
+    storage = opened(disk)
+    assert (storage.hard_state.term, storage.hard_state.voted_for, storage.identity.reign) == (
+        5,
+        "n1",
+        SECOND,
+    )
+
+
+def test_nobody_else_has_the_folder_before_it_is_whole() -> None:
+    disk, free = begun(), list[str]()
+
+    def look(_number: int, operation: str, path: Path) -> None:
+        disk.on_step = None
+        if is_under_way(DATA, disk):
+            try:
+                lock_folder(N1, DATA, disk).release()
+            except LockedFolderError:
+                pass
+            else:
+                free.append(f"{operation} {path}")
+        disk.on_step = look
+
+    disk.on_step = look
+    finish_rejoin(storage_config(), disk)
+    disk.on_step = None
+    assert not free
