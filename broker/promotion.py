@@ -33,6 +33,8 @@ ASK_TIMEOUT_S: Final = 1.0
 #: How long (s) another node may go on believing in a master that has just gone, and how soon it is asked again.
 BELIEF_S: Final = 2.0
 _ASK_AGAIN_S: Final = 0.2
+#: A slave that was there so lately (ms), and does not answer, may be one that is promoted: it starts again for seconds.
+JUST_GONE_MS: Final = 10_000
 
 
 async def accept(context: NodeContext, request: admin_pb2.PromoteRequest) -> admin_pb2.PromoteResponse:
@@ -47,9 +49,8 @@ async def accept(context: NodeContext, request: admin_pb2.PromoteRequest) -> adm
             f"{context.config.node_id} is to become the master already: it {context.promoting}. Wait for it: ledgermq cluster"
             " status; nothing was changed",
         )
-    context.promoting = (
-        "asks the other nodes"  # before it does: of two that are promoted at once, one sees the other
-    )
+    # Before it does: of two that are promoted at once one sees the other, unless that one is just starting again.
+    context.promoting = "asks the other nodes"
     try:
         await _verify_what_is_promoted(context, request)
         reign = _judge(context, request)
@@ -170,6 +171,8 @@ async def _judge_others(context: NodeContext, reign: Reign) -> None:
         answers = await _ask_others(context)
         refusal = refusal_by_others(context.config.node_id, reign, answers)
         if refusal is None:
+            refusal = _refusal_by_absence(context, reign, {each.node_id for each in answers})
+        if refusal is None:
             return
         believes = any(each.leader_id and each.generation == reign.generation for each in answers)
         if not believes or loop.time() >= end:
@@ -212,6 +215,28 @@ def refusal_by_others(
         if other.leader_id and other.generation == reign.generation:
             return _master_is_alive(reign, node, other.node_id)
     return None
+
+
+def _refusal_by_absence(context: NodeContext, reign: Reign, answered: set[str]) -> RefusedError | None:
+    """Return why a slave that does not answer any more forbids a promotion for now."""
+    node, last = context.config.node_id, JUST_GONE_MS
+    gone = [
+        peer
+        for peer in context.raft.status().peers
+        if peer.node_id not in (node, reign.master, *answered)
+        and peer.last_contact_ms is not None
+        and peer.last_contact_ms < last
+    ]
+    if not gone:
+        return None
+    latest = min(gone, key=lambda peer: peer.last_contact_ms or 0)
+    return RefusedError(
+        route_pb2.CATCHING_UP,
+        f"{latest.node_id} was there {(latest.last_contact_ms or 0) / 1000:.0f} s ago, and does not answer now: it may be"
+        f" starting again as the master. Wait until it answers, or has been away for {last // 1000} s, look again"
+        " (ledgermq cluster status), and repeat this; nothing was changed",
+        retryable=True,
+    )
 
 
 def _master_is_alive(reign: Reign, node: str, heard_by: str) -> RefusedError:

@@ -392,8 +392,8 @@ class BrokerNode:
 
     @property
     def is_promoted(self) -> bool:
-        """This node's folder is to begin a new generation when it has stopped."""
-        return self._context.promotion.is_set()
+        """This node's folder is to begin a new generation when it has stopped, and nobody else was promoted meanwhile."""
+        return self._context.promotion.is_set() and not self._raft.is_left_behind
 
     def ready_line(self) -> str:
         """Return the line that tells whoever started the process where everything is."""

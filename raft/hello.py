@@ -240,6 +240,14 @@ def _of_other_settings(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
         yield Refusal(RefusalKind.REPLICATION, text)
 
 
+def is_rival(mine: Hello, theirs: Hello) -> bool:
+    """Tell whether a master of `theirs` was promoted beside that of `mine`, and not in a generation before it."""
+    if mine.reign is None or theirs.reign is None or theirs.reign.generation < mine.reign.generation:
+        return False
+    knows = 0 not in (mine.group_id, theirs.group_id) and mine.group_id != theirs.group_id
+    return knows and _are_rivals(mine, theirs) and successor_of(mine, theirs) is None
+
+
 def _name(hello: Hello) -> str:
     return hello.node_id or "a node without a name"
 

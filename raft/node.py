@@ -321,6 +321,11 @@ class RaftNode:
         """Fall silent for ever, for this folder to be promoted; or return why not. See Succession."""
         return self._resets.succession.step_aside()
 
+    @property
+    def is_left_behind(self) -> bool:
+        """The group goes on in a later generation, without this folder."""
+        return self._resets.succession.is_left_behind
+
     def hello(self, to: NodeId | None = None) -> Hello:
         """Return the greeting of this node: what it is, and whom it knows."""
         return self._gate.hello(to)

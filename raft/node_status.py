@@ -226,6 +226,8 @@ class StatusView:
             texts.setdefault(refusal.text, []).append(node)
         if not parts and self._config.reign is not None and (why := self._no_master()):
             reasons.append(why)
+        if why := self._rights.explain_rivals():
+            reasons.append(why)
         reasons += [f"refused by {', '.join(nodes)}: {text}" for text, nodes in texts.items()]
         return "; ".join(reasons)
 

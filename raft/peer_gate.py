@@ -69,9 +69,9 @@ class PeerGate:
         if refusal.kind is RefusalKind.INCARNATION and self._rights.group_id in (0, group_id):
             self._fail(refusal.text)
 
-    def on_left_behind(self, hello: Hello) -> None:
+    def on_other_generation(self, hello: Hello) -> None:
         """The peer's own greeting shows whether that is so."""
-        self._rights.look_for_successor(hello)
+        self._rights.look_at_generation(hello)
 
     def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
         """Note that a stream is ready."""

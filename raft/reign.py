@@ -8,7 +8,7 @@ the list of the ids that it follows. Hence, between two nodes of one group:
 - who finds the id of its own folder among the former ids is left behind. It stops at once, for ever in that
   generation; its folder is moved aside, whole, and it fetches the log from the new master (`successor_of`);
 - who does not find it there is of another group, or of a generation that was promoted beside this one. Nothing is
-  inferred: a person decides.
+  inferred: a person decides, and gives up one of the two (`--rejoin`).
 """
 
 from __future__ import annotations
@@ -67,12 +67,20 @@ def first_term_of(generation: int, term: Term) -> Term:
 def successor_of(mine: Hello, theirs: Hello) -> Reign | None:
     """Return the reign that left the sender of `mine` behind, or None.
 
-    A learner that does not know its group yet holds nothing that could be left behind: it goes with the newest.
+    A learner that does not know its group yet holds nothing that could be left behind: it goes with the newest. Of two
+    masters that were promoted beside each other a person gave up one, if it is such a learner: it goes with the other one,
+    and its slaves, which were given up with it, believe it that.
     """
-    if mine.reign is None or theirs.reign is None or theirs.reign.generation <= mine.reign.generation:
+    if mine.reign is None or theirs.reign is None or theirs.reign.generation < mine.reign.generation:
         return None
     is_blank = not mine.group_id and mine.is_learner
-    return theirs.reign if is_blank or mine.group_id in theirs.reign.former_group_ids else None
+    if theirs.reign.generation > mine.reign.generation:
+        return theirs.reign if is_blank or mine.group_id in theirs.reign.former_group_ids else None
+    if not is_blank or not mine.reign.generation or theirs.reign.master == mine.reign.master:
+        return None
+    was_master = mine.reign.master == mine.node_id
+    is_told = bool(theirs.group_id) if was_master else theirs.node_id == mine.reign.master
+    return theirs.reign if is_told else None
 
 
 def explain_reign(reign: Reign | None, replication: str) -> str:

@@ -1,7 +1,8 @@
 """What a node of a group with a master does about a successor: it listens for one before it leads, and makes way (D24).
 
 A master that comes back leads only when it has heard the other members, or found that they cannot be reached: one of
-them may have been promoted meanwhile. A node that hears of a later generation falls silent in the same turn: nothing
+them may have been promoted meanwhile. If one was promoted beside it, it does not lead: a person has to give up one of the
+two. A node that hears of a later generation falls silent in the same turn: nothing
 is acknowledged any more. Then it stores that its folder is to be moved aside, and must be started again.
 
 Owns: the wait at a start, the one step from "left behind" to "start again". Must not: judge greetings (reign.py does).
@@ -51,51 +52,65 @@ class Succession:
         self._rights = rights
         self._on_decided = on_decided
         self._fail = fail
-        self._task: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._making_way: asyncio.Task[None] | None = None
+        self._stepped_aside = False
+        self.is_left_behind = False  # also when that was heard too late to be stored: it is heard again
 
     def start(self) -> None:
         """Hold a master back until it has listened."""
         config = self._config
         if config.reign is not None and not config.is_slave and config.peers:
             self._core.hold(True)
-            self._task = asyncio.get_running_loop().create_task(self._listen())
+            self._listening = asyncio.get_running_loop().create_task(self._listen())
 
     def left_behind(self, reign: Reign) -> None:
         """The group goes on in a later generation, without this node's folder."""
-        if self._core.is_silent or self._driver.closed:
+        if self.is_left_behind or (self._core.is_silent and not self._stepped_aside):
+            return
+        self.is_left_behind = True
+        if self._stepped_aside:
+            logger.error(
+                "the promotion of this node is given up: %s was promoted before node=%s generation=%d",
+                reign.master, self._config.node_id, reign.generation,
+            )  # fmt: skip
+        if self._driver.closed:
             return
         logger.warning(
             "left behind: %s was promoted, so this node stops, and starts over from what that one has node=%s generation=%d "
             "took_over=%d last_index=%d",
             reign.master, self._config.node_id, reign.generation, reign.began_after, self._core.last_index,
         )  # fmt: skip
-        if self._task is not None:
-            self._task.cancel()
+        if self._listening is not None:
+            self._listening.cancel()
         self._driver.settle()
         self._core.leave()
         self._driver.pump()
-        self._task = asyncio.get_running_loop().create_task(self._make_way(reign))
+        self._making_way = asyncio.get_running_loop().create_task(self._make_way(reign))
 
     def step_aside(self) -> str:
         """Fall silent for ever, so that this folder can begin a generation of its own; or return why that must not be.
 
         Look and step are one turn: no master that is heard later gets an acknowledgement from here, nor entries into this
-        log. Next: stop the node, and promote its folder; a node that only starts again is the slave that it was.
+        log. Next: stop the node, and promote its folder, unless it `is_left_behind` then; a node that only starts again is the
+        slave that it was.
         """
         if self._core.is_silent or self._driver.closed:
             return "another node was promoted, or this one is to start again from its folder"
         self._driver.settle()
         if self._core.leader_id is not None:
             return f"{self._core.leader_id} leads"
+        self._stepped_aside = True
         self._core.leave()
         self._driver.pump()
         return ""
 
     async def close(self) -> None:
-        """Decide nothing any more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        """Decide nothing any more. What was decided is stored."""
+        if self._listening is not None:
+            self._listening.cancel()
+        if tasks := [task for task in (self._listening, self._making_way) if task is not None]:
+            await asyncio.wait(tasks)
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
@@ -104,6 +119,7 @@ class Succession:
         while unheard and (waited := loop.time() - began) < PATIENCE_S:
             await asyncio.sleep(_LOOK_AGAIN_S)
             unheard = {peer for peer in unheard if not self._has_word_of(peer, waited)}
+        await self._wait_for_a_person()
         silent = sorted(p.node_id for p in self._config.peers if p.node_id not in self._rights.hellos)
         logger.info("may lead node=%s not_heard=%s", self._config.node_id, ",".join(silent) or "-")
         with self._driver.defects_fault("the first campaign of a master"):
@@ -111,6 +127,15 @@ class Succession:
             self._core.hold(False)
             self._core.campaign()
             self._driver.pump()
+
+    async def _wait_for_a_person(self) -> None:
+        """Return when nobody is heard of any more that was promoted beside this node."""
+        said = ""
+        while why := self._rights.explain_rivals():
+            if why != said:
+                logger.error("%s", why)
+                said = why
+            await asyncio.sleep(_LOOK_AGAIN_S)
 
     def _has_word_of(self, peer: NodeId, waited: float) -> bool:
         if peer in self._rights.hellos:

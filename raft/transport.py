@@ -88,7 +88,7 @@ class Gate(Protocol):
     def on_refused(self, peer: NodeId, refusal: Refusal, group_id: int) -> None:
         """A peer that is no learner refused this node's greeting; `group_id` is the peer's (0: it does not know)."""
 
-    def on_left_behind(self, hello: Hello) -> None:
+    def on_other_generation(self, hello: Hello) -> None:
         """A peer, which greets like this, says that the group goes on without this node's data folder, or without its own."""
 
     def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
@@ -130,8 +130,8 @@ class PeerLink(Generic[ControlItem, AppendItem]):
             self._on_answered(self.peer.node_id, refusal)
             if reply.hello.standing != Standing.LEARNER.value:  # else its own record may be the old one
                 self._gate.on_refused(self.peer.node_id, refusal, reply.hello.group_id)
-            if refusal.kind is RefusalKind.LEFT_BEHIND:
-                self._gate.on_left_behind(Hello.from_proto(reply.hello))
+            if refusal.kind in (RefusalKind.LEFT_BEHIND, RefusalKind.OTHER_GROUP):
+                self._gate.on_other_generation(Hello.from_proto(reply.hello))
             return False
         self._on_answered(self.peer.node_id, None)
         theirs = Hello.from_proto(reply.hello)

@@ -15,7 +15,7 @@ from .bootstrap import MemberRecord, Rejoin, find_group_id, is_vouched_for, know
 from .config import RaftConfig
 from .core import RaftCore
 from .errors import NotLeaderError
-from .hello import Hello, Refusal, RefusalKind, Standing, refusal_of
+from .hello import Hello, Refusal, RefusalKind, Standing, is_rival, refusal_of
 from .reign import Reign, successor_of
 from .storage import RaftStorage
 from .storage_opening import is_learner
@@ -43,6 +43,7 @@ class VotingRights:
         on_left_behind: Callable[[Reign], None],
     ) -> None:
         self.hellos: dict[NodeId, Hello] = {}
+        self.rivals: dict[NodeId, Reign] = {}  # who follows a master that was promoted beside this node's
         self._config = config
         self._storage = storage
         self._core = core
@@ -121,7 +122,7 @@ class VotingRights:
         Raises: OSError (it cannot be stored, or not any more).
         """
         mine = self.hello(None, 0.0, 0.0)
-        self.look_for_successor(hello)
+        self.look_at_generation(hello)
         refusal = refusal_of(mine, hello, self._members)
         if refusal is None or refusal.kind is RefusalKind.OTHER_GROUP:
             refusal = self._record.refusal_of_lost(hello) or refusal
@@ -147,12 +148,36 @@ class VotingRights:
                 raise OSError(errno.ESHUTDOWN, "this node is stopping")
             await in_thread(lambda: self._storage.learn_successor(reign))
 
-    def look_for_successor(self, hello: Hello) -> None:
-        """Stop leading, and everything else, if the group goes on without this folder (D24)."""
-        if hello.node_id in self._members and hello.cluster_id == self._config.cluster_id:
-            reign = successor_of(self.hello(None, 0.0, 0.0), hello)
-            if reign is not None and hello.group == self._config.group:
-                self._on_left_behind(reign)
+    def look_at_generation(self, hello: Hello) -> None:
+        """Stop leading, and everything else, if the group goes on without this folder; remember a rival (D24)."""
+        config = self._config
+        if hello.node_id not in self._members or (hello.cluster_id, hello.group) != (
+            config.cluster_id,
+            config.group,
+        ):
+            return
+        mine = self.hello(None, 0.0, 0.0)
+        reign = successor_of(mine, hello)
+        if reign is not None:
+            self._on_left_behind(reign)
+        elif hello.reign is not None and is_rival(mine, hello):
+            self.rivals[hello.node_id] = hello.reign
+        else:
+            self.rivals.pop(hello.node_id, None)
+
+    def explain_rivals(self) -> str:
+        """Return why a master that heard of a rival does not lead, and what to do; "" when it has heard of none."""
+        mine, me = self._config.reign, self._config.node_id
+        if mine is None or self._config.is_slave or not self.rivals:
+            return ""
+        other = max(self.rivals.values(), key=lambda reign: reign.generation)
+        return (
+            f"{me} does not lead: {other.master} was promoted beside it, as {', '.join(sorted(self.rivals))} says (generation"
+            f" {other.generation}, which took over the entries up to {other.began_after}; generation {mine.generation} of {me}"
+            f" those up to {mine.began_after}). One of the two must be given up. If {other.master} leads, that is {me}: stop"
+            f" {me}, and start it with --rejoin. To go on with {me} instead: stop {other.master} and its slaves, start {me}"
+            " again, and then those with --rejoin; nothing was changed"
+        )
 
     async def _store(self, hello: Hello) -> None:
         if self._closed:

@@ -15,6 +15,7 @@ import pytest
 from ledgermq.broker import promotion
 from ledgermq.broker.forwarding import ForwardError
 from ledgermq.broker.refusals import RefusedError
+from ledgermq.broker.server import BrokerNode
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
 from ledgermq.raft.errors import DamagedLogError, StorageFailedError
@@ -36,6 +37,7 @@ class Slave:
     rebuild: object = None
     catching_up: bool = False
     others: dict[str, pb.GetStatusResponse] = field(default_factory=dict)  # who answers, and what
+    heard_ms: dict[str, int | None] = field(default_factory=dict)  # how long ago, of the other nodes
     end: tuple[int, int] = (4, 100)  # of its log
     durable: int = 100
     on_read: list[Callable[[], None]] = field(
@@ -70,7 +72,10 @@ class Slave:
         return self
 
     def status(self) -> Any:
-        peers = [SimpleNamespace(node_id="n3", catching_up=self.catching_up)]
+        peers = [SimpleNamespace(node_id="n3", catching_up=self.catching_up, last_contact_ms=0)]
+        for node in ("n1", "n2"):
+            heard = self.heard_ms.get(node)
+            peers.append(SimpleNamespace(node_id=node, catching_up=False, last_contact_ms=heard))
         term, index = self.end
         return SimpleNamespace(
             leader_id=self.leader, peers=peers, last_term=term, last_index=index, log_bytes=1000
@@ -181,6 +186,32 @@ def test_what_other_nodes_know_counts_before_and_after_the_log_was_read(
     slave.on_read = [lambda: slave.others.update({answer.node_id: answer})]
     assert words in refused(slave).message
     assert "steps aside" not in slave.log
+
+
+def test_a_slave_that_has_just_gone_may_be_the_one_that_is_promoted() -> None:
+    """It stops and starts again, and says nothing meanwhile: both would become the master of one generation."""
+    refusal = refused(Slave(heard_ms={"n1": 4000}))
+    assert refusal.retryable and "n1 was there 4 s ago, and does not answer now" in refusal.message
+    slave = Slave(others={"n1": says("n1")}, heard_ms={"n1": 40})
+    slave.on_read = [slave.others.clear]
+    assert "n1 was there" in refused(slave).message and "steps aside" not in slave.log
+
+
+@pytest.mark.parametrize("heard_ms", [{"n1": 10_000}, {"n1": None}, {"n2": 300}])
+def test_who_has_been_away_for_long_and_the_master_that_is_gone_are_no_obstacle(
+    heard_ms: dict[str, int | None],
+) -> None:
+    assert ask(Slave(heard_ms=heard_ms)) == 2
+
+
+def test_a_promotion_is_given_up_when_another_node_was_promoted_before() -> None:
+    """That may be heard while the node stops for its own."""
+    is_promoted = vars(BrokerNode)["is_promoted"].fget
+    slave = Slave()
+    ask(slave)
+    for left_behind in (False, True):
+        node: Any = SimpleNamespace(_context=slave.context, _raft=SimpleNamespace(is_left_behind=left_behind))
+        assert is_promoted(node) is not left_behind
 
 
 def test_the_former_generation_of_another_node_is_no_obstacle() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.raft.hello import Hello, RefusalKind, Standing, refusal_of
+from ledgermq.raft.hello import Hello, RefusalKind, Standing, is_rival, refusal_of
 from ledgermq.raft.reign import (
     MAX_FORMER,
     TERMS_PER_GENERATION,
@@ -22,6 +22,7 @@ MEMBERS = frozenset((N1, N2, N3))
 FIRST = Reign(master=N1)
 SECOND = FIRST.next(N2, 0xA, LogIndex(70))
 THIRD = SECOND.next(N3, 0xB, LogIndex(90))
+BESIDE = FIRST.next(N3, 0xA, LogIndex(80))  # SECOND, whose master did not know of it
 
 
 def hello(node: NodeId, reign: Reign | None, group_id: int, **changes: Any) -> Hello:
@@ -89,11 +90,44 @@ def test_a_later_generation_of_another_group_leaves_nobody_behind() -> None:
 
 
 def test_two_nodes_that_were_promoted_beside_each_other_wait_for_a_person() -> None:
-    one, other = hello(N2, SECOND, 0xB), hello(N3, FIRST.next(N3, 0xA, LogIndex(80)), 0xC)
+    one, other = hello(N2, SECOND, 0xB), hello(N3, BESIDE, 0xC)
     assert successor_of(one, other) is successor_of(other, one) is None
     refusal = refusal_of(one, other, MEMBERS)
     assert refusal is not None and refusal.kind is RefusalKind.OTHER_GROUP
     assert "--rejoin" in refusal.text and "beside each other" in refusal.text
+
+
+def test_a_rival_is_one_of_this_generation_or_of_a_later_one() -> None:
+    one, other = hello(N2, SECOND, 0xB), hello(N3, BESIDE, 0xC)
+    assert is_rival(one, other) and is_rival(other, one)
+    later = hello(N1, BESIDE.next(N1, 0xC, LogIndex(90)), 0xD)
+    assert is_rival(one, later) and not is_rival(later, one)
+    for no_rival in (
+        hello(N3, THIRD, 0xC),
+        hello(N1, FIRST, 0xA),
+        hello(N3, BESIDE, 0),
+        hello(N3, SECOND, 0xB),
+    ):
+        assert not is_rival(one, no_rival)
+
+
+def test_a_master_that_was_given_up_goes_with_its_rival_and_its_slaves_with_it() -> None:
+    rival = hello(N2, SECOND, 0xB)
+    given_up = hello(N3, BESIDE, 0, standing=Standing.LEARNER)
+    assert successor_of(given_up, rival) == SECOND and successor_of(rival, given_up) is None
+    assert successor_of(given_up, hello(N1, SECOND, 0, standing=Standing.LEARNER)) is None, "given up, too"
+    slave = hello(N1, BESIDE, 0, standing=Standing.LEARNER)
+    assert successor_of(slave, rival) is None, "its own master may be the one that stays"
+    followed = hello(N3, SECOND, 0, standing=Standing.LEARNER)
+    assert successor_of(slave, followed) == SECOND
+    assert successor_of(hello(N1, BESIDE, 0xC, standing=Standing.LEARNER), followed) is None, (
+        "it holds something"
+    )
+
+
+def test_two_first_masters_are_a_matter_of_the_settings() -> None:
+    blank = hello(N3, Reign(master=N3), 0, standing=Standing.LEARNER)
+    assert successor_of(blank, hello(N2, Reign(master=N2), 0xB)) is None
 
 
 def test_a_learner_that_knows_no_group_goes_with_the_newest_generation() -> None:

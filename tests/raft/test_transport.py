@@ -77,7 +77,7 @@ class Peer:
         self.refusals.append(refusal)
         self.changed.set()
 
-    def on_left_behind(self, hello: Hello) -> None:
+    def on_other_generation(self, hello: Hello) -> None:
         self.left_behind_by.append(hello.node_id)
         self.changed.set()
 
