@@ -96,6 +96,9 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
         wait_until(
             lambda: read_identity(RealFileSystem(), record, victim).group_id != 0, "the group has its id"
         )
+        # And without its key index a node reads whole segments when it starts again, and finds what a test damages.
+        runs = [folder / victim / "keyindex" / path.name for path in _segments(folder / victim)[:-1]]
+        wait_until(lambda: all(run.exists() for run in runs), f"{victim} has the key index of whole segments")
         saved = {"stopped": folder / "stopped", "killed": folder / "killed"}
         assert cluster.terminate(victim) == 0
         shutil.copytree(folder / victim, saved["stopped"])
