@@ -81,7 +81,7 @@ def package_version() -> str:
 def status(context: NodeContext, listener: str, started: float) -> admin_pb2.GetStatusResponse:
     """Return this node's own view. `started`: monotonic seconds."""
     raft, refusal = context.raft.status(), context.replica.produce_refusal
-    retention, log = context.retention, context.raft.log
+    retention, log, slaves = context.retention, context.raft.log, context.slaves
     first = log.header_nowait(log.first_index) if log.first_index <= log.last_index else None
     return admin_pb2.GetStatusResponse(
         cluster=context.config.cluster,
@@ -120,6 +120,8 @@ def status(context: NodeContext, listener: str, started: float) -> admin_pb2.Get
         last_index=raft.last_index,
         last_term=raft.last_term,
         promoting=context.promoting,
+        slaves_needed=slaves.needed if slaves is not None else 0,
+        slaves_in_contact=slaves.in_contact if slaves is not None else 0,
     )
 
 

@@ -72,6 +72,11 @@ class SlaveGate:
         self._timeout_ms = timeout_ms
         self._contact_ms = contact_ms
 
+    @property
+    def in_contact(self) -> int:
+        """How many slaves were heard within the time that a message waits for them; 0 unless this node leads."""
+        return self._raft.in_contact(self._timeout_ms)
+
     async def wait(self, index: int, since: float, remaining: float | None = None) -> None:
         """Return when enough slaves hold entry `index` (0: everything that is committed now).
 
@@ -83,8 +88,7 @@ class SlaveGate:
         entry = LogIndex(index) if index else self._raft.commit_index
         if copies.held_by(entry) >= needed:
             return
-        in_contact = self._raft.in_contact(self._timeout_ms)
-        if in_contact < needed:
+        if (in_contact := self.in_contact) < needed:
             raise SlavesAwayError(needed, in_contact)
         seconds = since + self._timeout_ms / 1000 - time.monotonic()
         if remaining is not None:

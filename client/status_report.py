@@ -21,6 +21,10 @@ from .log_ends import master_notes
 REFUSING_STEP: Final = 3
 #: The state of a node whose greeting the leader refuses.
 REFUSED: Final = "refused"
+#: The state of a node that was asked and did not answer, while others take it for connected: frozen, or out of our reach.
+NO_ANSWER: Final = "no answer"
+#: A node that the leader heard within this time is alive, though it does not answer us.
+_HEARD_MS: Final = 1500
 COLUMNS = ("NODE", "ROLE", "ADDRESS", "DURABLE>", "COMMIT>", "BEHIND>", "FSYNC p99>", "DISK>", "")
 
 
@@ -57,10 +61,17 @@ class NodeRow:
     damage_repaired: int | None = None
     damage_last: str = ""
     version: str = ""  # of LedgerMQ, as the node itself tells it
+    heard_by_leader: bool = False  # a moment ago
+
+    @property
+    def is_silent(self) -> bool:
+        """It answers neither us nor its leader."""
+        return self.state == NO_ANSWER and not self.heard_by_leader
 
     @property
     def is_well(self) -> bool:
-        return self.role in ("leader", "follower", "master", "slave") and not self.state
+        well = not self.state or (self.state == NO_ANSWER and self.heard_by_leader)
+        return well and self.role in ("leader", "follower", "master", "slave")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +99,10 @@ class GroupReport:
 
     def headline(self) -> str:
         """Return `GROUP g0   HEALTHY   leader n2   term 7 (3 m 12 s)   quorum 3/3   flush sync`."""
-        without_master = self.master_id and self.verdict is Verdict.NO_QUORUM
-        parts = [f"GROUP {self.group}", "NO MASTER" if without_master else self.verdict.text]
+        text = self.verdict.text
+        if self.master_id and self.verdict is Verdict.NO_QUORUM:
+            text = "TOO FEW SLAVES" if self.leader_id else "NO MASTER"
+        parts = [f"GROUP {self.group}", text]
         if self.master_id:
             parts.append(f"master {self.master_id}" if self.leader_id else f"master {self.master_id} (away)")
         else:
@@ -266,7 +279,18 @@ def _rows(asked: GroupAnswers, view: pb.GetStatusResponse) -> tuple[NodeRow, ...
             rows[name] = _join(rows.get(name), _row(own, rows.get(name), by_leader=False))
         if name in rows:
             rows[name] = replace(rows[name], version=answer.version)
+    for name in rows.keys() - asked.answers.keys():
+        rows[name] = _unanswered(rows[name], led=view.role == "leader")
     return tuple(rows[name] for name in sorted(rows))
+
+
+def _unanswered(row: NodeRow, *, led: bool) -> NodeRow:
+    """Show that a node did not answer, where nothing worse is known; without a leader nobody knows its numbers either."""
+    if row.role in ("unreachable", "unknown") or row.state.startswith(("repairing", REFUSED)):
+        return row
+    if led:
+        return replace(row, state=NO_ANSWER)
+    return replace(row, role="unknown", state=NO_ANSWER, durable_index=None, commit_index=None)
 
 
 def _row(node: pb.NodeStatus, known: NodeRow | None, *, by_leader: bool) -> NodeRow:
@@ -281,6 +305,7 @@ def _row(node: pb.NodeStatus, known: NodeRow | None, *, by_leader: bool) -> Node
         fsync_p99_ms=node.fsync_p99_ms or None,
         disk_used_ratio=node.disk_used_ratio or None,
         state=node.state,
+        heard_by_leader=by_leader and not unreachable and node.last_contact_ms < _HEARD_MS,
         **_log_check(node),
     )
 
@@ -323,10 +348,12 @@ def _judge(
     """Return the verdict and, for each thing that is wrong, a sentence with the next step."""
     notes: list[str] = []
     repairing = [row for row in rows if row.state.startswith("repairing")]
+    silent = [row.node_id for row in rows if row.state == NO_ANSWER]
     missing = [
         row.node_id
         for row in rows
-        if row.role in ("unreachable", "unknown") and not row.state.startswith(("repairing", REFUSED))
+        if (row.role in ("unreachable", "unknown") or row.is_silent)
+        and not row.state.startswith(("repairing", REFUSED))
     ]
     refused = [row for row in rows if row.state == REFUSED]
     notes += [f"{row.node_id} is {row.state}; it does not count until then" for row in repairing]
@@ -334,7 +361,7 @@ def _judge(
     notes += held_back
     if leader is None or in_contact * 2 <= voters:
         needed = voters // 2 + 1
-        start = f"Start {', '.join(missing)}" if missing else "If it lasts, read the nodes' logs"
+        start = _start(missing, silent)
         if view.master_id and not held_back:
             notes.append(
                 f"no leader: the master {view.master_id} leads alone, and does not now. {start}. If it does not come back: "
@@ -345,16 +372,48 @@ def _judge(
                 f"no leader: {needed} of {voters} voters must reach each other. {start}. See: docs/runbook.md"
             )
         return Verdict.NO_QUORUM, tuple(notes)
+    notes += _slaves_notes(leader, rows)
+    if frozen := [row.node_id for row in rows if row.is_silent]:
+        notes.append(
+            f"{', '.join(frozen)} did not answer, and the leader has not heard them for a while either: stopped, hanging or cut"
+            " off. Look at their processes, and restart what hangs. See: docs/runbook.md"
+        )
     if in_contact < voters and not missing and not refused:
         notes.append(
             f"the leader hears {in_contact} of {voters} voters; it lasts a moment after a start or an election"
         )
-    if missing:
+    if missing := [name for name in missing if name not in silent]:
         notes.append(f"{', '.join(missing)} not reached. Start what is down. See: docs/runbook.md")
     if view.produce_refused:
         notes.append(f"produce is refused: {view.produce_refused_reason or 'see the metrics'}")
+    if leader.slaves_in_contact < leader.slaves_needed:
+        return Verdict.NO_QUORUM, tuple(notes)
     well = all(row.is_well for row in rows) and in_contact == voters and not view.produce_refused
     return (Verdict.HEALTHY if well else Verdict.DEGRADED), tuple(notes)
+
+
+def _start(missing: Sequence[str], silent: Sequence[str]) -> str:
+    """Return what to do about nodes that are needed for a leader."""
+    if not missing:
+        return "If it lasts, read the nodes' logs"
+    text = f"Start {', '.join(missing)}"
+    if silent:
+        text += (
+            f" ({', '.join(silent)} did not answer: if it runs, it hangs or was stopped; look at its process)"
+        )
+    return text
+
+
+def _slaves_notes(leader: pb.GetStatusResponse, rows: Sequence[NodeRow]) -> list[str]:
+    """Say that a master confirms nothing, because too few slaves are there to have it, too."""
+    if leader.slaves_in_contact >= leader.slaves_needed:
+        return []
+    away = [row.node_id for row in rows if row.node_id != leader.master_id and not row.is_well]
+    named = ", ".join(away) or "the slaves"
+    return [
+        f"no message is confirmed: {leader.slaves_needed} slaves must have it, and {leader.slaves_in_contact} are in contact."
+        f" Start {named}, or look why the master does not hear them. See: docs/runbook.md"
+    ]
 
 
 def _held_back_notes(

@@ -137,6 +137,13 @@ def test_too_few_slaves_in_contact_are_not_waited_for() -> None:
     run(scenario)
 
 
+def test_in_contact_are_those_that_were_heard_while_a_message_would_wait() -> None:
+    master = Master()
+    master.silence_ms = [8000, 100]
+    assert master.gate(timeout_ms=3000).in_contact == 1
+    assert master.gate(timeout_ms=9000).in_contact == 2
+
+
 def test_a_repeat_of_what_is_stored_waits_for_all_that_is_committed() -> None:
     """Its entry is not known any more, only that it is not behind the commit index."""
 

@@ -309,3 +309,46 @@ def test_a_slave_that_is_away_is_no_loss_of_the_quorum() -> None:
     group = status_report.report(of_masters(answer("n1", "leader", contact=1, down=("n2",))))
     assert group.verdict is Verdict.DEGRADED
     assert any("n2 not reached" in note for note in group.notes)
+
+
+def silent_slaves(replication: str, *, silent_ms: int = 8000) -> GroupAnswers:
+    """Only the master n1 answers; it takes n2 and n3 for connected and has heard nothing of them."""
+    leader = answer("n1", "leader", contact=1)
+    for node in leader.nodes[1:]:
+        node.last_contact_ms = silent_ms
+    group = of_masters(leader)
+    leader.replication = replication
+    return group
+
+
+def test_a_master_without_the_slaves_that_must_confirm_is_not_healthy() -> None:
+    asked_ = silent_slaves("sync_master")
+    asked_.answers["n1"].slaves_needed = 1
+    group = status_report.report(asked_)
+    assert (group.verdict, status_report.exit_code([group])) == (Verdict.NO_QUORUM, 2)
+    assert group.headline().startswith("GROUP g0   TOO FEW SLAVES   master n1 ")
+    assert "1 slaves must have it, and 0 are in contact. Start n2, n3" in group.notes[0]
+    assert [row.state for row in group.rows] == ["", "no answer", "no answer"]
+    asked_.answers["n1"].slaves_in_contact = 1
+    assert status_report.report(asked_).verdict is Verdict.DEGRADED
+
+
+def test_a_master_that_waits_for_no_silent_slaves_is_degraded_and_names_them() -> None:
+    group = status_report.report(silent_slaves("async_master"))
+    assert group.verdict is Verdict.DEGRADED
+    assert "n2, n3 did not answer, and the leader has not heard them" in group.notes[0]
+
+
+def test_nodes_that_the_leader_hears_but_we_do_not_are_shown_and_cost_no_health() -> None:
+    group = status_report.report(silent_slaves("async_master", silent_ms=30))
+    assert group.verdict is Verdict.HEALTHY
+    assert [row.state for row in group.rows] == ["", "no answer", "no answer"]
+    assert group.notes == ()
+
+
+def test_without_a_leader_frozen_followers_are_named_and_have_no_numbers() -> None:
+    group = status_report.report(asked(answer("n1", "candidate")))
+    assert group.verdict is Verdict.NO_QUORUM
+    assert [row.state for row in group.rows] == ["", "no answer", "no answer"]
+    assert [row.durable_index for row in group.rows] == [1_048_576, None, None]
+    assert "Start n2, n3 (n2, n3 did not answer" in group.notes[0]
