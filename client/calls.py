@@ -15,7 +15,15 @@ import grpc
 from ledgermq.proto import route_pb2 as pb
 
 from .channels import Channels, unreachable
-from .errors import ClosedError, LedgerMQError, RefusedError, RouteError, error_of
+from .errors import (
+    BrokerUnreachableError,
+    ClosedError,
+    LedgerMQError,
+    RefusedError,
+    RouteError,
+    UsageError,
+    error_of,
+)
 from .topic_route import BrokerGroup
 
 CALL_TIMEOUT_S: Final = 5.0
@@ -53,6 +61,15 @@ def _no_address(group: BrokerGroup) -> LedgerMQError:
         "Its nodes have not registered for the nameserver's listener that was asked",
         "See: ledgermq cluster status",
     )
+
+
+def _nobody_asked(group: BrokerGroup, timeout_s: float) -> LedgerMQError:
+    addresses = [node.log_address for node in group.by_preference]
+    if not addresses:
+        return _no_address(group)
+    if timeout_s <= 0:
+        return UsageError(f"the timeout is {timeout_s:g} s: no node was asked", "", "Give more than 0")
+    return BrokerUnreachableError(", ".join(addresses), f"it could not be asked within {timeout_s:g} s")
 
 
 async def call_group(
@@ -105,5 +122,5 @@ async def call_group(
             if hint and hint != address:
                 break
         if time.monotonic() + _PAUSE_S >= end:
-            raise refused or earlier or last or _no_address(group())
+            raise refused or earlier or last or _nobody_asked(group(), timeout_s)
         await asyncio.sleep(_PAUSE_S)

@@ -95,7 +95,7 @@ def check_name(kind: str, name: str) -> None:
 
 def check_count(name: str, count: int) -> None:
     """Check an argument that is to be 1 or more: with 0, or no number, a call would wait for ever. Raises: UsageError."""
-    if not isinstance(count, int) or count < 1:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise UsageError(f"{name} is {count!r}", "", "It must be a whole number from 1 on")
 
 

@@ -8,6 +8,7 @@ nothing else does.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -17,7 +18,7 @@ from ledgermq.proto import log_pb2
 from .errors import UsageError
 from .fetched_records import FetchedRecords, open_section
 from .intake import FETCH_BYTES, AssignedQueue, Intake
-from .message import MessageView
+from .message import MessageQueue, MessageView
 
 #: Bytes that may wait in the buffer; asking stops above it.
 MAX_BUFFER_BYTES: Final = 32 * 1024 * 1024
@@ -49,11 +50,15 @@ class FetchBuffer(Intake[AssignedQueue]):
         """Continue at `offset`; what was fetched of the queue before is dropped. Raises: UsageError (no offset)."""
         check_offset(offset)
         self._drop(assigned)
+        if not assigned.sought:  # so far brokers had said that it exists
+            assigned.end_offset = max(assigned.end_offset, assigned.fetch_offset)
+        assigned.sought, assigned.beyond = True, False
         assigned.position = assigned.fetch_offset = offset
 
     def skip_to(self, assigned: AssignedQueue, offset: int) -> None:
         """Ask on at `offset`, because what lies before it is gone; what is buffered stays and is handed out first."""
         assigned.generation += 1
+        assigned.sought = assigned.beyond = False
         assigned.fetch_offset = offset
         if not any(owner is assigned for owner, _ in self._pieces):
             assigned.position = offset
@@ -72,6 +77,7 @@ class FetchBuffer(Intake[AssignedQueue]):
 
     def _take(self, assigned: AssignedQueue, found: log_pb2.FetchedQueue) -> None:
         assigned.end_offset = max(assigned.end_offset, found.end_offset)
+        assigned.sought = assigned.beyond = False
         for section in found.sections:
             records = open_section(assigned.queue, section, assigned.fetch_offset)
             if records is None:
@@ -96,5 +102,28 @@ class FetchBuffer(Intake[AssignedQueue]):
 
 def check_offset(offset: int) -> None:
     """Check a queue offset that a user gave. Raises: UsageError."""
-    if not isinstance(offset, int) or not 0 <= offset < 1 << 63:
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 1 << 63:
         raise UsageError(f"{offset!r} is no queue offset", "They count from 0")
+
+
+def check_queue(queue: MessageQueue) -> MessageQueue:
+    """Check a queue that a user gave; a tuple of the three parts will do. Raises: UsageError."""
+    parts = tuple(queue) if isinstance(queue, tuple | list) else ()
+    if len(parts) == 3:
+        topic, broker_group, queue_id = parts
+        numbered = isinstance(queue_id, int) and not isinstance(queue_id, bool)
+        if isinstance(topic, str) and isinstance(broker_group, str) and numbered:
+            return MessageQueue(topic, broker_group, queue_id)
+    raise UsageError(
+        f"{queue!r} is no queue",
+        "",
+        "Give a MessageQueue(topic, broker_group, queue_id), as queues() returns them",
+    )
+
+
+def check_timeout(timeout_ms: float, *, least: float = -math.inf) -> None:
+    """Check a time to wait. Raises: UsageError (no number, or less than `least`)."""
+    is_number = isinstance(timeout_ms, int | float) and not isinstance(timeout_ms, bool)
+    if not is_number or math.isnan(timeout_ms) or timeout_ms < least:
+        at_least = "" if least == -math.inf else f" from {least:g} on"
+        raise UsageError(f"timeout_ms is {timeout_ms!r}", "", f"It must be a number of ms{at_least}")

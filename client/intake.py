@@ -35,6 +35,8 @@ class AssignedQueue:
     generation: int = 0  # changes when it is moved: answers to older questions are dropped
     parked: bool = False  # it was refused, and is asked for again later
     end_offset: int = 0  # of the queue, when it was last heard of
+    sought: bool = False  # moved to `fetch_offset` by its user: no broker has said yet that this exists
+    beyond: bool = False  # a broker has said that it does not: it lies beyond the end
 
     @property
     def key(self) -> tuple[int, int]:

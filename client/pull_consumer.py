@@ -26,7 +26,7 @@ from .consume_trace import consume_trace
 from .consumer_statistics import PullStatistics
 from .encoding import check_count, check_name
 from .errors import ClosedError, RefusedError, UsageError
-from .fetch_buffer import MAX_BUFFER_BYTES, check_offset
+from .fetch_buffer import MAX_BUFFER_BYTES, check_offset, check_queue, check_timeout
 from .group_offsets import GroupOffsets
 from .message import MessageQueue, MessageView
 from .queue_reader import QueueReader
@@ -140,11 +140,11 @@ class PullConsumer:
     async def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Read these queues too, each from its committed offset. Raises: as `subscribe`; UsageError (no such queue)."""
         self._check_open()
-        await self._wanted.assign([MessageQueue(*queue) for queue in queues])
+        await self._wanted.assign([check_queue(queue) for queue in queues])
 
     def unassign(self, queues: Iterable[MessageQueue]) -> None:
         """Stop reading these queues."""
-        self._wanted.unassign([MessageQueue(*queue) for queue in queues])
+        self._wanted.unassign([check_queue(queue) for queue in queues])
 
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
@@ -184,7 +184,10 @@ class PullConsumer:
         return self._reader.position(queue)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue a queue at `offset`. Raises: UsageError (not assigned, or no offset)."""
+        """Continue a queue at `offset`. Raises: UsageError (not assigned, or no offset).
+
+        Asks nobody. Beyond the end nothing comes until the queue has grown so far; the log says so, once, when the broker has.
+        """
         self._reader.seek(queue, offset)
 
     async def seek_to_beginning(self, topic: str) -> None:
@@ -265,20 +268,31 @@ class PullConsumer:
 
         `reset` allows going back. While a broker group has no leader it waits for the next one, at most `timeout_ms`; the
         other groups have stored theirs by then. What failed may be committed again: nothing goes back by that.
-        Raises: UsageError (no group, impossible queue or offset), TopicNotFoundError, RefusedError (NoQuorumError: no leader
+        A queue that stands beyond its end is left out by the default, and an error after the others are stored.
+        Raises: UsageError (no group, impossible queue, offset or timeout), TopicNotFoundError, RefusedError (NoQuorumError: no leader
         in time), BrokerUnreachableError.
         """
         if not self.group:
             raise UsageError("this consumer has no group", "Offsets are stored per group", "Give group=")
+        check_timeout(timeout_ms, least=1)
+        beyond = self._reader.beyond if offsets is None else {}
         wanted = self._reader.positions if offsets is None else offsets
         checked: dict[MessageQueue, int] = {}
         for each, offset in wanted.items():
-            queue = MessageQueue(*each)
+            queue = check_queue(each)
             check_offset(offset)
+            if queue in beyond:
+                continue
             if queue not in self._reader and queue not in await self.queues(queue.topic):
                 raise UsageError(f"{queue} does not exist", "", f"See: ledgermq topic describe {queue.topic}")
             checked[queue] = offset
         await self._offsets.commit(checked, reset=reset, timeout_s=timeout_ms / 1000)
+        for queue, end in beyond.items():
+            raise UsageError(
+                f"{queue} stands at {wanted[queue]}, beyond its end, which is {end}",
+                "The offsets of the other queues are stored",
+                "Move it back: seek()",
+            )
 
     def _find(self, topic: str, name: str) -> BrokerGroup:
         route = self._routes.cached(topic)
@@ -297,6 +311,8 @@ class PullConsumer:
         Raises: RefusedError and other errors that repeating cannot heal; UsageError (nothing assigned, no number of messages).
         """
         check_count("max_messages", max_messages)
+        if timeout_ms is not None:
+            check_timeout(timeout_ms)
         if self._wanted.is_empty and not self._closed:
             raise UsageError("this consumer reads no queue", "", "Call subscribe() or assign() first")
         messages = self._reader.take(max_messages) or await self._reader.wait(max_messages, timeout_ms)

@@ -14,7 +14,7 @@ from typing import Final
 from .channels import Channels
 from .consumer_statistics import PulledQueue
 from .errors import LedgerMQError, MessagesDeletedError, UsageError, error_of
-from .fetch_buffer import MAX_BUFFER_BYTES, FetchBuffer
+from .fetch_buffer import MAX_BUFFER_BYTES, FetchBuffer, check_queue
 from .group_fetcher import REFUSED_PAUSE_S, GroupFetcher
 from .intake import AssignedQueue, OutOfRange, Refused
 from .message import MessageQueue, MessageView
@@ -89,9 +89,15 @@ class QueueReader:
         """The figures of every queue that is read, by queue."""
         found = []
         for queue, each in sorted(self._assigned.items()):
-            end, paused = max(each.end_offset, each.fetch_offset), queue in self._paused
+            end = each.end_offset if each.sought else max(each.end_offset, each.fetch_offset)
+            paused = queue in self._paused
             found.append(PulledQueue(queue, each.position, end, each.fetch_offset - each.position, paused))
         return tuple(found)
+
+    @property
+    def beyond(self) -> dict[MessageQueue, int]:
+        """Queues that were moved beyond their ends, as brokers say, with these ends."""
+        return {queue: each.end_offset for queue, each in self._assigned.items() if each.beyond}
 
     def __contains__(self, queue: MessageQueue) -> bool:
         return queue in self._assigned
@@ -112,7 +118,7 @@ class QueueReader:
     def give_up(self, queues: Iterable[MessageQueue]) -> None:
         """Stop reading these queues; what is buffered of them is dropped."""
         for each in queues:
-            queue = MessageQueue(*each)
+            queue = check_queue(each)
             assigned = self._assigned.pop(queue, None)
             self._paused.discard(queue)
             if assigned is not None:
@@ -152,7 +158,7 @@ class QueueReader:
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Continue a queue at `offset`. Raises: UsageError (not assigned, or no offset)."""
         assigned = self._of(queue)
-        fetcher = self._fetchers[queue.broker_group]
+        fetcher = self._fetchers[assigned.queue.broker_group]
         fetcher.buffer.seek(assigned, offset)
         fetcher.restart()
 
@@ -163,7 +169,7 @@ class QueueReader:
         return {name: source for name, source in found.items() if source is not None}
 
     def _of(self, queue: MessageQueue) -> AssignedQueue:
-        assigned = self._assigned.get(MessageQueue(*queue))
+        assigned = self._assigned.get(check_queue(queue))
         if assigned is None:
             raise UsageError(
                 f"{queue} is not assigned to this consumer", "", "Call assign() or subscribe() first"
@@ -272,6 +278,7 @@ class QueueReader:
         """Go on behind what was deleted; return False when the node has not applied as far as we have read: it will."""
         assigned = found.assigned
         if assigned.fetch_offset >= found.begin:
+            _warn_beyond(assigned, found.end)
             return False
         # What is buffered below the begin was read in time: only asking goes on elsewhere.
         count = found.begin - assigned.fetch_offset
@@ -303,6 +310,15 @@ class QueueReader:
         fetcher.buffer.remove(assigned)
         self.read(part, assigned.queue, 0)
         return True
+
+
+def _warn_beyond(assigned: AssignedQueue, end: int) -> None:
+    """Say once, of a queue that was moved beyond its end, that nothing comes before it has grown so far."""
+    assigned.end_offset = max(assigned.end_offset, end)
+    if assigned.sought and not assigned.beyond:
+        assigned.beyond = True
+        text = "seek beyond the end: nothing comes until the queue has grown so far queue=%s offset=%d end=%d"
+        logger.warning(text, assigned.queue, assigned.fetch_offset, end)
 
 
 class _Fetcher(GroupFetcher[AssignedQueue]):

@@ -11,7 +11,7 @@ import pytest
 from grpc.aio import AioRpcError, Metadata
 
 from ledgermq.client.calls import call_group
-from ledgermq.client.errors import BrokerUnreachableError, LedgerMQError, NoQuorumError
+from ledgermq.client.errors import BrokerUnreachableError, LedgerMQError, NoQuorumError, UsageError
 from ledgermq.client.topic_route import BrokerGroup, Node
 from ledgermq.proto import route_pb2 as pb
 
@@ -42,3 +42,13 @@ def test_what_a_living_node_says_counts_more_than_the_silence_of_the_others(livi
 
 def test_when_no_node_answers_one_of_them_is_named() -> None:
     assert isinstance(failure(""), BrokerUnreachableError)
+
+
+def test_a_call_without_time_blames_the_timeout_and_not_the_route() -> None:
+    async def call(address: Any, timeout_s: float) -> Any:
+        raise AssertionError("nobody is asked")
+
+    channels: Any = SimpleNamespace(get=lambda address: address)
+    for timeout_s in (0, -1):
+        with pytest.raises(UsageError, match="the timeout is"):
+            asyncio.run(call_group(lambda: GROUP, channels, call, timeout_s=timeout_s))

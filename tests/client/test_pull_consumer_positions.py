@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -155,5 +156,61 @@ def test_a_commit_to_a_group_that_no_route_names_any_more_is_an_error_of_that_gr
             with pytest.raises(BrokerUnreachableError):
                 await consumer.commit(timeout_ms=200)
             assert groups[0].committed["b", "orders", 0] == 0, "the living group has stored its offset"
+
+    run(scenario())
+
+
+def test_a_seek_beyond_the_end_is_told_once_and_invents_no_end(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 2})
+        other = MessageQueue("orders", "g0", 1)
+        async with FakeCluster(group) as cluster, PullConsumer(cluster.address, group="billing") as consumer:
+            await consumer.subscribe("orders")
+            await fill(cluster, [b"a", b"b", b"c", b"d"])
+            await read(consumer, 4)
+            consumer.seek(QUEUE, 10**9)
+            end = group.queues[1, 0].end
+            assert (
+                next(each for each in consumer.statistics().queues if each.queue == QUEUE).end_offset == end
+            )
+            while not consumer._reader.beyond:
+                await consumer.poll(1, 20)
+            await consumer.poll(1, 20)
+            assert (
+                next(each for each in consumer.statistics().queues if each.queue == QUEUE).end_offset == end
+            )
+            with pytest.raises(UsageError, match=f"beyond its end, which is {end}"):
+                await consumer.commit()
+            assert group.committed["billing", "orders", 1] == consumer.position(other)
+            consumer.seek(QUEUE, end)
+            await consumer.commit()
+            assert group.committed["billing", "orders", 0] == end
+
+    run(scenario())
+    assert sum("seek beyond the end" in each.getMessage() for each in caplog.records) == 1
+
+
+def test_wrong_arguments_are_usage_errors_and_the_consumer_goes_on() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1})
+        async with FakeCluster(group) as cluster, PullConsumer(cluster.address, group="billing") as consumer:
+            wrong: Any = "t"
+            await consumer.subscribe("orders")
+            await fill(cluster, [b"a", b"b"])
+            assert await read(consumer, 1) == [b"a"]
+            with pytest.raises(UsageError, match="no queue offset"):
+                consumer.seek(QUEUE, True)
+            with pytest.raises(UsageError, match="'t' is no queue"):
+                await consumer.assign([wrong])
+            with pytest.raises(UsageError, match="'t' is no queue"):
+                await consumer.commit({wrong: 1})
+            with pytest.raises(UsageError, match="timeout_ms is 't'"):
+                await consumer.poll(1, wrong)
+            for timeout_ms in (0, -5):
+                with pytest.raises(UsageError, match=f"timeout_ms is {timeout_ms}"):
+                    await consumer.commit(timeout_ms=timeout_ms)
+            plain: Any = tuple(QUEUE)
+            consumer.seek(plain, 1)
+            assert await read(consumer, 1) == [b"b"]
 
     run(scenario())
