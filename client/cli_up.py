@@ -67,22 +67,26 @@ def up(
         typer.Option("--rejoin", metavar="NODE", help="Let this node come back with an empty data folder."),
     ] = "",
     join: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--join",
             metavar="HOST:PORT",
             help="Start only brokers, as further groups of the cluster with this nameserver.",
         ),
-    ] = "",
+    ] = None,
 ) -> None:
     """Start a whole cluster on this machine: a nameserver and three brokers per group. Ctrl-C stops it; the data stay."""
     _check(nodes, data, groups, replication)
+    if join is not None and not join.strip():  # `--join "$UNSET"` would start a cluster of its own
+        raise UsageError(
+            "--join is empty", "It takes the nameserver of a cluster", "Name it: ledgermq up --join HOST:PORT"
+        )
     cluster = LocalCluster(data.resolve())
     if join:
         cluster.joins = (join, *run(_known_by(join)))
     with signals_as_interrupt():
         try:
-            plan = cluster.prepare(nodes, groups, replication=replication)
+            plan = cluster.prepare(nodes, groups, replication=replication, rejoin=rejoin)
             _start(cluster, plan, data, rejoin)
             _watch(cluster)
         except ProcessEndedError as failure:
@@ -116,6 +120,12 @@ def _check(nodes: int | None, data: Path, groups: int | None, replication: str |
     with_slaves = replication in _REPLICATIONS[1:]
     if nodes is not None and nodes not in (1, 3, 5) and not (with_slaves and nodes == 2):
         raise UsageError(f"a group has 1, 3 or 5 nodes, not {nodes}", "", "Start three: ledgermq up")
+    if replication == "sync_master" and nodes == 1:
+        raise UsageError(
+            "a master needs at least one slave, which confirms its messages",
+            "Nothing was made",
+            "Start two nodes or more: ledgermq up --replication sync_master --nodes 2",
+        )
     if groups is not None and not 1 <= groups <= MAX_GROUPS:
         raise UsageError(
             f"a cluster on one machine has 1 to {MAX_GROUPS} broker groups, not {groups}",
@@ -147,9 +157,7 @@ async def _until_healthy(nameserver: str) -> None:
 
 
 def _start(cluster: LocalCluster, plan: LocalPlan, data: Path, rejoin: str) -> None:
-    """Start everything, and say where it is. `data`: as the user named it. Raises: UsageError, ProcessEndedError."""
-    if rejoin and rejoin not in plan.nodes:
-        raise UsageError(f'there is no node "{rejoin}" in {data}', f"The nodes are {', '.join(plan.nodes)}")
+    """Start everything, and say where it is. `data`: as the user named it. Raises: ProcessEndedError."""
     what = "" if plan.joins else "a nameserver and "
     out.print(f"starting {what}{_brokers(plan)}, data in {escape(str(data))} ...")
     cluster.start(rejoin=rejoin, on_ready=lambda name: out.print(f"  {name} is ready"))

@@ -51,12 +51,16 @@ class LocalCluster:
         free_ports_only: bool = False,
         default: int = 3,
         replication: str | None = None,
+        rejoin: str = "",
     ) -> LocalPlan:
         """Lock the folder; read its plan, or make one of `groups` groups of `wanted` nodes each.
 
-        More groups than the folder has are added to it. Raises: UsageError, MissingExtraError.
+        More groups than the folder has are added to it. `rejoin` must be a node that it has already.
+        Raises: UsageError, MissingExtraError.
         """
         require_server()
+        if rejoin:
+            self._check_rejoin(rejoin)
         self._make_folder()
         self._take_lock()
         path = self.folder / "cluster.json"
@@ -79,6 +83,22 @@ class LocalCluster:
             fresh.replace(path)
         self._make_processes(self.plan)
         return self.plan
+
+    def _check_rejoin(self, name: str) -> None:
+        """Refuse to let a node come back that was never there, before anything is made. Raises: UsageError."""
+        known = read_plan(self.folder / "cluster.json")
+        if known is None:
+            raise UsageError(
+                f'there is no node "{name}" in {self.folder}, which holds no cluster',
+                "Nothing was made",
+                "Check --data, or start a new cluster without --rejoin",
+            )
+        if name not in known.nodes:
+            raise UsageError(
+                f'there is no node "{name}" in {self.folder}',
+                f"The nodes are {', '.join(known.nodes)}. Nothing was changed",
+                "",
+            )
 
     def _check_shape(
         self, known: LocalPlan, wanted: int | None, groups: int | None, replication: str | None
@@ -103,6 +123,13 @@ class LocalCluster:
                 f"{self.folder} holds groups with replication {known.replication}, not {replication}",
                 "The choice between a majority and a master is fixed when a group is made. Nothing was changed",
                 as_it_is,
+            )
+
+        if (replication or known.replication) == "sync_master" and known.nodes_per_group == 1:
+            raise UsageError(
+                f"{self.folder} holds groups of one node, and a sync_master needs at least one slave",
+                "Nothing was changed",
+                f"Start it without: ledgermq up --data {self.folder} --replication async_master",
             )
 
     def _check_cluster(self, known: LocalPlan, groups: int | None) -> None:

@@ -26,6 +26,14 @@ NOBODY = ["--nameserver", "127.0.0.1:1"]
         (["topic", "create", "orders", "--retention-hours", "inf"], 2, "--retention-hours"),
         (["admin", "clean", "--older-than-hours", "inf"], 2, "--older-than-hours"),
         (["up", "--data", ""], 1, "Name one: ledgermq up --data DIR"),
+        (["up", "--data", "d", "--join", ""], 1, "--join is empty"),
+        (["up", "--data", "d", "--join", " "], 1, "Name it: ledgermq up --join HOST:PORT"),
+        (
+            ["up", "--data", "d", "--replication", "sync_master", "--nodes", "1"],
+            1,
+            "a master needs at least one slave, which confirms its messages. Nothing was made. Start two nodes or more: ledgermq up --replication "
+            "sync_master --nodes 2",
+        ),
         (["topic", "list", "--nameserver", "nowhere"], 2, "host:port"),
         (
             ["cluster", "status", "-n", "http://127.0.0.1:9876"],

@@ -255,3 +255,39 @@ def test_what_a_kill_of_the_first_node_means_is_told_as_it_is() -> None:
         said = after_a_kill("n1", LocalPlan(9876, {"g0": both}, replication=replication))
         assert "stays" not in said
         assert "none be stored until it is back" in said and "ledgermq cluster promote NODE" in said
+
+
+def test_a_rejoin_of_a_node_that_was_never_there_makes_no_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    with pytest.raises(UsageError, match='no node "n9"'):
+        LocalCluster(folder).prepare(3, free_ports_only=True, rejoin="n9")
+    assert not folder.exists()
+
+
+def test_a_rejoin_of_an_unknown_node_leaves_a_folder_as_it_was(tmp_path: Path) -> None:
+    first = LocalCluster(tmp_path)
+    first.prepare(3, free_ports_only=True)
+    first.stop()
+    before = (tmp_path / "cluster.json").read_bytes()
+    second = LocalCluster(tmp_path)
+    with pytest.raises(UsageError, match="The nodes are n1, n2, n3"):
+        second.prepare(None, 2, rejoin="n9")
+    second.stop()
+    assert (tmp_path / "cluster.json").read_bytes() == before
+    third = LocalCluster(tmp_path)
+    assert list(third.prepare(None, rejoin="n2").nodes) == ["n1", "n2", "n3"]
+    third.stop()
+
+
+@pytest.mark.parametrize("made_as", ["async_master", "sync_master"])  # versions before made the latter, too
+def test_a_folder_of_one_node_is_not_started_as_sync_master(tmp_path: Path, made_as: str) -> None:
+    first = LocalCluster(tmp_path)
+    first.prepare(1, free_ports_only=True, replication=made_as)
+    first.stop()
+    second = LocalCluster(tmp_path)
+    with pytest.raises(UsageError, match="--replication async_master"):
+        second.prepare(None, replication="sync_master")
+    second.stop()
+    third = LocalCluster(tmp_path)
+    assert third.prepare(None, replication="async_master").replication == "async_master"
+    third.stop()
