@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import grpc.aio
@@ -79,8 +79,13 @@ def promote(
 
 
 def check_nobody_leads(name: str, answers: Mapping[str, pb.GetStatusResponse]) -> None:
-    """Raises: UsageError, when a master is alive, or another node was promoted already."""
+    """Raises: UsageError, when a master is alive (or is that node), or another node was promoted already."""
     own = answers[name]
+    newest = all(other.generation <= own.generation for other in answers.values())
+    if newest and own.master_id == name and own.leader_id == name:
+        raise UsageError(
+            f"{name} is the master already", "Nothing was changed", "Look at it: ledgermq cluster status"
+        )
     for node, other in sorted(answers.items(), key=lambda item: (item[0] != name, item[0])):
         if other.generation > own.generation:
             raise UsageError(
@@ -214,15 +219,31 @@ def _confirm(group: str, name_given: str) -> None:
 async def _group_of(name: str, nameserver: str, nodes: list[str]) -> GroupAnswers:
     groups = await groups_asked(nameserver, nodes)
     meant = [each for each in groups if name in each.members]
+    if not meant:
+        raise not_there(name, groups)
     if len(meant) != 1:
         known = ", ".join(member for each in groups for member in each.members)
-        where = f"in {len(meant)} groups" if meant else "in no group"
         raise UsageError(
-            f'there is a node "{name}" {where}',
+            f'there is a node "{name}" in {len(meant)} groups',
             f"The nodes are {known}. Nothing was changed",
             "Name the group's nodes: --node HOST:8082",
         )
     return meant[0]
+
+
+def not_there(name: str, groups: Sequence[GroupAnswers]) -> UsageError:
+    """Return the error for a node that nobody names. After a promotion nodes start over, and are registered a little later."""
+    known = {told.node_id for each in groups for answer in each.answers.values() for told in answer.nodes}
+    there = sorted({member for each in groups for member in each.members})
+    if name in known:
+        what = f"{name} is a node of this cluster, but does not answer or is not registered right now"
+    else:
+        what = f'no node "{name}" answers or is registered right now'
+    return UsageError(
+        what,
+        f"Those that are: {', '.join(there)}. Nothing was changed",
+        "After a promotion or a start a node takes a while to be there: try again in a few seconds; or name it: --node HOST:8082",
+    )
 
 
 def _own_address(answer: pb.GetStatusResponse) -> str:

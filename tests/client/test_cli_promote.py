@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ledgermq.client.cli_promote import check_nobody_leads, consequences
+from ledgermq.client.cli_promote import check_nobody_leads, consequences, not_there
 from ledgermq.client.errors import UsageError
+from ledgermq.client.status_report import GroupAnswers
 from ledgermq.proto import admin_pb2 as pb
 
 
@@ -123,3 +124,22 @@ def test_nobody_leads() -> None:
     check_nobody_leads("n2", {"n2": answer("n2", 1), "n1": answer("n1", 9), "n3": answer("n3", 1)})
     old = answer("n3", 1, leader="n1")  # of the generation before
     check_nobody_leads("n2", {"n2": answer("n2", 1, generation=1), "n3": old})
+
+
+def test_the_living_master_is_not_promoted() -> None:
+    assert "n1 is the master already" in refused("n1", answer("n1", 9, leader="n1"), answer("n2", 9))
+
+
+def test_a_master_of_an_older_generation_is_told_of_the_promotion_and_not_that_it_is_the_master() -> None:
+    assert "has not heard of that promotion" in refused(
+        "n1", answer("n1", 9, leader="n1"), answer("n2", 9, generation=1)
+    )
+
+
+def test_a_node_that_is_not_registered_right_now_is_not_said_to_be_of_no_group() -> None:
+    group = GroupAnswers("g0", {"n3": ""}, {"n3": answer("n3", 1, others=("n2", "n3"))})
+    text = str(not_there("n2", [group]))
+    assert "n2 is a node of this cluster, but does not answer or is not registered right now" in text
+    assert "try again in a few seconds" in text
+    text = str(not_there("n9", [group]))
+    assert 'no node "n9" answers or is registered right now. Those that are: n3. Nothing was changed' in text
