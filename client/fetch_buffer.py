@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from ledgermq.proto import log_pb2
 
@@ -108,12 +108,10 @@ def check_offset(offset: int) -> None:
 
 def check_queue(queue: MessageQueue) -> MessageQueue:
     """Check a queue that a user gave; a tuple of the three parts will do. Raises: UsageError."""
-    parts = tuple(queue) if isinstance(queue, tuple | list) else ()
-    if len(parts) == 3:
-        topic, broker_group, queue_id = parts
-        numbered = isinstance(queue_id, int) and not isinstance(queue_id, bool)
-        if isinstance(topic, str) and isinstance(broker_group, str) and numbered:
-            return MessageQueue(topic, broker_group, queue_id)
+    parts: tuple[Any, ...] = tuple(queue) if isinstance(queue, tuple | list) else ()
+    named = len(parts) == 3 and isinstance(parts[0], str) and isinstance(parts[1], str)
+    if named and isinstance(parts[2], int) and not isinstance(parts[2], bool):
+        return MessageQueue(*parts)
     raise UsageError(
         f"{queue!r} is no queue",
         "",
