@@ -121,6 +121,9 @@ def _parse_listeners(value: object) -> object:
 Address = Annotated[str, AfterValidator(_check_address)]
 Name = Annotated[str, AfterValidator(_check_name)]
 Size = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+_LONGEST_HOURS: Final = 10_000_000  # a thousand years: "for ever" that still is a time in ms
+_LONGEST_IDLE_S: Final = ((1 << 31) - 1) // 1000  # gRPC counts ms in 32 bits: 24 days
 
 
 class ListenerConfig(BaseModel):
@@ -182,9 +185,9 @@ class BrokerConfig(BaseSettings):
     auto_create_topics: bool = False
     queues_per_topic: int = Field(default=4, ge=1, le=1024)
     max_store_bytes: Size = 0  # 0: the whole file system counts
-    retention_hours: float = Field(default=72, gt=0)
+    retention_hours: Finite = Field(default=72, gt=0, le=_LONGEST_HOURS)
     delete_unexpired: bool = True  # above 85 % of the disk, oldest first
-    delete_segments_per_second: float = Field(default=10, gt=0)
+    delete_segments_per_second: Finite = Field(default=10, gt=0, le=1_000_000)
     protect_unconsumed: bool = False
     clean_at: Annotated[str, AfterValidator(_check_clock)] = "04:00"
     follower_reads: bool = True
@@ -192,7 +195,9 @@ class BrokerConfig(BaseSettings):
     access_message_in_memory_max_ratio: int = Field(default=40, ge=0, le=100)  # per cent of the usable memory
     access_message_in_memory_max_bytes: Size = 0  # 0: by the ratio
     scrub_bytes_per_second: Size = 8 << 20  # 0: the log is not read to find damage
-    scrub_interval_hours: float = Field(default=168, gt=0)  # a pass over the log begins so often
+    scrub_interval_hours: Finite = Field(
+        default=168, gt=0, le=_LONGEST_HOURS
+    )  # a pass over the log begins so often
     heartbeat_ms: int = Field(default=75, ge=10)
     election_timeout_ms: Annotated[tuple[int, int], NoDecode, BeforeValidator(_parse_range)] = (400, 800)
     min_invisible_ms: int = Field(default=10_000, ge=0)
@@ -202,7 +207,7 @@ class BrokerConfig(BaseSettings):
     tls_private_key: Path | None = None
     max_connections: int = Field(default=10_000, ge=1)  # of each client port
     max_connections_per_address: int = Field(default=0, ge=0)  # 0: as many as the port takes
-    connection_idle_seconds: float = Field(default=600, ge=0)  # 0: for ever
+    connection_idle_seconds: Finite = Field(default=600, ge=0, le=_LONGEST_IDLE_S)  # 0: for ever
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     rejoin: bool = False
     listener: Annotated[tuple[ListenerConfig, ...], NoDecode, BeforeValidator(_parse_listeners)] = Field(

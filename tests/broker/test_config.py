@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ledgermq.broker.config import BrokerConfig, ConfigError, load, parse_size, split_address
+from ledgermq.broker.port_policy import port_policy
 from ledgermq.broker.server import own_info
 
 
@@ -139,3 +140,20 @@ def test_connections_are_counted_from_one() -> None:
     with pytest.raises(ConfigError, match="max-connections"):
         load(None, {"max_connections": "0"}, {})
     assert load(None, {"max_connections_per_address": "0", "connection_idle_seconds": "0"}, {})
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["retention_hours", "delete_segments_per_second", "scrub_interval_hours", "connection_idle_seconds"],
+)
+def test_a_length_of_time_or_a_rate_is_a_number_that_can_be_computed_with(key: str) -> None:
+    for wrong in ("inf", "-inf", "nan", "1e12", "-1"):
+        with pytest.raises(ConfigError, match=f"LEDGERMQ_{key.upper()}: .*Correct it and start again"):
+            load(None, {}, {f"LEDGERMQ_{key.upper()}": wrong})
+
+
+def test_the_longest_idle_time_is_one_that_a_port_can_count() -> None:
+    longest = load(None, {"connection_idle_seconds": "2147483"}, {})
+    assert dict(port_policy(longest).server_options())["grpc.max_connection_idle_ms"] < 1 << 31
+    with pytest.raises(ConfigError, match="less than or equal to 2147483"):
+        load(None, {"connection_idle_seconds": "2147484"}, {})
