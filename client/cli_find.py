@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Annotated, Any, Final
 
 import typer
@@ -20,7 +21,7 @@ from .cli_output import (
     run,
 )
 from .cli_times import local_time, time_ms
-from .errors import CorruptMessageError, LedgerMQError
+from .errors import CorruptMessageError, LedgerMQError, UsageError
 from .message import MessageView
 from .message_query import DEFAULT_LIMIT, FoundMessages
 
@@ -74,7 +75,7 @@ def query(
     as_json: JsonOption = False,
 ) -> None:
     """List stored messages of a topic, the newest first: those with a key, or of a time."""
-    begin_ms, end_ms = _bound(begin), _bound(end)
+    begin_ms, end_ms = _bounds(begin, end)
 
     async def work() -> FoundMessages:
         async with Admin(nameserver) as admin:
@@ -86,6 +87,7 @@ def query(
             {
                 "messages": [_as_dict(message) for message in found.messages],
                 "truncated": found.truncated,
+                "missing_from_ms": found.missing_from_ms if found.truncated else None,
                 "unsearched_bytes": found.unsearched_bytes,
                 "silent_groups": sorted(found.silent),
                 "stale_groups": found.stale,
@@ -100,13 +102,32 @@ def query(
         out.print("no messages found")
     _tell_what_is_missing(found)
     if found.truncated:
-        oldest = local_time(found.messages[-1].store_timestamp + 1)
-        err.print(f"there are more: raise --limit, or go on with --to {oldest}")
+        _say_where_to_go_on(found)
 
 
-def _bound(text: str) -> int:
-    """Return ms since the epoch, 0 for no bound. Raises: typer.BadParameter."""
-    return max(time_ms(text, earliest=0, latest=0), 0) if text else 0
+def _bounds(begin: str, end: str) -> tuple[int, int]:
+    """Return the ms since the epoch between which is looked, 0 for no bound. Raises: typer.BadParameter, UsageError."""
+    now_ms = time.time_ns() // 1_000_000
+    begin_ms = max(time_ms(begin, earliest=0, latest=now_ms), 0) if begin else 0
+    end_ms = 0
+    if end and end != "latest":
+        end_ms = max(time_ms(end, earliest=1, latest=0), 1)  # before the first ms nothing is stored
+    if end_ms and begin_ms >= end_ms:
+        raise UsageError(
+            f"nothing is between --from {begin} and --to {end}", "The end is not after the beginning"
+        )
+    return begin_ms, end_ms
+
+
+def _say_where_to_go_on(found: FoundMessages) -> None:
+    at, after = local_time(found.missing_from_ms), local_time(found.missing_from_ms + 1)
+    if found.goes_on:
+        err.print(f"there are more: raise --limit, or go on with --to {after}")
+        return
+    err.print(
+        f"there are more, of the same millisecond as the newest shown: raise --limit, or ask for one --key. --to {at} goes on "
+        "before that millisecond and leaves out the rest of it"
+    )
 
 
 def _not_found(message_id: str, topic: str, found: FoundMessages) -> LedgerMQError:

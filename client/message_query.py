@@ -31,12 +31,20 @@ class FoundMessages:
 
     messages: list[MessageView] = field(default_factory=list)
     truncated: bool = False  # there may be more than `limit`, or than fits into a result
+    #: When truncated: nothing that is missing was stored later (ms). A query for what was stored before the next ms goes on
+    #: without a gap; it repeats some.
+    missing_from_ms: int = 0
     #: Log bytes in which nothing was looked for: the index of keys and ids is being made there. Ask again later.
     unsearched_bytes: int = 0
     #: Broker groups that did not answer, and why: their messages are missing.
     silent: dict[str, LedgerMQError] = field(default_factory=dict)
     #: Broker groups without a leader: what was stored last there may be missing.
     stale: list[str] = field(default_factory=list)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a query for what was stored up to `missing_from_ms` brings anything that this one did not."""
+        return self.truncated and self.messages[0].store_timestamp > self.missing_from_ms
 
     @property
     def is_complete(self) -> bool:
@@ -57,6 +65,7 @@ async def query_groups(
             answered += 1
             found.messages += answer.messages
             found.truncated |= answer.truncated
+            found.missing_from_ms = max(found.missing_from_ms, answer.missing_from_ms)
             found.unsearched_bytes += answer.unsearched_bytes
             found.stale += answer.stale
         elif isinstance(answer, RefusedError) and answer.code == "TOPIC_NOT_FOUND":
@@ -70,8 +79,10 @@ async def query_groups(
             raise next(iter(found.silent.values()))
         return None
     found.messages.sort(key=lambda message: message.store_timestamp, reverse=True)
-    found.truncated |= len(found.messages) > limit
-    del found.messages[limit:]
+    if len(found.messages) > limit:
+        found.truncated = True
+        found.missing_from_ms = max(found.missing_from_ms, found.messages[limit].store_timestamp)
+        del found.messages[limit:]
     return found
 
 
@@ -95,6 +106,7 @@ async def _query_group(
             return found
         if len(found.messages) >= limit or size >= MAX_GROUP_BYTES:
             found.truncated = True
+            found.missing_from_ms = found.messages[-1].store_timestamp
             return found
 
 

@@ -120,6 +120,49 @@ def test_a_query_that_is_cut_says_where_to_go_on(ledgermq: Any, cluster: Served[
     assert (found["unsearched_bytes"], found["silent_groups"], found["stale_groups"]) == (0, [], [])
 
 
+def test_more_messages_of_a_millisecond_than_the_limit_are_no_endless_loop(
+    ledgermq: Any, cluster: Served[FakeCluster]
+) -> None:
+    send(cluster, b"older")
+    (group,) = cluster.cluster.groups
+
+    async def burst() -> None:
+        group.store_timestamp += 1
+        async with Producer(cluster.address) as producer:
+            for _ in range(3):
+                await producer.send("orders", b"x")
+
+    cluster.run(burst())
+    err = ledgermq("query", "--topic", "orders", "--limit", "2")[2]
+    assert err == (
+        "there are more, of the same millisecond as the newest shown: raise --limit, or ask for one --key. "
+        f"--to {local(STORED_MS + 1)} goes on before that millisecond and leaves out the rest of it\n"
+    )
+    code, out, err = ledgermq("query", "--topic", "orders", "--to", local(STORED_MS + 1))
+    assert (code, len(out.splitlines()), "older" in out, err) == (0, 2, True, "")
+    found = json.loads(ledgermq("query", "--topic", "orders", "--limit", "2", "--json")[1])
+    assert found["missing_from_ms"] == STORED_MS + 1
+    assert ledgermq("query", "--topic", "orders", "--limit", "4")[2] == ""
+
+
+@pytest.mark.parametrize(
+    "bounds", [["--to", "1960-01-01"], ["--to", "1970-01-01T00:00:00+00:00"], ["--to", "earliest"], ["--from", "latest"]]
+)  # fmt: skip
+def test_a_time_in_which_nothing_can_be_is_no_missing_bound(
+    ledgermq: Any, cluster: Served[FakeCluster], bounds: list[str]
+) -> None:
+    send(cluster, b"x")
+    assert ledgermq("query", "--topic", "orders", *bounds) == (0, "no messages found\n", "")
+
+
+@pytest.mark.parametrize("bounds", [["--from", "1960-01-01"], ["--from", "earliest"], ["--to", "latest"]])
+def test_a_bound_that_everything_keeps_leaves_nothing_out(
+    ledgermq: Any, cluster: Served[FakeCluster], bounds: list[str]
+) -> None:
+    send(cluster, b"x")
+    assert len(ledgermq("query", "--topic", "orders", *bounds)[1].splitlines()) == 2
+
+
 def test_what_is_missing_goes_to_stderr(ledgermq: Any, cluster: Served[FakeCluster]) -> None:
     send(cluster, b"x")
     cluster.cluster.node().unsearched = 1 << 20
@@ -143,4 +186,5 @@ def test_bad_questions_are_usage_errors(ledgermq: Any, cluster: Served[FakeClust
         assert ledgermq(*arguments)[0] == 2, arguments
     code, _, err = ledgermq("query", "--topic", "order")
     assert code == 1 and 'Did you mean "orders"?' in err
-    assert ledgermq("query", "--topic", "orders", "--from", str(STORED_MS), "--to", str(STORED_MS))[0] == 1
+    code, _, err = ledgermq("query", "--topic", "orders", "--from", str(STORED_MS), "--to", str(STORED_MS))
+    assert code == 1 and f"nothing is between --from {STORED_MS} and --to {STORED_MS}" in err

@@ -103,6 +103,31 @@ def test_a_result_holds_so_many_bytes_and_says_that_there_is_more(monkeypatch: p
     run(scenario())
 
 
+def test_going_on_behind_a_group_that_was_cut_at_its_bytes_leaves_nothing_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(message_query, "MAX_GROUP_BYTES", 500)
+
+    async def scenario() -> None:
+        async with two_groups() as cluster, Admin(cluster.address) as admin:
+            ids = await send(cluster, 40)
+            cluster.node(group="g0").page = 1  # g1 answers all in one page
+            seen: set[str] = set()
+            end_ms, rounds = 0, 0
+            while True:
+                found = await admin.query_messages("orders", end_ms=end_ms)
+                seen |= {each.message_id for each in found.messages}
+                rounds += 1
+                if not found.truncated:
+                    break
+                assert found.goes_on
+                end_ms = found.missing_from_ms + 1
+            assert seen == set(ids)
+            assert rounds > 2
+
+    run(scenario())
+
+
 def test_a_silent_group_is_named_and_the_others_answer() -> None:
     async def scenario() -> None:
         async with two_groups() as cluster, Admin(cluster.address, timeout_ms=700) as admin:
