@@ -23,6 +23,7 @@ from .cli_output import (
 from .cli_times import local_time, time_ms
 from .errors import CorruptMessageError, LedgerMQError, UsageError
 from .message import MessageView
+from .message_ids import time_of
 from .message_query import DEFAULT_LIMIT, FoundMessages
 
 _PREVIEW: Final = 40  # characters of a body in a table
@@ -42,7 +43,12 @@ def get(
 
     async def work() -> FoundMessages:
         async with Admin(nameserver) as admin:
-            return await admin.find_message(message_id, topic=topic)
+            found = await admin.find_message(message_id, topic=topic)
+            if (
+                not found.messages and message_id != message_id.upper() and time_of(message_id)
+            ):  # such ids are stored in upper case
+                found = await admin.find_message(message_id.upper(), topic=topic)
+            return found
 
     found = run(work())
     if not found.messages:

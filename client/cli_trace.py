@@ -40,6 +40,13 @@ def trace(
     now_ms = time.time_ns() // 1_000_000
     since_ms = time_ms(since, earliest=1, latest=now_ms) if since else begin_of(message_id, now_ms)
     until_ms = time_ms(until, earliest=1, latest=now_ms) if until else None
+    if until_ms is not None and until_ms < since_ms:
+        begin, end = local_time(since_ms, timespec="seconds"), local_time(until_ms, timespec="seconds")
+        raise UsageError(
+            f"--until {end} is before the beginning, {begin}",
+            "" if since else "Without --since that is when the id was made, else a day ago",
+            "Give a --since that is earlier, or a later --until",
+        )
     try:
         report = run(
             find_traces(nameserver, since_ms=since_ms, until_ms=until_ms, message_id=message_id, key=key)

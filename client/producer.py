@@ -43,7 +43,7 @@ from .routes import Routes
 from .send_trace import trace_section
 from .stretches import stretches
 from .topic_lanes import TopicLanes
-from .topic_route import BrokerGroup, TopicRoute, with_lost_parts
+from .topic_route import BrokerGroup, TopicRoute, no_queue_to_write, with_lost_parts
 from .tracer import TRACE_TIMEOUT_MS, Tracer, trace_source
 
 logger = logging.getLogger(__name__)
@@ -349,11 +349,7 @@ class Producer:
         parts = [part for part in route.parts if part.writable and part.queue_count]
         preferred = [part for part in parts if part.group.writable] or parts
         if not preferred:
-            raise LedgerMQError(
-                f'topic "{route.topic}" has no queue that can be written',
-                "",
-                f"See: ledgermq topic describe {route.topic}",
-            )
+            raise no_queue_to_write(route)
         near = [part for part in preferred if self._zone and part.group.zone == self._zone]
         if self._zone and not near:
             logger.info("no broker group is led from the zone topic=%s zone=%s", route.topic, self._zone)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.record import MAX_BODY_SIZE
 
+from .errors import LedgerMQError
 from .message import MessageQueue
 
 
@@ -129,3 +130,17 @@ def with_lost_parts(route: TopicRoute, known: Sequence[TopicInGroup]) -> list[To
         if part.writable and part.queue_count:
             parts[part.group.name] = part
     return [parts[name] for name in sorted(parts)]
+
+
+def no_queue_to_write(route: TopicRoute) -> LedgerMQError:
+    """Return the error of a producer that finds no queue in any group, and who could change that."""
+    what = f'topic "{route.topic}" has no queue that can be written'
+    drained = [part.group.name for part in route.parts if part.group.draining]
+    if not drained:
+        return LedgerMQError(what, "", f"See: ledgermq topic describe {route.topic}")
+    verb = "group is" if len(drained) == 1 else "groups are"
+    return LedgerMQError(
+        what,
+        f"Its broker {verb} drained and take{'s' * (len(drained) == 1)} no new messages: {', '.join(drained)}",
+        f"Take one back and repeat it: ledgermq cluster undrain {drained[0]}",
+    )

@@ -73,6 +73,7 @@ def test_a_message_is_shown_with_everything_that_is_known_of_it(
         "42 pieces\x1b[31m",
     )
     assert (one["topic"], one["broker_group"], one["store_timestamp"]) == ("orders", "g0", STORED_MS)
+    assert ledgermq("get", message_id.lower()) == (code, out, err), "hex digits are the same in both cases"
     assert ledgermq("get", message_id, "--topic", "orders", "--body")[1] == "42 pieces\x1b[31m"
 
 

@@ -109,6 +109,12 @@ def test_either_an_id_or_a_key(arguments: list[str], capsys: pytest.CaptureFixtu
     assert "give the id of a message, or --key" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("since", [["--since", "2026-01-02"], []])
+def test_an_end_before_the_beginning_is_said(since: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["message", "trace", "--key", "a", "--until", "2026-01-01", *since]) == 1
+    assert "--until 2026-01-01T00:00:00 is before the beginning" in capsys.readouterr().err
+
+
 def test_reading_begins_when_the_id_was_made() -> None:
     now_ms = 1_800_000_000_000
     _, text = process_ids().next(now_ms - 7_200_000)
