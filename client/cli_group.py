@@ -15,13 +15,14 @@ from .cli_output import (
     JsonOption,
     NameserverOption,
     confirm,
+    err,
     out,
     print_json,
     print_table,
     run,
 )
 from .cli_times import position
-from .group_admin import GroupAdmin
+from .group_admin import GroupAdmin, Lag
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")]
 
@@ -150,27 +151,22 @@ def lag(
 ) -> None:
     """Show how many messages consumer groups have not finished, in every topic and broker group."""
 
-    async def work() -> tuple[list[tuple[str, admin_pb2.TopicProgress]], list[dict[str, Any]]]:
+    async def work() -> Lag:
         async with GroupAdmin(nameserver) as admin:
-            if group:
-                await admin.describe_group(group, topic)  # says so when there is none
-            rows = await admin.progress(group, topic)
-            names = sorted({row.group for _, row in rows if row.group})
-            found = [
-                {"group": name, **_queue_as_dict(where, each)}
-                for name in (names if queues else ())
-                for where, each in (await admin.describe_group(name, topic))[1]
-            ]
-            return rows, found
+            return await admin.lag(group, topic, queues=queues)
 
-    rows, found = run(work())
+    known = run(work())
+    found = [{"group": name, **_queue_as_dict(where, each)} for name, where, each in known.queues]
     if as_json:
-        topics = [progress_as_dict(where, row) for where, row in rows]
-        print_json({"topics": topics, **({"queues": found} if queues else {})})
+        topics = [progress_as_dict(where, row) for where, row in known.rows]
+        silent = {"silent_groups": sorted(known.silent)}
+        print_json({"topics": topics, **({"queues": found} if queues else {}), **silent})
     elif queues:
         _print_queues(found, ["group", *_QUEUE_COLUMNS])
-    else:
-        _print_lag(rows)
+    elif known.rows or not known.silent:
+        _print_lag(known.rows)
+    for name, error in sorted(known.silent.items()):
+        err.print(f"incomplete: broker group {name} does not answer: {error}", markup=False)
 
 
 def _print_lag(rows: list[tuple[str, admin_pb2.TopicProgress]]) -> None:

@@ -13,15 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import log_pb2, log_pb2_grpc, route_pb2
 
-from .admin import Admin, Stub
+from .admin import Admin, Stub, group_not_found
 from .calls import call_group
-from .errors import FencedError, LedgerMQError, NoQuorumError, RouteError, UsageError
+from .errors import FencedError, GroupNotFoundError, LedgerMQError, NoQuorumError, RouteError, UsageError
 from .group_copy import ORDERED_TYPES, Comparison, compare_consumer_groups, compare_topics
 from .group_successors import OtherGroup, left_alone
 from .routes import check_address
@@ -66,6 +66,17 @@ class Left:
     def waiting(self) -> list[pb.TopicProgress]:
         """Those that somebody is to consume."""
         return [row for row in self.rows if row.group]
+
+
+@dataclass(slots=True)
+class Lag:
+    """How far consumer groups are, in the broker groups that answered."""
+
+    rows: list[tuple[str, pb.TopicProgress]]  # with the broker group
+    queues: list[tuple[str, str, pb.GroupQueueProgress]] = field(
+        default_factory=list
+    )  # consumer, broker group
+    silent: dict[str, LedgerMQError] = field(default_factory=dict)  # by broker group: why it is missing
 
 
 class GroupAdmin(Admin):
@@ -202,25 +213,69 @@ class GroupAdmin(Admin):
     ) -> pb.GetProgressResponse:
         return await self._call(group, lambda stub, timeout: stub.GetProgress(request, timeout=timeout))
 
+    async def lag(self, consumer_group: str = "", topic: str = "", *, queues: bool = False) -> Lag:
+        """Return how far consumer groups are in the broker groups that answer; "" is all of them. `queues`: of each queue.
+
+        Raises: GroupNotFoundError, TopicNotFoundError; and what the broker groups failed with, when none says otherwise.
+        """
+        groups = await self.groups()
+        if consumer_group:
+            described, silent = await self._describe_in(groups, consumer_group, topic)
+            if not described:
+                raise next(iter(silent.values()), None) or group_not_found(
+                    consumer_group, [info.name for info in await self.consumer_groups()]
+                )
+        request = pb.GetProgressRequest(group=consumer_group, topic=topic)
+        answers, silent = await _ask_all(groups, lambda group: self._ask_progress(group, request))
+        if silent and not answers:
+            raise next(iter(silent.values()))
+        found = Lag([(group.name, row) for group, answer in answers for row in answer.topics], silent=silent)
+        if topic and not found.rows:
+            await self._check_topic([group for group, _ in answers], topic, silent)
+        for name in sorted({row.group for _, row in found.rows if row.group}) if queues else ():
+            described, quiet = await self._describe_in([group for group, _ in answers], name, topic)
+            found.silent |= quiet
+            found.queues += [(name, where, each) for where, answer in described for each in answer.queues]
+        return found
+
+    async def _describe_in(
+        self, groups: Sequence[BrokerGroup], name: str, topic: str
+    ) -> tuple[list[tuple[str, pb.DescribeGroupResponse]], dict[str, LedgerMQError]]:
+        """Return what the broker groups that know a consumer group say of it, and why some do not answer."""
+        request = pb.DescribeGroupRequest(name=name, topic=topic)
+
+        async def ask(group: BrokerGroup) -> pb.DescribeGroupResponse | None:
+            try:
+                return await self._call(
+                    group, lambda stub, timeout: stub.DescribeGroup(request, timeout=timeout)
+                )
+            except GroupNotFoundError:
+                return None
+
+        answers, silent = await _ask_all(groups, ask)
+        return [(group.name, answer) for group, answer in answers if answer is not None], silent
+
+    async def _check_topic(
+        self, groups: Sequence[BrokerGroup], topic: str, silent: Mapping[str, LedgerMQError]
+    ) -> None:
+        """Raises: TopicNotFoundError (no group has the topic); a silent group's error, where it could have it."""
+        answers, more = await _ask_all(groups, self._topics_in)
+        if topic == TRACE_TOPIC or any(info.name == topic for _, infos in answers for info in infos):
+            return
+        if error := next(iter((*silent.values(), *more.values())), None):
+            raise error
+        raise await self._topic_not_found(topic)
+
     async def _progress_of_all(
         self, *, without: str = "", gone_too: bool = False
     ) -> tuple[list[pb.TopicProgress], dict[str, LedgerMQError]]:
         """Return the progress in all broker groups, asked side by side, and why some of them do not answer."""
         known = await self._routes.groups(gone_too=gone_too)
         groups = [each for each in known if each.name != without]
-        answers = await asyncio.gather(
-            *(self._ask_progress(each, pb.GetProgressRequest()) for each in groups), return_exceptions=True
+        answers, silent = await _ask_all(
+            groups, lambda group: self._ask_progress(group, pb.GetProgressRequest())
         )
-        rows: list[pb.TopicProgress] = []
-        silent: dict[str, LedgerMQError] = {}
-        for group, answer in zip(groups, answers, strict=True):
-            if isinstance(answer, pb.GetProgressResponse):
-                rows += answer.topics
-            elif isinstance(answer, LedgerMQError) and answer.retryable:
-                silent[group.name] = answer
-            else:
-                raise answer
-        return rows, silent
+        return [row for _, answer in answers for row in answer.topics], silent
 
     async def _consumers_elsewhere(
         self, name: str, *, gone_too: bool = False
@@ -425,3 +480,21 @@ def _not_heard(what: str, silent: Mapping[str, LedgerMQError], insist: str) -> R
         "Nothing was changed",
         f"Repeat it when the group answers again (ledgermq cluster status), or {insist}",
     )
+
+
+async def _ask_all(
+    groups: Sequence[BrokerGroup], ask: Callable[[BrokerGroup], Awaitable[T]]
+) -> tuple[list[tuple[BrokerGroup, T]], dict[str, LedgerMQError]]:
+    """Return the answers of broker groups asked side by side, and why some are silent. Raises: what is no silence."""
+    answers: list[tuple[BrokerGroup, T]] = []
+    silent: dict[str, LedgerMQError] = {}
+    for group, answer in zip(
+        groups, await asyncio.gather(*map(ask, groups), return_exceptions=True), strict=True
+    ):
+        if isinstance(answer, LedgerMQError) and answer.retryable:
+            silent[group.name] = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            answers.append((group, answer))
+    return answers, silent

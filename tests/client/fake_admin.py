@@ -139,7 +139,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
             held = [self.group.queues[topic_id, number] for number in range(queues)]
             names = sorted(group for each, group in consumers if each == topic)
             held_count: int = sum(queue.end - queue.begin for queue in held)
-            if not names and not request.group and held_count:
+            if not names and not request.group and held_count and request.topic in ("", topic):
                 found.append(pb.TopicProgress(topic=topic, behind=held_count))
             for name in names:
                 behind = sum(

@@ -253,3 +253,37 @@ def test_lag_is_shown_for_every_consumer_group_topic_and_broker_group(ledgermq: 
     assert len(ledgermq("group", "lag", "--queues")[1].splitlines()) == 2
     code, _, err = ledgermq("group", "lag", "billin")
     assert (code, 'Did you mean "billing"?' in err) == (1, True)
+
+
+def test_lag_in_a_topic_that_does_not_exist_says_so(ledgermq: Any) -> None:
+    for arguments in (["lag", "--topic", "order"], ["lag", "billing", "--topic", "order", "--queues"]):
+        code, out, err = ledgermq("group", *arguments)
+        assert (code, out, 'Did you mean "orders"?' in err) == (1, "", True), err
+    assert ledgermq("group", "lag", "billing", "--topic", "lonely")[0] == 0, (
+        "it is there, with nothing of the group"
+    )
+
+
+def test_a_broker_group_that_is_away_hides_no_lag_of_the_others(
+    ledgermq: Any, cluster: Served[FakeCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ledgermq.client.cli_group.GroupAdmin", partial(GroupAdmin, timeout_ms=500))
+    cluster.run(cluster.cluster.node(group="g1").stop())
+    for arguments in (["lag"], ["lag", "billing"], ["lag", "billing", "--queues"]):
+        code, out, err = ledgermq("group", *arguments)
+        assert (code, "orders" in out) == (0, True)
+        assert err.startswith("incomplete: broker group g1 does not answer: ")
+    assert json.loads(ledgermq("group", "lag", "--json")[1])["silent_groups"] == ["g1"]
+    code, _, err = ledgermq("group", "lag", "--topic", "order")
+    assert (code, "does not exist" in err) == (1, False), "g1 may have it"
+    cluster.run(cluster.cluster.node(group="g0").stop())
+    assert ledgermq("group", "lag")[0] == 1
+
+
+def test_who_sends_while_the_last_group_is_drained_is_told_how_to_take_it_back(ledgermq: Any) -> None:
+    assert ledgermq("cluster", "drain", "g0", "--even-the-last", "--allow-reordering")[0] == 0
+    code, _, err = ledgermq("send", "orders", "a")
+    assert code == 1
+    assert 'topic "orders" has no queue that can be written' in err
+    assert "Its broker group is drained and takes no new messages: g0" in err
+    assert "ledgermq cluster undrain g0" in err
