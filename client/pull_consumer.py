@@ -25,7 +25,7 @@ from .channels import Channels
 from .consume_trace import consume_trace
 from .consumer_statistics import PullStatistics
 from .encoding import check_count, check_name
-from .errors import ClosedError, RefusedError, UsageError
+from .errors import ClosedError, LedgerMQError, RefusedError, RouteError, UsageError
 from .fetch_buffer import MAX_BUFFER_BYTES, check_offset, check_queue, check_timeout
 from .group_offsets import GroupOffsets
 from .message import MessageQueue, MessageView
@@ -227,6 +227,29 @@ class PullConsumer:
         """
         found = await self._query(topic)
         return [(queue, each.offset, each.begin_offset, each.end_offset) for queue, each in found.items()]
+
+    async def stretches(
+        self, topic: str, timestamp_ms: int
+    ) -> tuple[dict[MessageQueue, tuple[int, int]], dict[str, LedgerMQError]]:
+        """Return, of the assigned queues, the first offset at or after a time and the end; and which broker groups are silent.
+
+        Raises: RefusedError, when asking again would not help.
+        """
+        names = sorted({queue.broker_group for queue in self._reader.queues if queue.topic == topic})
+        asked = [self._offsets.query(topic, name, timestamp=timestamp_ms) for name in names]
+        found: dict[MessageQueue, tuple[int, int]] = {}
+        silent: dict[str, LedgerMQError] = {}
+        for name, answer in zip(names, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(answer, LedgerMQError) and (answer.retryable or isinstance(answer, RouteError)):
+                silent[name] = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                for queue, each in answer.items():
+                    if queue in self._reader:
+                        begin = each.time_offset if each.HasField("time_offset") else each.begin_offset
+                        found[queue] = begin, each.end_offset
+        return found, silent
 
     async def committed(self, topic: str) -> dict[MessageQueue, int]:
         """Return the committed offset of each queue, -1 where nothing was committed. Raises: as `offsets`."""

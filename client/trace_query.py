@@ -7,7 +7,7 @@ Owns: the search, and what belongs together. Must not: print.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -159,27 +159,26 @@ async def _look_up(admin: Admin, message_id: str, since_ms: int, until_ms: int |
 
 async def _read(consumer: PullConsumer, since_ms: int, until_ms: int | None, found: _Found) -> str:
     """Read the trace topic from a time on, to where it ends now; return why that is not all, "" when it is."""
-    incomplete = ""
     await consumer.subscribe(TRACE_TOPIC)
-    ends = {queue: end for queue, _, _, end in await consumer.offsets(TRACE_TOPIC)}
-    await consumer.seek_to_time(TRACE_TOPIC, max(since_ms, 1))
-    left = {queue for queue in consumer.assignment if consumer.position(queue) < ends.get(queue, 0)}
+    stretches, silent = await consumer.stretches(TRACE_TOPIC, max(since_ms, 1))
+    away = [queue for queue in (*consumer.missing, *consumer.assignment) if queue not in stretches]
+    consumer.unassign(away)  # they would be read from their beginning, with their end unknown
+    missing = {*silent, *(queue.broker_group for queue in away)}
+    for queue, (begin, _) in stretches.items():
+        consumer.seek(queue, begin)
+    left = {queue for queue, (begin, end) in stretches.items() if begin < end}
     while left:
         messages = await consumer.poll(timeout_ms=_SILENCE_MS)
         if not messages:
-            incomplete = _silent(left)
+            missing |= {queue.broker_group for queue in left}
             break
         for message in messages:
             if until_ms is not None and message.store_timestamp > until_ms:
                 left.discard(message.queue)
                 continue
             found.take(message)
-        left = {queue for queue in left if consumer.position(queue) < ends[queue]}
-    return _silent(consumer.missing) if consumer.missing else incomplete
-
-
-def _silent(queues: Iterable[MessageQueue]) -> str:
-    return f"broker group {', '.join(sorted({queue.broker_group for queue in queues}))} does not answer"
+        left = {queue for queue in left if consumer.position(queue) < stretches[queue][1]}
+    return f"broker group {', '.join(sorted(missing))} does not answer" if missing else ""
 
 
 class _Stored:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ledgermq.client import Message, MessageView, Producer, PullConsumer, PushOptions, SimpleConsumer
-from ledgermq.client.errors import SendTimeoutError
+from ledgermq.client.errors import NoQuorumError, SendTimeoutError
+from ledgermq.client.group_offsets import GroupOffsets
 from ledgermq.client.trace_events import TRACE_TOPIC, TraceEvent, TraceSource, decode_batch, encode_batch
 from ledgermq.client.trace_query import TraceReport, find_traces
 from ledgermq.proto import route_pb2 as pb
@@ -264,6 +267,49 @@ def test_the_search_says_when_a_part_does_not_answer(monkeypatch: pytest.MonkeyP
             report = await search(cluster, message_id=receipt.message_id)
             cluster.node().running.set()
             assert (report.traces, report.incomplete) == ([], "broker group g0 does not answer")
+
+    run(scenario())
+
+
+def test_a_broker_group_that_is_away_hides_no_traces_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledgermq.client.trace_query._LOOK_MS", 300)
+
+    async def scenario() -> None:
+        drained = FakeGroup("g1", TOPICS)
+        drained.mode = pb.MODE_DRAINING  # so that what is sent goes to the other one
+        async with FakeCluster(FakeGroup("g0", TOPICS), drained) as cluster:
+            true = TraceEvent("consume", "0A", "gone", 1, "consumed", keys=("order-7",))
+            await tell(cluster, true)
+            await cluster.node(group="g1").stop()
+            searches: list[dict[str, str]] = [{"message_id": "0A"}, {"key": "order-7"}]
+            for wanted in searches:
+                report = await search(cluster, **wanted)
+                assert [len(each.steps) for each in report.traces] == [1]
+                assert report.incomplete == "broker group g1 does not answer"
+
+    run(scenario())
+
+
+def test_a_broker_group_without_a_leader_hides_no_traces_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ask = GroupOffsets.query
+
+    async def query(self: GroupOffsets, topic: str, name: str, **options: Any) -> Any:
+        if name == "g1" and not options.get("allow_stale"):
+            raise NoQuorumError("NO_QUORUM", "no leader is known")
+        return await ask(self, topic, name, **options)
+
+    monkeypatch.setattr(GroupOffsets, "query", query)
+
+    async def scenario() -> None:
+        drained = FakeGroup("g1", TOPICS)
+        drained.mode = pb.MODE_DRAINING
+        async with FakeCluster(FakeGroup("g0", TOPICS), drained) as cluster:
+            await tell(cluster, TraceEvent("consume", "0A", "gone", 1, "consumed", keys=("order-7",)))
+            report = await search(cluster, key="order-7")
+            assert [len(each.steps) for each in report.traces] == [1]
+            assert report.incomplete == "broker group g1 does not answer"
 
     run(scenario())
 
