@@ -1,7 +1,8 @@
 """The asyncio admin client: topics, consumer groups, offsets, status, leadership, retention.
 
 Owns: spreading a call over all broker groups (a topic has its queues in every group) and joining the answers.
-Must not: keep anything. Raises of every method: NameserversDownError, NoBrokersError, BrokerUnreachableError, RefusedError.
+Must not: keep anything. Raises of every method: NameserversDownError, NoBrokersError, BrokerUnreachableError, RefusedError,
+BrokerGroupsGoneError (of what needs every group).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .calls import CALL_TIMEOUT_S, call_group
 from .channels import Channels, unreachable
 from .encoding import check_name
 from .errors import (
+    BrokerGroupsGoneError,
     GroupNotFoundError,
     RefusedError,
     TopicNotFoundError,
@@ -77,6 +79,17 @@ class Admin:
         """Return all broker groups of the cluster with their nodes."""
         return await self._routes.groups()
 
+    async def gone_groups(self) -> list[str]:
+        """Return the names of the broker groups that no node of is up, and that were not removed."""
+        return [each.name for each in (await self._routes.groups_and_gone())[1]]
+
+    async def _every_group(self) -> list[BrokerGroup]:
+        """Return all broker groups, for what needs the answer of each. Raises: BrokerGroupsGoneError: one is wholly down."""
+        groups, gone = await self._routes.groups_and_gone()
+        if gone:
+            raise BrokerGroupsGoneError([each.name for each in gone])
+        return groups
+
     async def _call(
         self, group: BrokerGroup, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
     ) -> T:
@@ -98,10 +111,11 @@ class Admin:
         )
 
     async def _call_all(
-        self, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
+        self, call: Callable[[Stub, float], Awaitable[T]], change: Any = None, *, up_only: bool = False
     ) -> list[tuple[BrokerGroup, T]]:
+        """Call all groups. `up_only`: what is done in some is good without the groups that are wholly down."""
         answers = []
-        for group in await self.groups():
+        for group in await (self.groups() if up_only else self._every_group()):
             if change is not None:
                 change.perhaps_done = False  # what one group did says nothing of the next
             answers.append((group, await self._call(group, call, change)))
@@ -135,7 +149,7 @@ class Admin:
             retention_ms=retention_ms,
         )
         answers = await self._call_all(
-            lambda stub, timeout: stub.CreateTopic(request, timeout=timeout), request
+            lambda stub, timeout: stub.CreateTopic(request, timeout=timeout), request, up_only=True
         )
         await self._routes.until_known(topic, [group.name for group, _ in answers])
         return sum(answer.topic.queue_count for _, answer in answers)
@@ -186,7 +200,7 @@ class Admin:
     ) -> list[tuple[BrokerGroup, T]]:
         """Call all groups; groups without the topic are left out, and it is an error when none has it."""
         answers = []
-        for group in await self.groups():
+        for group in await self._every_group():
             if change is not None:
                 change.perhaps_done = False
             try:
@@ -239,7 +253,8 @@ class Admin:
             )
             return answer
 
-        found = await query_groups(await self.groups(), ask, request, limit)
+        groups, gone = await self._routes.groups_and_gone()
+        found = await query_groups(groups, ask, request, limit, [each.name for each in gone])
         if found is None:
             raise await self._topic_not_found(request.topic)
         return found
@@ -262,7 +277,9 @@ class Admin:
         check_name("group", name)
         info = pb.ConsumerGroupInfo(name=name, start_position=start, max_attempts=max_attempts, fifo=fifo)
         request = pb.CreateGroupRequest(group=info, if_not_exists=if_not_exists)
-        await self._call_all(lambda stub, timeout: stub.CreateGroup(request, timeout=timeout), request)
+        await self._call_all(
+            lambda stub, timeout: stub.CreateGroup(request, timeout=timeout), request, up_only=True
+        )
 
     async def delete_group(self, name: str) -> None:
         """Delete a consumer group with its offsets. Raises: GroupNotFoundError."""
@@ -318,7 +335,7 @@ class Admin:
         self, name: str, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
     ) -> list[tuple[BrokerGroup, T]]:
         answers = []
-        for group in await self.groups():
+        for group in await self._every_group():
             if change is not None:
                 change.perhaps_done = False
             try:
@@ -374,7 +391,9 @@ class Admin:
     ) -> list[tuple[str, pb.CleanResponse]]:
         """Delete expired segments in every broker group; return (group, what was deleted)."""
         request = pb.CleanRequest(dry_run=dry_run, older_than_ms=older_than_ms, even_unexpired=even_unexpired)
-        answers = await self._call_all(lambda stub, timeout: stub.Clean(request, timeout=timeout))
+        answers = await self._call_all(
+            lambda stub, timeout: stub.Clean(request, timeout=timeout), up_only=True
+        )
         return [(group.name, answer) for group, answer in answers]
 
 

@@ -235,6 +235,22 @@ class BrokerUnreachableError(RouteError):
         self.not_sent = not_sent
 
 
+class BrokerGroupsGoneError(RouteError):
+    """No node of these broker groups is up, and they were not removed: what they hold is part of the answer, too."""
+
+    def __init__(self, groups: Sequence[str]) -> None:
+        one = len(groups) == 1
+        named = ", ".join(f'"{name}"' for name in groups)
+        super().__init__(
+            f"broker group{'' if one else 's'} {named} {'does' if one else 'do'} not answer: no node of "
+            f"{'it' if one else 'them'} is up",
+            "The others alone would be an incomplete answer, or change. Nothing was changed",
+            "Start its nodes and repeat it; see: ledgermq cluster status. If they are lost for good: docs/runbook.md, "
+            "No node of it is up",
+        )
+        self.groups = tuple(groups)
+
+
 # --- refusals --------------------------------------------------------------------------------------------------
 
 

@@ -200,7 +200,7 @@ class GroupAdmin(Admin):
         self, consumer_group: str = "", topic: str = "", *, broker_group: str = ""
     ) -> list[tuple[str, pb.TopicProgress]]:
         """Return (broker group, progress) of consumer groups in topics; "" is all of them."""
-        groups = [await self.group(broker_group)] if broker_group else await self.groups()
+        groups = [await self.group(broker_group)] if broker_group else await self._every_group()
         request = pb.GetProgressRequest(group=consumer_group, topic=topic)
         return [
             (group.name, each)

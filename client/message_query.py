@@ -12,7 +12,7 @@ from typing import Final
 
 from ledgermq.proto import admin_pb2 as pb
 
-from .errors import LedgerMQError, RefusedError
+from .errors import BrokerGroupsGoneError, LedgerMQError, RefusedError
 from .message import MessageQueue, MessageView
 from .topic_route import BrokerGroup
 
@@ -53,13 +53,20 @@ class FoundMessages:
 
 
 async def query_groups(
-    groups: Sequence[BrokerGroup], ask: Ask, request: pb.QueryMessagesRequest, limit: int
+    groups: Sequence[BrokerGroup],
+    ask: Ask,
+    request: pb.QueryMessagesRequest,
+    limit: int,
+    gone: Sequence[str] = (),
 ) -> FoundMessages | None:
-    """Ask all groups at once; None: no group has the topic. Raises: LedgerMQError (no group answered)."""
+    """Ask all groups at once; None: no group has the topic. `gone`: those that there is nobody to ask of.
+
+    Raises: LedgerMQError (no group answered).
+    """
     answers = await asyncio.gather(
         *(_query_group(group, ask, request, limit) for group in groups), return_exceptions=True
     )
-    found, answered = FoundMessages(), 0
+    found, answered = FoundMessages(silent={name: BrokerGroupsGoneError([name]) for name in gone}), 0
     for group, answer in zip(groups, answers, strict=True):
         if isinstance(answer, FoundMessages):
             answered += 1

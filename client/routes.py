@@ -170,6 +170,20 @@ class Routes:
             raise NoBrokersError(self.asked)
         return [group_of(view) for view in answer.groups]
 
+    async def groups_and_gone(self) -> tuple[list[BrokerGroup], list[BrokerGroup]]:
+        """Return the broker groups, and those whose last node has left without being removed: nobody answers for them.
+
+        Raises: as `groups`.
+        """
+        groups = await self.groups()
+        known = {each.name for each in groups}
+        every = await self.groups(gone_too=True)
+        return groups, [
+            each
+            for each in every
+            if each.name not in known and not any(node.alive for node in each.nodes)  # it may just be back
+        ]
+
     @property
     def asked(self) -> str:
         """The nameserver that is asked first."""

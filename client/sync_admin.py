@@ -36,6 +36,10 @@ class Admin(Closing):
         """Return all broker groups of the cluster with their nodes."""
         return self._thread.call(self._admin.groups())
 
+    def gone_groups(self) -> list[str]:
+        """Return the names of the broker groups that no node of is up, and that were not removed."""
+        return self._thread.call(self._admin.gone_groups())
+
     # --- topics -----------------------------------------------------------------------------------------------
 
     def create_topic(

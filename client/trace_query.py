@@ -7,7 +7,7 @@ Owns: the search, and what belongs together. Must not: print.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -128,6 +128,7 @@ async def find_traces(
         if not (message_id and await _look_up(admin, wanted, since_ms, until_ms, found)):
             found = _Found(matches)
             report.incomplete = await _read(consumer, since_ms, until_ms, found)
+            report.incomplete = report.incomplete or _silent(await admin.gone_groups())  # no route names them
         report.read, report.skipped = found.read, found.skipped
         stored = _Stored(admin, consumer)
         for trace in found.traces.values():
@@ -178,7 +179,11 @@ async def _read(consumer: PullConsumer, since_ms: int, until_ms: int | None, fou
                 continue
             found.take(message)
         left = {queue for queue in left if consumer.position(queue) < stretches[queue][1]}
-    return f"broker group {', '.join(sorted(missing))} does not answer" if missing else ""
+    return _silent(missing)
+
+
+def _silent(groups: Collection[str]) -> str:
+    return f"broker group {', '.join(sorted(groups))} does not answer" if groups else ""
 
 
 class _Stored:

@@ -406,6 +406,13 @@ class FakeCluster:
             self.nameserver.table.suspect("local", group.name, node.node_id, now_ms())
         self.nameserver._changes.tell()
 
+    async def expire(self, group: FakeGroup) -> None:
+        """Stop all nodes of a group; the nameserver has not heard of them for so long that it lists the group no more."""
+        for node in self._members(group):
+            await node.stop()
+            self.nameserver.table.unregister("local", group.name, node.node_id)
+        self.nameserver._changes.tell()
+
     async def revive(self, group: FakeGroup) -> None:
         """Start the nodes of a lost group again, on other ports, and register it."""
         for node in self._members(group):
