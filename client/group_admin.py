@@ -183,7 +183,9 @@ class GroupAdmin(Admin):
         force: bool = False,
         consumers: Sequence[pb.TopicConsumer] = (),
     ) -> pb.SetBrokerGroupModeResponse:
-        request = pb.SetBrokerGroupModeRequest(group=group.name, mode=mode, force=force, consumers=consumers)
+        request = pb.SetBrokerGroupModeRequest(
+            group=group.name, mode=mode, force=force, consumers=consumers, cluster=group.cluster
+        )
         return await self._call(
             group, lambda stub, timeout: stub.SetBrokerGroupMode(request, timeout=timeout)
         )
@@ -211,7 +213,10 @@ class GroupAdmin(Admin):
     async def _ask_progress(
         self, group: BrokerGroup, request: pb.GetProgressRequest
     ) -> pb.GetProgressResponse:
-        return await self._call(group, lambda stub, timeout: stub.GetProgress(request, timeout=timeout))
+        asked = pb.GetProgressRequest()
+        asked.CopyFrom(request)
+        asked.cluster, asked.broker_group = group.cluster, group.name  # others may be at its addresses by now
+        return await self._call(group, lambda stub, timeout: stub.GetProgress(asked, timeout=timeout))
 
     async def lag(self, consumer_group: str = "", topic: str = "", *, queues: bool = False) -> Lag:
         """Return how far consumer groups are in the broker groups that answer; "" is all of them. `queues`: of each queue.

@@ -477,16 +477,18 @@ class QueryMessagesResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., next_before: _Optional[int] = ..., unsearched_bytes: _Optional[int] = ..., stale: _Optional[bool] = ..., node_id: _Optional[str] = ...) -> None: ...
 
 class SetBrokerGroupModeRequest(_message.Message):
-    __slots__ = ("group", "mode", "force", "consumers")
+    __slots__ = ("group", "mode", "force", "consumers", "cluster")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
     group: str
     mode: _route_pb2.BrokerGroupMode
     force: bool
     consumers: _containers.RepeatedCompositeFieldContainer[TopicConsumer]
-    def __init__(self, group: _Optional[str] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., force: _Optional[bool] = ..., consumers: _Optional[_Iterable[_Union[TopicConsumer, _Mapping]]] = ...) -> None: ...
+    cluster: str
+    def __init__(self, group: _Optional[str] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., force: _Optional[bool] = ..., consumers: _Optional[_Iterable[_Union[TopicConsumer, _Mapping]]] = ..., cluster: _Optional[str] = ...) -> None: ...
 
 class TopicConsumer(_message.Message):
     __slots__ = ("group", "topic")
@@ -509,14 +511,18 @@ class SetBrokerGroupModeResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., since_ms: _Optional[int] = ..., changed: _Optional[bool] = ...) -> None: ...
 
 class GetProgressRequest(_message.Message):
-    __slots__ = ("group", "topic", "consumers")
+    __slots__ = ("group", "topic", "consumers", "cluster", "broker_group")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    BROKER_GROUP_FIELD_NUMBER: _ClassVar[int]
     group: str
     topic: str
     consumers: _containers.RepeatedCompositeFieldContainer[TopicConsumer]
-    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., consumers: _Optional[_Iterable[_Union[TopicConsumer, _Mapping]]] = ...) -> None: ...
+    cluster: str
+    broker_group: str
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., consumers: _Optional[_Iterable[_Union[TopicConsumer, _Mapping]]] = ..., cluster: _Optional[str] = ..., broker_group: _Optional[str] = ...) -> None: ...
 
 class TopicProgress(_message.Message):
     __slots__ = ("group", "topic", "queues", "behind", "leased", "lost", "members")

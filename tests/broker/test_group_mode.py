@@ -304,7 +304,7 @@ class Leader:
         self.first: Callable[[], object] = lambda: None
         self.peers: list[Any] = []
         self.context: Any = SimpleNamespace(
-            config=SimpleNamespace(group="g0", node_id="n1"),
+            config=SimpleNamespace(cluster="local", group="g0", node_id="n1"),
             raft=SimpleNamespace(status=lambda: SimpleNamespace(peers=self.peers)),
             replica=SimpleNamespace(state=self.node.state),
             pipeline=SimpleNamespace(run=self._run),
@@ -400,6 +400,41 @@ def test_consumer_groups_that_never_came_here_are_named_and_hold_up_a_removal() 
     rows = [(row.group, row.behind) for row in group_mode.get_progress(leader.context, request).topics]
     assert rows == [("audit", 2), ("billing", 0)]
     assert leader.ask(route_pb2.MODE_REMOVED).changed
+
+
+@pytest.mark.parametrize(("cluster", "group"), [("other", ""), ("", "g1"), ("other", "g0"), ("local", "g1")])
+def test_a_node_does_not_answer_for_who_had_its_address_before(cluster: str, group: str) -> None:
+    leader = Leader()
+    request = admin_pb2.GetProgressRequest(cluster=cluster, broker_group=group)
+    with pytest.raises(
+        RefusedError, match='this is node n1 of broker group "g0" of cluster "local"'
+    ) as caught:
+        group_mode.get_progress(leader.context, request)
+    refusal = caught.value.refusal
+    assert (refusal.code, refusal.retryable) == (route_pb2.STALE_ROUTE, True), "another node may be the one"
+
+
+def test_who_is_meant_answers_and_so_does_who_is_not_named() -> None:
+    leader = Leader()
+    for cluster, group in (("", ""), ("local", ""), ("", "g0"), ("local", "g0")):
+        request = admin_pb2.GetProgressRequest(cluster=cluster, broker_group=group)
+        assert group_mode.get_progress(leader.context, request).mode == route_pb2.MODE_ACTIVE
+
+
+def test_a_group_of_another_cluster_is_not_drained() -> None:
+    leader = Leader()
+    for cluster in ("other", "local"):
+        request = admin_pb2.SetBrokerGroupModeRequest(
+            cluster=cluster, group="g0", mode=route_pb2.MODE_DRAINING
+        )
+        if cluster == "local":
+            assert asyncio.run(group_mode.set_mode(leader.context, request)).changed
+            continue
+        with pytest.raises(
+            RefusedError, match=r'not of broker group "g0" of cluster "other".*Nothing was changed'
+        ):
+            asyncio.run(group_mode.set_mode(leader.context, request))
+        assert leader.node.state.mode is BrokerGroupMode.ACTIVE
 
 
 def test_no_mode_is_written_that_an_older_node_of_the_group_would_stop_at() -> None:

@@ -124,6 +124,11 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
 
     async def GetProgress(self, request: pb.GetProgressRequest, context: Any) -> pb.GetProgressResponse:
         self.group.asked_progress.set()
+        if request.broker_group not in ("", self.group.name):
+            refusal = route_pb2.Refusal(
+                code=route_pb2.STALE_ROUTE, message=f"this is node n1 of {self.group.name}", retryable=True
+            )
+            return pb.GetProgressResponse(refusal=refusal)
         if self.group.without_leader:
             refusal = route_pb2.Refusal(
                 code=route_pb2.NO_QUORUM, message="no leader is known", retryable=True

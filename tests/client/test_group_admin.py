@@ -244,6 +244,27 @@ def test_a_group_of_which_no_node_is_up_may_know_consumers_that_nobody_else_know
     run(scenario())
 
 
+def test_a_stranger_at_the_address_of_a_group_that_is_down_does_not_answer_for_it() -> None:
+    async def scenario() -> None:
+        groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1", "g2")]
+        async with (
+            FakeCluster(*groups) as cluster,
+            FakeCluster(FakeGroup("elsewhere")) as other,
+            GroupAdmin(cluster.address, timeout_ms=200) as admin,
+        ):
+            await admin.drain("g0")
+            await cluster.expire(groups[1])
+            stranger = other.node(group="elsewhere")
+            await stranger.stop()
+            await stranger.start(int(cluster.node(group="g1").address.rpartition(":")[2]))
+            assert (await admin.left(await admin.group("g0"))).unheard == ["g1"]
+            with pytest.raises(RouteError, match=r"g1 does not answer.*this is node n1 of elsewhere"):
+                await admin.remove_group("g0")
+            assert stranger.group.asked_progress.is_set() and groups[0].mode == pb.MODE_DRAINING
+
+    run(scenario())
+
+
 def test_a_group_is_not_filled_while_another_one_does_not_say_who_consumes_there() -> None:
     async def scenario() -> None:
         old, new = old_and_new()
