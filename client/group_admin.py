@@ -21,7 +21,15 @@ from ledgermq.proto import log_pb2, log_pb2_grpc, route_pb2
 
 from .admin import Admin, Stub, group_not_found
 from .calls import call_group
-from .errors import FencedError, GroupNotFoundError, LedgerMQError, NoQuorumError, RouteError, UsageError
+from .errors import (
+    BrokerGroupsGoneError,
+    FencedError,
+    GroupNotFoundError,
+    LedgerMQError,
+    NoQuorumError,
+    RouteError,
+    UsageError,
+)
 from .group_copy import ORDERED_TYPES, Comparison, compare_consumer_groups, compare_topics
 from .group_successors import OtherGroup, left_alone
 from .routes import check_address
@@ -223,17 +231,19 @@ class GroupAdmin(Admin):
 
         Raises: GroupNotFoundError, TopicNotFoundError; and what the broker groups failed with, when none says otherwise.
         """
-        groups = await self.groups()
+        groups, gone = await self._routes.groups_and_gone()
+        away: dict[str, LedgerMQError] = {each.name: BrokerGroupsGoneError([each.name]) for each in gone}
         if consumer_group:
             described, silent = await self._describe_in(groups, consumer_group, topic)
             if not described:
-                raise next(iter(silent.values()), None) or group_not_found(
+                raise next(iter((silent | away).values()), None) or group_not_found(
                     consumer_group, [info.name for info in await self.consumer_groups()]
                 )
         request = pb.GetProgressRequest(group=consumer_group, topic=topic)
         answers, silent = await _ask_all(groups, lambda group: self._ask_progress(group, request))
         if silent and not answers:
             raise next(iter(silent.values()))
+        silent |= away
         found = Lag([(group.name, row) for group, answer in answers for row in answer.topics], silent=silent)
         if topic and not found.rows:
             await self._check_topic([group for group, _ in answers], topic, silent)

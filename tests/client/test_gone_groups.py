@@ -68,6 +68,18 @@ def test_what_needs_every_group_names_the_one_that_is_gone_and_changes_nothing(
     run(scenario())
 
 
+def test_lag_is_told_of_the_groups_that_are_up_and_names_the_one_that_is_gone() -> None:
+    async def scenario() -> None:
+        async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+            await admin.create_group("billing")
+            await cluster.expire(cluster.groups[1])
+            found = await admin.lag()
+            assert list(found.silent) == ["g1"]
+            assert {broker_group for broker_group, _ in found.rows} <= {"g0"}
+
+    run(scenario())
+
+
 def test_a_group_that_was_removed_is_not_missed() -> None:
     async def scenario() -> None:
         async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
