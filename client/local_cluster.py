@@ -60,7 +60,7 @@ class LocalCluster:
         """
         require_server()
         if rejoin:
-            self._check_rejoin(rejoin)
+            self._check_rejoin(rejoin, (wanted or default) * (groups or 1))
         self._make_folder()
         self._take_lock()
         path = self.folder / "cluster.json"
@@ -84,13 +84,16 @@ class LocalCluster:
         self._make_processes(self.plan)
         return self.plan
 
-    def _check_rejoin(self, name: str) -> None:
-        """Refuse to let a node come back that was never there, before anything is made. Raises: UsageError."""
+    def _check_rejoin(self, name: str, count: int) -> None:
+        """Refuse to let a node come back that was never there, before anything is made. `count`: nodes of a new cluster.
+
+        Raises: UsageError.
+        """
         known = read_plan(self.folder / "cluster.json")
         if known is None:
             raise UsageError(
                 f'there is no node "{name}" in {self.folder}, which holds no cluster',
-                "Nothing was made",
+                f"A new one would have the nodes {', '.join(f'n{number + 1}' for number in range(count))}. Nothing was made",
                 "Check --data, or start a new cluster without --rejoin",
             )
         if name not in known.nodes:
