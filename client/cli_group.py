@@ -22,7 +22,8 @@ from .cli_output import (
     run,
 )
 from .cli_times import position
-from .group_admin import GroupAdmin, Lag
+from .group_admin import GroupAdmin
+from .group_progress import Lag
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")]
 

@@ -12,33 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import log_pb2, log_pb2_grpc, route_pb2
 
-from .admin import Admin, Stub, group_not_found
 from .calls import call_group
-from .errors import (
-    BrokerGroupsGoneError,
-    FencedError,
-    GroupNotFoundError,
-    LedgerMQError,
-    NoQuorumError,
-    RouteError,
-    UsageError,
-)
+from .errors import FencedError, LedgerMQError, RouteError, UsageError
 from .group_copy import ORDERED_TYPES, Comparison, compare_consumer_groups, compare_topics
+from .group_progress import GroupProgress
 from .group_successors import OtherGroup, left_alone
-from .routes import check_address
-from .topic_route import BrokerGroup, Node
-from .trace_events import TRACE_TOPIC
+from .topic_route import BrokerGroup
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _TOPICS_NAMED = 5
 _WHY_NOT = {route_pb2.MODE_DRAINING: "is being drained", route_pb2.MODE_REMOVED: "was removed"}
@@ -76,35 +64,8 @@ class Left:
         return [row for row in self.rows if row.group]
 
 
-@dataclass(slots=True)
-class Lag:
-    """How far consumer groups are, in the broker groups that answered."""
-
-    rows: list[tuple[str, pb.TopicProgress]]  # with the broker group
-    queues: list[tuple[str, str, pb.GroupQueueProgress]] = field(
-        default_factory=list
-    )  # consumer, broker group
-    silent: dict[str, LedgerMQError] = field(default_factory=dict)  # by broker group: why it is missing
-
-
-class GroupAdmin(Admin):
-    """An `Admin` that also changes which broker groups a cluster has. Raises what `Admin` raises, and UsageError."""
-
-    async def group(self, name: str, node: str = "") -> BrokerGroup:
-        """Return a broker group; `node` (host:port of a log port): one that no nameserver lists. Raises: UsageError."""
-        if node:
-            check_address(node, "the address of a node's log port", 8082)
-            return BrokerGroup("", name, 0, "", (Node("", node, "", True),), True)
-        groups = await self.groups()
-        found = next((each for each in groups if each.name == name), None)
-        if found is None:
-            known = ", ".join(each.name for each in groups)
-            raise UsageError(
-                f'broker group "{name}" is not known to the nameservers',
-                f"Known: {known}. Nothing was changed",
-                f"Start its nodes with the same nameservers. Was it removed: ledgermq cluster undrain {name} --node HOST:8082",
-            )
-        return found
+class GroupAdmin(GroupProgress):
+    """A `GroupProgress` that also changes which broker groups a cluster has. Raises what `Admin` raises, and UsageError."""
 
     # --- drain, take back, remove -----------------------------------------------------------------------------
 
@@ -206,92 +167,6 @@ class GroupAdmin(Admin):
         answer = await self._ask_progress(group, pb.GetProgressRequest(consumers=consumers))
         return Left(answer.mode, [row for row in answer.topics if row.behind], sorted(silent))
 
-    async def progress(
-        self, consumer_group: str = "", topic: str = "", *, broker_group: str = ""
-    ) -> list[tuple[str, pb.TopicProgress]]:
-        """Return (broker group, progress) of consumer groups in topics; "" is all of them."""
-        groups = [await self.group(broker_group)] if broker_group else await self._every_group()
-        request = pb.GetProgressRequest(group=consumer_group, topic=topic)
-        return [
-            (group.name, each)
-            for group in groups
-            for each in (await self._ask_progress(group, request)).topics
-        ]
-
-    async def _ask_progress(
-        self, group: BrokerGroup, request: pb.GetProgressRequest
-    ) -> pb.GetProgressResponse:
-        asked = pb.GetProgressRequest()
-        asked.CopyFrom(request)
-        asked.cluster, asked.broker_group = group.cluster, group.name  # others may be at its addresses by now
-        return await self._call(group, lambda stub, timeout: stub.GetProgress(asked, timeout=timeout))
-
-    async def lag(self, consumer_group: str = "", topic: str = "", *, queues: bool = False) -> Lag:
-        """Return how far consumer groups are in the broker groups that answer; "" is all of them. `queues`: of each queue.
-
-        Raises: GroupNotFoundError, TopicNotFoundError; and what the broker groups failed with, when none says otherwise.
-        """
-        groups, gone = await self._routes.groups_and_gone()
-        away: dict[str, LedgerMQError] = {each.name: BrokerGroupsGoneError([each.name]) for each in gone}
-        if consumer_group:
-            described, silent = await self._describe_in(groups, consumer_group, topic)
-            if not described:
-                raise next(iter((silent | away).values()), None) or group_not_found(
-                    consumer_group, [info.name for info in await self.consumer_groups()]
-                )
-        request = pb.GetProgressRequest(group=consumer_group, topic=topic)
-        answers, silent = await _ask_all(groups, lambda group: self._ask_progress(group, request))
-        if silent and not answers:
-            raise next(iter(silent.values()))
-        silent |= away
-        found = Lag([(group.name, row) for group, answer in answers for row in answer.topics], silent=silent)
-        if topic and not found.rows:
-            await self._check_topic([group for group, _ in answers], topic, silent)
-        for name in sorted({row.group for _, row in found.rows if row.group}) if queues else ():
-            described, quiet = await self._describe_in([group for group, _ in answers], name, topic)
-            found.silent |= quiet
-            found.queues += [(name, where, each) for where, answer in described for each in answer.queues]
-        return found
-
-    async def _describe_in(
-        self, groups: Sequence[BrokerGroup], name: str, topic: str
-    ) -> tuple[list[tuple[str, pb.DescribeGroupResponse]], dict[str, LedgerMQError]]:
-        """Return what the broker groups that know a consumer group say of it, and why some do not answer."""
-        request = pb.DescribeGroupRequest(name=name, topic=topic)
-
-        async def ask(group: BrokerGroup) -> pb.DescribeGroupResponse | None:
-            try:
-                return await self._call(
-                    group, lambda stub, timeout: stub.DescribeGroup(request, timeout=timeout)
-                )
-            except GroupNotFoundError:
-                return None
-
-        answers, silent = await _ask_all(groups, ask)
-        return [(group.name, answer) for group, answer in answers if answer is not None], silent
-
-    async def _check_topic(
-        self, groups: Sequence[BrokerGroup], topic: str, silent: Mapping[str, LedgerMQError]
-    ) -> None:
-        """Raises: TopicNotFoundError (no group has the topic); a silent group's error, where it could have it."""
-        answers, more = await _ask_all(groups, self._topics_in)
-        if topic == TRACE_TOPIC or any(info.name == topic for _, infos in answers for info in infos):
-            return
-        if error := next(iter((*silent.values(), *more.values())), None):
-            raise error
-        raise await self._topic_not_found(topic)
-
-    async def _progress_of_all(
-        self, *, without: str = "", gone_too: bool = False
-    ) -> tuple[list[pb.TopicProgress], dict[str, LedgerMQError]]:
-        """Return the progress in all broker groups, asked side by side, and why some of them do not answer."""
-        known = await self._routes.groups(gone_too=gone_too)
-        groups = [each for each in known if each.name != without]
-        answers, silent = await _ask_all(
-            groups, lambda group: self._ask_progress(group, pb.GetProgressRequest())
-        )
-        return [row for _, answer in answers for row in answer.topics], silent
-
     async def _consumers_elsewhere(
         self, name: str, *, gone_too: bool = False
     ) -> tuple[list[pb.TopicConsumer], dict[str, LedgerMQError]]:
@@ -331,14 +206,6 @@ class GroupAdmin(Admin):
             raise _not_heard(
                 "whether messages of ordered topics are consumed", silent, "let it happen: --allow-reordering"
             )
-
-    async def _call(
-        self, group: BrokerGroup, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
-    ) -> T:
-        try:
-            return await super()._call(group, call, change)
-        except NoQuorumError as error:  # of which group, with several of them
-            raise NoQuorumError(error.code, f'broker group "{group.name}": {error}') from error
 
     # --- add --------------------------------------------------------------------------------------------------
 
@@ -467,12 +334,6 @@ class GroupAdmin(Admin):
     async def _topics_of(self, group: str) -> list[route_pb2.TopicInfo]:
         return await self._topics_in(await self.group(group))
 
-    async def _topics_in(self, group: BrokerGroup) -> list[route_pb2.TopicInfo]:
-        """Return the topics of users: that of traces is made by the nodes, where they are set up for it."""
-        request = pb.ListTopicsRequest()
-        answer = await self._call(group, lambda stub, timeout: stub.ListTopics(request, timeout=timeout))
-        return [info for info in answer.topics if info.name != TRACE_TOPIC]
-
     async def _consumer_groups_of(self, group: str) -> list[pb.ConsumerGroupInfo]:
         request = pb.ListConsumerGroupsRequest()
         answer = await self._call(
@@ -495,21 +356,3 @@ def _not_heard(what: str, silent: Mapping[str, LedgerMQError], insist: str) -> R
         "Nothing was changed",
         f"Repeat it when the group answers again (ledgermq cluster status), or {insist}",
     )
-
-
-async def _ask_all(
-    groups: Sequence[BrokerGroup], ask: Callable[[BrokerGroup], Awaitable[T]]
-) -> tuple[list[tuple[BrokerGroup, T]], dict[str, LedgerMQError]]:
-    """Return the answers of broker groups asked side by side, and why some are silent. Raises: what is no silence."""
-    answers: list[tuple[BrokerGroup, T]] = []
-    silent: dict[str, LedgerMQError] = {}
-    for group, answer in zip(
-        groups, await asyncio.gather(*map(ask, groups), return_exceptions=True), strict=True
-    ):
-        if isinstance(answer, LedgerMQError) and answer.retryable:
-            silent[group.name] = answer
-        elif isinstance(answer, BaseException):
-            raise answer
-        else:
-            answers.append((group, answer))
-    return answers, silent
