@@ -14,6 +14,7 @@ from . import features
 from .commands import BrokerGroupMode, SetBrokerGroupMode
 from .context import NodeContext
 from .effects import ModeResult
+from .meant_group import check_id
 from .messaging_validation import group_problem
 from .progress_report import TopicProgress, progress
 from .refusals import RETRY_AFTER_MS, RefusedError
@@ -37,6 +38,7 @@ async def set_mode(
             f'this node belongs to broker group "{own}", not to "{request.group}". Nothing was changed',
         )
     _check_meant(context, request.cluster, request.group)
+    check_id(context, request.broker_group_id)
     try:
         mode = BrokerGroupMode(int(request.mode))
     except ValueError:
@@ -120,6 +122,7 @@ def get_progress(
 ) -> admin_pb2.GetProgressResponse:
     """Return how far consumer groups are here; the caller has made sure that this node is up to date."""
     _check_meant(context, request.cluster, request.broker_group)
+    check_id(context, request.broker_group_id)
     state = context.replica.state
     rows = []
     consumers = [(each.group, each.topic) for each in request.consumers]

@@ -46,6 +46,8 @@ def group_route(context: NodeContext) -> route_pb2.GroupRoute:
         replication=context.config.replication,
         master_id=reign.master if reign is not None else "",
         generation=reign.generation if reign is not None else 0,
+        group_id=context.raft.group_id,
+        former_group_ids=context.raft.former_group_ids,
     )
 
 
@@ -56,6 +58,7 @@ def registration(context: NodeContext, incarnation: str) -> nameserver_pb2.Regis
         incarnation=incarnation,
         route=group_route(context),
         is_leader=context.leadership.ready,
+        knows_group_ids=True,
     )
 
 
@@ -67,6 +70,7 @@ def beat(context: NodeContext) -> nameserver_pb2.HeartbeatBeat:
         node_id=context.config.node_id,
         term=context.raft.term,
         leader_id=context.leadership.leader_id or "",
+        group_id=context.raft.group_id,
     )
 
 

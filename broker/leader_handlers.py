@@ -13,6 +13,7 @@ from ledgermq.proto import route_pb2
 from .context import NodeContext
 from .ended_calls import ENDING, end_call
 from .leader_calls import Call
+from .meant_group import refused_caller
 from .refusals import REFUSABLE, RefusedError, refusal_of
 
 Serve = Callable[[NodeContext, Any], Awaitable[Any]]
@@ -52,6 +53,8 @@ def leader_handler(
             return bytes((await serve(context, request)).SerializeToString())
 
         try:
+            if (stranger := refused_caller(context, grpc_context)) is not None:
+                raise stranger
             return await context.calls.unary(method, raw, call, local)
         except ENDING as error:
             if call.forwarded:

@@ -28,6 +28,7 @@ from .fetch import fetch, offset_at_time
 from .leader_handlers import leader_handler, parsed, refusal
 from .leader_view import Verdict
 from .log_wire import BadProduceRequestError, checked_sections, split_produce_request
+from .meant_group import refused_caller
 from .membership_service import membership_handler
 from .messaging_validation import group_problem
 from .produce_works import ProduceWork, SectionOutcome
@@ -102,6 +103,7 @@ class LogService:
     def _produce_handler(self, listener: str) -> Callable[[Any, Any], Awaitable[None]]:
         async def serve(requests: Any, context: Any) -> None:
             under_way: asyncio.Queue[_Pending | None] = asyncio.Queue(MAX_STREAM_REQUESTS)
+            refused = refused_caller(self._context, context)
             try:
                 async with asyncio.TaskGroup() as tasks:  # what breaks one half ends the other
                     tasks.create_task(self._answer(under_way, context, listener))
@@ -109,7 +111,7 @@ class LogService:
                     while (raw := await context.read()) is not _EOF:
                         if not leadership.ready:
                             await leadership.wait_settled(ELECTION_PATIENCE_S)
-                        pending = self._submit(raw, listener)
+                        pending = self._submit(raw, listener, refused)
                         if under_way.full():
                             await under_way.put(pending)
                         else:
@@ -120,11 +122,13 @@ class LogService:
 
         return serve
 
-    def _submit(self, raw: bytes, listener: str) -> _Pending:
+    def _submit(self, raw: bytes, listener: str, refused_caller: RefusedError | None = None) -> _Pending:
         """Check one request and give it to the pipeline."""
         request_id = 0
         try:
             request_id, sections, count = split_produce_request(raw)
+            if refused_caller is not None:
+                raise refused_caller
             if refused := self._context.replica.produce_refusal:
                 raise RefusedError(route_pb2.DISK_FULL, refused, retryable=True, retry_after_ms=1000)
             work = ProduceWork(
@@ -210,7 +214,12 @@ class LogService:
 
     # --- fetch ----------------------------------------------------------------------------------------------
     async def _fetch(self, raw: bytes, context: Any) -> bytes:
+        return await self._fetched(raw, refused_caller(self._context, context))
+
+    async def _fetched(self, raw: bytes, refused: RefusedError | None) -> bytes:
         try:
+            if refused is not None:
+                raise refused
             return await fetch(self._context, parsed(log_pb2.FetchRequest, raw))
         except REFUSABLE as error:
             response = log_pb2.FetchResponse(
@@ -220,12 +229,15 @@ class LogService:
 
     async def _fetch_stream(self, _requests: Any, context: Any) -> None:
         """One answer per request; the client writes the next when it has taken in the last."""
+        refused = refused_caller(self._context, context)
         while (raw := await context.read()) is not _EOF:
-            await context.write(await self._fetch(raw, context))
+            await context.write(await self._fetched(raw, refused))
 
     # --- offsets --------------------------------------------------------------------------------------------
     async def _query_offsets(self, raw: bytes, context: Any) -> log_pb2.QueryOffsetsResponse:
         try:
+            if (refused := refused_caller(self._context, context)) is not None:
+                raise refused
             request = parsed(log_pb2.QueryOffsetsRequest, raw)
             stale = await _up_to_date_or_stale(self._context, request, context.time_remaining())
             answer = query_offsets(self._context, request)

@@ -23,6 +23,7 @@ from .context import NodeContext
 from .coordination import MembershipStream
 from .coordinator import MemberView
 from .leader_handlers import parsed, refusal
+from .meant_group import refused_caller
 from .messaging_validation import group_problem, text_problem, topic_problem
 from .refusals import REFUSABLE, RefusedError
 from .topic_admin import ensure_group
@@ -72,6 +73,8 @@ class _Session:
 
     async def run(self) -> None:
         """Serve until the member leaves or its stream ends. Raises: REFUSABLE."""
+        if (refused := refused_caller(self._context, self._grpc)) is not None:
+            raise refused
         try:
             async with asyncio.timeout(FIRST_REQUEST_SECONDS):
                 raw = await self._grpc.read()

@@ -41,6 +41,8 @@ class _Link:
         self._stub = nameserver_pb2_grpc.NameServerServiceStub(self._channel)
         self._answered: bool | None = None
         self._gone = False  # the group was taken out of this nameserver's route
+        self._group_id = 0  # as it was registered last; a new node learns it later
+        self.refusal = ""  # why it does not list this node
         self.wanted = asyncio.Event()
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -63,8 +65,10 @@ class _Link:
                 continue
 
     async def _call(self) -> bool:
+        request = self._registration.request()
+        self._group_id = request.route.group_id
         try:
-            answer = await self._stub.Register(self._registration.request(), timeout=CALL_TIMEOUT)
+            answer = await self._stub.Register(request, timeout=CALL_TIMEOUT)
         except grpc.aio.AioRpcError as error:
             if self._answered is not False:
                 logger.warning(
@@ -72,13 +76,16 @@ class _Link:
                 )
             self._answered = False
             return False
-        if answer.refusal.code:
-            logger.error("nameserver refuses this node address=%s: %s", self.address, answer.refusal.message)
-            return False
         if self._answered is False:
             logger.info("nameserver answers again address=%s", self.address)
         self._answered, self._gone = True, False
-        return True
+        if answer.refusal.message != self.refusal:
+            self.refusal = answer.refusal.message
+            if self.refusal:
+                logger.error("nameserver refuses this node address=%s: %s", self.address, self.refusal)
+            else:
+                logger.info("nameserver lists this node address=%s", self.address)
+        return not answer.refusal.code
 
     async def _withdraw(self) -> bool:
         """Take the whole group out of the route: nodes that are down cannot say goodbye themselves."""
@@ -109,7 +116,10 @@ class _Link:
 
     async def _beats(self) -> AsyncIterator[pb.HeartbeatBeat]:
         while not self._registration.withdrawn():
-            yield self._registration.beat()
+            beat = self._registration.beat()
+            if beat.group_id != self._group_id:
+                self.wanted.set()
+            yield beat
             await asyncio.sleep(BEAT_INTERVAL)
 
     async def stop(self, goodbye: pb.UnregisterRequest) -> None:
@@ -163,5 +173,9 @@ class Registration:
         """Return how this node, or with it its whole group, takes itself out of the route."""
         beat = self.beat()
         return pb.UnregisterRequest(
-            cluster=beat.cluster, group=beat.group, node_id=beat.node_id, group_removed=group_removed
+            cluster=beat.cluster,
+            group=beat.group,
+            node_id=beat.node_id,
+            group_removed=group_removed,
+            group_id=beat.group_id,
         )

@@ -38,7 +38,7 @@ class BroadcastGroup(QueueGroup):
         self._opened: set[str] = set()  # topics of which queues were read
         self._parts: dict[str, TopicInGroup] = {}
         interval_ms = shared.options.commit_interval_ms
-        self.commits = FileCommits(file, group.name, interval_ms, self.queues.values)
+        self.commits = FileCommits(file, lambda: self.group, interval_ms, self.queues.values)
 
     def read(self, topic: str, part: TopicInGroup | None) -> None:
         """Read the queues that a topic has here now; None: it has none."""
@@ -87,6 +87,7 @@ class BroadcastGroup(QueueGroup):
     async def _start_missing(self, topic: str, part: TopicInGroup) -> None:
         ids = [each for each in range(part.queue_count) if (part.topic_id, each) not in self.queues]
         queues = [MessageQueue(topic, self.group.name, each) for each in ids]
+        await asyncio.to_thread(self._file.use_group, part.group)
         offsets = {queue: self._file.get(queue, part.topic_id) for queue in queues}
         unknown = [queue for queue, offset in offsets.items() if offset is None]
         if unknown:
@@ -96,7 +97,7 @@ class BroadcastGroup(QueueGroup):
             resolved = {queue: found.get(queue.queue_id, 0) for queue in unknown}
             # Stored at once: "latest" is where this consumer began, not where it begins again.
             places = [((queue, part.topic_id), offset) for queue, offset in resolved.items()]
-            await asyncio.to_thread(self._file.put, places)
+            await asyncio.to_thread(self._file.put, places, part.group)
             offsets.update(resolved)
         if self._parts.get(topic) is not part:
             self._again.add(topic)

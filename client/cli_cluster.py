@@ -212,7 +212,12 @@ async def known_nodes(nameserver: str, nodes: list[str]) -> list[KnownNode]:
 
 async def _groups_by_nameserver(nameserver: str) -> list[GroupAnswers]:
     listed = await _list_groups(nameserver)
-    return await asyncio.gather(*(_ask_group(route) for route in listed.groups))
+    groups = await asyncio.gather(*(_ask_group(route) for route in listed.groups))
+    for route, group in zip(listed.groups, groups, strict=True):
+        key = (route.cluster, route.group)
+        its = [each for each in listed.strangers if (each.cluster, each.group) == key]
+        group.strangers = tuple(f"{each.node_id} at {each.log_address}" for each in its)
+    return groups
 
 
 async def _list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:

@@ -18,6 +18,7 @@ import grpc
 from grpc import aio
 
 from ledgermq.proto import log_pb2 as pb
+from ledgermq.proto import route_pb2
 
 from .batching import Outcome, Request, SendWindow
 from .channels import Channels, unreachable
@@ -99,8 +100,25 @@ class GroupConnection:
 
     def update(self, group: BrokerGroup) -> None:
         """Take a newer route. A stream to a node that no longer leads is closed: its answers will not come."""
+        is_another = group.is_another(self.group)
         self.group = group
+        if is_another:
+            self._leave_group()
         self._take_news(group.term, group.leader_id)
+
+    def _leave_group(self) -> None:
+        """The broker group was made anew, or another one was given its name: nothing of what was sent is known there."""
+        what = f'broker group "{self.group.name}" was replaced by another one of its name'
+        logger.warning("%s group_id=%016x", what, self.group.group_id)
+        self.last_error = f"{what}."
+        call, self._call = self._call, None  # its answers are not for these lanes any more
+        if call is not None:
+            call.cancel()
+        self._search, self._told = LeaderSearch(), (0, "")
+        text = f"{what} before it had acknowledged the message. Whether it was stored there nobody can say"
+        refusal = route_pb2.Refusal(code=route_pb2.OUTCOME_UNKNOWN, message=text)
+        failed = self.window.leave_group(refusal)
+        self._on_outcome(self, Outcome(failed=failed, refresh_topics=self.window.topics_left))
 
     def _take_news(self, term: int, leader_id: str) -> None:
         """Somebody says who leads. A term may be known before its leader is; when it is, it has no other one."""
@@ -159,7 +177,7 @@ class GroupConnection:
         produce: Any = self._channels.get(address).stream_stream(
             _PRODUCE, request_serializer=None, response_deserializer=pb.ProduceResponse.FromString
         )
-        call: aio.StreamStreamCall[bytes, pb.ProduceResponse] = produce()
+        call: aio.StreamStreamCall[bytes, pb.ProduceResponse] = produce(metadata=self.group.metadata)
         self._call, self._address = call, address
         tasks = [
             asyncio.create_task(self._write(call)),
@@ -195,7 +213,7 @@ class GroupConnection:
         logger.info("produce stream ended address=%s reason=%s", address, self.last_error)
 
     async def _write(self, call: aio.StreamStreamCall[bytes, pb.ProduceResponse]) -> None:
-        while True:
+        while self._call is call:
             now = now_ms()
             request = self.window.next_request(now)
             if request is None:
@@ -212,7 +230,7 @@ class GroupConnection:
     async def _read(self, call: aio.StreamStreamCall[bytes, pb.ProduceResponse]) -> None:
         while True:
             response = await call.read()
-            if not isinstance(response, pb.ProduceResponse):
+            if not isinstance(response, pb.ProduceResponse) or self._call is not call:
                 return  # the end of the stream
             outcome = self.window.on_response(response, now_ms())
             self._sent_at = now_ms()

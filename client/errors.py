@@ -316,6 +316,13 @@ class StaleRouteError(RefusedError):
     refresh_route = True
 
 
+class OtherGroupError(RefusedError):
+    """Another broker group has come under the name and address of the one that was meant. Nothing was done."""
+
+    retryable = True
+    refresh_route = True
+
+
 class GroupNotFoundError(RefusedError):
     """The consumer group does not exist."""
 
@@ -435,6 +442,7 @@ _BY_CODE: dict[int, type[RefusedError]] = {
     pb.GROUP_DRAINING: GroupDrainingError,
     pb.STALE_ROUTE: StaleRouteError,
     pb.QUEUE_NOT_FOUND: StaleRouteError,
+    pb.OTHER_GROUP: OtherGroupError,
     pb.GROUP_NOT_FOUND: GroupNotFoundError,
     pb.ALREADY_EXISTS: AlreadyExistsError,
     pb.OFFSET_OUT_OF_RANGE: OffsetOutOfRangeError,

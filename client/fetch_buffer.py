@@ -35,7 +35,8 @@ class FetchBuffer(Intake[AssignedQueue]):
 
     def remove(self, assigned: AssignedQueue) -> None:
         """Stop reading a queue; what is buffered of it is dropped."""
-        self._queues.pop(assigned.key, None)
+        if self._queues.get(assigned.key) is assigned:
+            del self._queues[assigned.key]
         self._drop(assigned)
 
     @property

@@ -153,7 +153,12 @@ class GroupAdmin(GroupProgress):
         consumers: Sequence[pb.TopicConsumer] = (),
     ) -> pb.SetBrokerGroupModeResponse:
         request = pb.SetBrokerGroupModeRequest(
-            group=group.name, mode=mode, force=force, consumers=consumers, cluster=group.cluster
+            group=group.name,
+            mode=mode,
+            force=force,
+            consumers=consumers,
+            cluster=group.cluster,
+            broker_group_id=group.group_id,
         )
         return await self._call(
             group, lambda stub, timeout: stub.SetBrokerGroupMode(request, timeout=timeout)
@@ -308,7 +313,8 @@ class GroupAdmin(GroupProgress):
             commit.offsets.add(topic=topic, queue_id=queue.queue_id, offset=queue.begin_offset)
 
         def send(channel: Any, timeout_s: float) -> Any:
-            return log_pb2_grpc.LogServiceStub(channel).CommitOffsets(commit, timeout=timeout_s)
+            stub = log_pb2_grpc.LogServiceStub(channel)
+            return stub.CommitOffsets(commit, timeout=timeout_s, metadata=group.metadata)
 
         try:
             await call_group(lambda: group, self._channels, send, timeout_s=self._timeout_s)

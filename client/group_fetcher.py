@@ -151,7 +151,9 @@ class GroupFetcher(ABC, Generic[Q]):
 
     async def _read_from(self, address: str) -> None:
         """Fetch from one node until its stream breaks or the assignment changes."""
-        call = log_pb2_grpc.LogServiceStub(self._channels.get(address)).FetchStream()
+        call = log_pb2_grpc.LogServiceStub(self._channels.get(address)).FetchStream(
+            metadata=self.group.metadata
+        )
         self._exchanging, self._address = asyncio.create_task(self._exchange(call)), address
         try:
             await self._exchanging

@@ -164,7 +164,8 @@ class GroupMembership:
 
     async def _use_stream(self, address: str) -> route_pb2.Refusal | None:
         """Be a member over one stream until it breaks; return the refusal that ended it, if one did."""
-        call = log_pb2_grpc.LogServiceStub(self._channels.get(address)).Membership()
+        stub = log_pb2_grpc.LogServiceStub(self._channels.get(address))
+        call = stub.Membership(metadata=self.group.metadata)
         self._call, self._address, self._answered = call, address, False
         self._opened_at = time.monotonic()
         self._released.clear()

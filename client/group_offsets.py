@@ -54,7 +54,9 @@ class GroupOffsets:
 
         async def send(channel: aio.Channel, timeout_s: float) -> pb.QueryOffsetsResponse:
             stub = log_pb2_grpc.LogServiceStub(channel)
-            result: pb.QueryOffsetsResponse = await stub.QueryOffsets(request, timeout=timeout_s)
+            result: pb.QueryOffsetsResponse = await stub.QueryOffsets(
+                request, timeout=timeout_s, metadata=self._find(topic, broker_group).metadata
+            )
             return result
 
         answer = await call_group(
@@ -81,8 +83,13 @@ class GroupOffsets:
                 raise outcome
 
     async def _commit_in(self, broker_group: str, request: pb.CommitOffsetsRequest, timeout_s: float) -> None:
-        def send(channel: aio.Channel, attempt_s: float) -> Any:
-            return log_pb2_grpc.LogServiceStub(channel).CommitOffsets(request, timeout=attempt_s)
-
         topic = request.offsets[0].topic
+        meant = self._find(topic, broker_group)
+
+        def send(channel: aio.Channel, attempt_s: float) -> Any:
+            group = self._find(topic, broker_group)
+            metadata = (meant if group.is_another(meant) else group).metadata
+            stub = log_pb2_grpc.LogServiceStub(channel)
+            return stub.CommitOffsets(request, timeout=attempt_s, metadata=metadata)
+
         await call_group(lambda: self._find(topic, broker_group), self._channels, send, timeout_s=timeout_s)

@@ -69,6 +69,7 @@ class GroupProgress(Admin):
         asked = pb.GetProgressRequest()
         asked.CopyFrom(request)
         asked.cluster, asked.broker_group = group.cluster, group.name  # others may be at its addresses by now
+        asked.broker_group_id = group.group_id
         return await self._call(group, lambda stub, timeout: stub.GetProgress(asked, timeout=timeout))
 
     async def lag(self, consumer_group: str = "", topic: str = "", *, queues: bool = False) -> Lag:

@@ -16,6 +16,7 @@ from ledgermq.proto import log_pb2
 from ledgermq.proto import route_pb2 as pb
 
 from .message import MessageQueue
+from .topic_route import BrokerGroup
 
 #: Bytes asked for at once, over all queues of a group.
 FETCH_BYTES: Final = 4 * 1024 * 1024
@@ -37,6 +38,7 @@ class AssignedQueue:
     end_offset: int = 0  # of the queue, when it was last heard of
     sought: bool = False  # moved to `fetch_offset` by its user: no broker has said yet that this exists
     beyond: bool = False  # a broker has said that it does not: it lies beyond the end
+    group: BrokerGroup | None = None  # in which it was begun; None: whoever has the name
 
     @property
     def key(self) -> tuple[int, int]:

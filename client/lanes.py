@@ -61,6 +61,7 @@ class Lane:
     unacked: deque[Section] = field(default_factory=deque)  # numbered, in order
     resend: bool = False  # unacked sections must go again, once none is in flight
     renumber: bool = False  # a sequence is missing for good: the numbering starts anew
+    left: bool = False  # its broker group is gone, and another one has its name: nothing of it is sent
 
     @property
     def in_flight(self) -> bool:

@@ -161,7 +161,8 @@ class GroupCommits(OffsetCommits):
             request.offsets.add(topic=queue.topic, queue_id=queue.queue_id, offset=offset, epoch=owned.epoch)
 
         def send(channel: Any, timeout_s: float) -> Any:
-            return log_pb2_grpc.LogServiceStub(channel).CommitOffsets(request, timeout=timeout_s)
+            stub = log_pb2_grpc.LogServiceStub(channel)
+            return stub.CommitOffsets(request, timeout=timeout_s, metadata=self._group().metadata)
 
         await call_group(self._group, self._channels, send)
         for owned, offset in rows:

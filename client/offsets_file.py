@@ -4,8 +4,8 @@ Owns: the file, its lock, its form. Must not: decide what is finished.
 Invariants: the file is replaced as a whole and synced before the next replacement, so after any crash it is the old or the new
 one; one consumer at a time uses it; a file that cannot be read is an error, never a new beginning.
 
-Form: one JSON object {"version", "group", "offsets": [{"topic", "topic_id", "broker_group", "queue", "offset"}], "crc32c"}; the
-checksum is over the text of the offsets.
+Form: one JSON object {"version", "group", "offsets": [{"topic", "topic_id", "broker_group", "queue", "offset"}], "crc32c",
+"group_ids": {broker group: 16 hex digits}}; the checksum is over the text of the offsets. Builds before `group_ids` leave it out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -25,6 +26,9 @@ from .errors import OffsetsFileError
 from .message import MessageQueue
 from .offset_commits import OffsetCommits
 from .owned_queue import OwnedQueue
+from .topic_route import BrokerGroup
+
+logger = logging.getLogger(__name__)
 
 _VERSION: Final = 1
 #: A queue with the id of its topic: one that was created again is another one.
@@ -38,6 +42,8 @@ class OffsetsFile:
         self.path = path
         self._consumer_group = consumer_group
         self._offsets: dict[Place, int] = {}
+        self._group_ids: dict[str, int] = {}  # of the broker groups that the offsets are of, as far as known
+        self._used: dict[str, BrokerGroup] = {}  # in this run
         self._lock_fd = -1
         self._writing = threading.Lock()  # several broker groups commit, each from a thread
 
@@ -71,11 +77,36 @@ class OffsetsFile:
         """Return the stored offset of a queue."""
         return self._offsets.get((queue, topic_id))
 
-    def put(self, rows: Iterable[tuple[Place, int]]) -> None:
-        """Store offsets, on disk when it returns. Raises: OffsetsFileError."""
+    def use_group(self, group: BrokerGroup) -> None:
+        """Know nothing any more of another broker group that had its name; the next `put` stores that. Waits for a disk."""
+        with self._writing:
+            if not group.group_id:
+                return
+            if self._is_of_another(group):
+                text = "offsets of a broker group that was replaced are dropped broker_group=%s file=%s"
+                logger.warning(text, group.name, self.path)
+                kept = {
+                    place: each
+                    for place, each in self._offsets.items()
+                    if place[0].broker_group != group.name
+                }
+                self._offsets = kept
+            self._group_ids[group.name] = group.group_id
+            self._used[group.name] = group
+
+    def _is_of_another(self, group: BrokerGroup) -> bool:
+        used, known = self._used.get(group.name), self._group_ids.get(group.name, 0)
+        if used is not None:
+            return group.is_another(used)
+        return bool(group.group_id) and known not in (0, group.group_id, *group.former_group_ids)
+
+    def put(self, rows: Iterable[tuple[Place, int]], group: BrokerGroup | None = None) -> None:
+        """Store offsets, on disk when it returns; not those of a `group` that was replaced. Raises: OffsetsFileError."""
         with self._writing:
             if self._lock_fd < 0:
                 raise OffsetsFileError(str(self.path), "Its consumer is closed", "Make a new one")
+            if group is not None and self._is_of_another(group):
+                return
             offsets = {**self._offsets, **dict(rows)}
             try:
                 self._replace(self._encode(offsets))
@@ -113,6 +144,8 @@ class OffsetsFile:
             for (queue, topic_id), offset in sorted(offsets.items())
         ]  # fmt: skip
         content = {"version": _VERSION, "group": self._consumer_group, "offsets": rows, "crc32c": _sum(rows)}
+        if self._group_ids:
+            content["group_ids"] = {name: f"{each:016x}" for name, each in sorted(self._group_ids.items())}
         return (json.dumps(content, indent=1) + "\n").encode()
 
     def _read(self) -> dict[Place, int]:
@@ -135,13 +168,14 @@ class OffsetsFile:
             if group != self._consumer_group:
                 step = "Give every group a file of its own"
                 raise OffsetsFileError(str(self.path), f"It is of the group {group!r}", step)
+            self._group_ids = {name: int(text, 16) for name, text in content.get("group_ids", {}).items()}
             return {
                 (MessageQueue(row["topic"], row["broker_group"], row["queue"]), row["topic_id"]): row[
                     "offset"
                 ]
                 for row in rows
             }
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._damaged(f"{type(error).__name__}: {error}") from None
 
     def _damaged(self, reason: str) -> OffsetsFileError:
@@ -160,13 +194,18 @@ class FileCommits(OffsetCommits):
     """Commits to a file, in a thread: the event loop does not wait for a disk."""
 
     def __init__(
-        self, file: OffsetsFile, name: str, interval_ms: int, queues: Callable[[], Iterable[OwnedQueue]]
+        self,
+        file: OffsetsFile,
+        group: Callable[[], BrokerGroup],
+        interval_ms: int,
+        queues: Callable[[], Iterable[OwnedQueue]],
     ) -> None:
         self._file = file
-        super().__init__(name, interval_ms, queues)
+        self._group = group
+        super().__init__(group().name, interval_ms, queues)
 
     async def _store(self, rows: list[tuple[OwnedQueue, int]]) -> None:
         places = [((owned.queue, owned.topic_id), offset) for owned, offset in rows]
-        await asyncio.to_thread(self._file.put, places)
+        await asyncio.to_thread(self._file.put, places, self._group())
         for owned, offset in rows:
             owned.committed = max(owned.committed, offset)

@@ -43,7 +43,7 @@ from .routes import Routes
 from .send_trace import trace_section
 from .stretches import stretches
 from .topic_lanes import TopicLanes
-from .topic_route import BrokerGroup, TopicRoute, no_queue_to_write, with_lost_parts
+from .topic_route import BrokerGroup, TopicInGroup, TopicRoute, no_queue_to_write, with_lost_parts
 from .tracer import TRACE_TIMEOUT_MS, Tracer, trace_source
 
 logger = logging.getLogger(__name__)
@@ -355,10 +355,19 @@ class Producer:
             logger.info("no broker group is led from the zone topic=%s zone=%s", route.topic, self._zone)
         parts = [*near, *(part for part in preferred if part not in near)]
         lanes = self._lanes_of(TopicLanes(encoder, parts, len(near) or None), route.topic)
-        every = with_lost_parts(route, known.ordered.parts if known else ())
+        every = with_lost_parts(route, self._not_replaced(known.ordered.parts) if known else ())
         if every != parts:
             lanes.ordered = self._lanes_of(TopicLanes(encoder, every), route.topic)
         self._outbox.use(route.topic, lanes)
+
+    def _not_replaced(self, parts: Iterable[TopicInGroup]) -> list[TopicInGroup]:
+        """Leave out those of broker groups whose name another one has: their queues do not come back."""
+        known = self._connections
+        return [
+            part
+            for part in parts
+            if part.group.name not in known or not known[part.group.name].group.is_another(part.group)
+        ]
 
     def _lanes_of(self, lanes: TopicLanes, topic: str) -> TopicLanes:
         """Add the lanes of all its parts."""

@@ -199,6 +199,9 @@ class PushConsumer:
         """Take a route: use new broker groups, know what changed of the others."""
         for part in route.parts:
             group = self._groups.get(part.group.name)
+            if group is not None and part.group.is_another(group.group):
+                self._replaced(group)
+                group = None
             if group is None:
                 group = self._groups[part.group.name] = self._make(part.group, start)
             else:
@@ -218,6 +221,19 @@ class PushConsumer:
             group.unlisted()
             return
         logger.info("broker group was removed broker_group=%s", name)
+        self._end_later(group)
+
+    def _replaced(self, group: QueueGroup) -> None:
+        """Another broker group has come under the name: what is finished in the one before has no place there."""
+        logger.warning(
+            "broker group was replaced by another one of its name broker_group=%s", group.group.name
+        )
+        for owned in list(group.queues.values()):
+            group.lose(owned)
+        self._end_later(group)
+
+    def _end_later(self, group: QueueGroup) -> None:
+        name = group.group.name
         del self._groups[name]
         task = asyncio.create_task(self._end(group), name=f"ledgermq-end-{name}")
         self._ending.add(task)

@@ -108,7 +108,7 @@ class QueueReader:
         if fetcher is None:
             fetcher = _Fetcher(self, part.group, self._max_buffer_bytes)
             self._fetchers[queue.broker_group] = fetcher
-        assigned = AssignedQueue(queue, part.topic_id, offset, offset)
+        assigned = AssignedQueue(queue, part.topic_id, offset, offset, group=part.group)
         self._assigned[queue] = assigned
         fetcher.topics.add(queue.topic)
         if queue not in self._paused:
@@ -138,8 +138,9 @@ class QueueReader:
             if assigned.queue in self._paused:
                 self._paused.discard(assigned.queue)
                 fetcher = self._fetchers[assigned.queue.broker_group]
-                fetcher.buffer.assign(assigned)
-                fetcher.restart()
+                if not _has_left(assigned, fetcher.group):
+                    fetcher.buffer.assign(assigned)
+                    fetcher.restart()
 
     @property
     def paused(self) -> tuple[MessageQueue, ...]:
@@ -230,10 +231,30 @@ class QueueReader:
         for part in route.parts:
             fetcher = self._fetchers.get(part.group.name)
             if fetcher is not None:
+                is_another = part.group.is_another(fetcher.group)
                 fetcher.update(part.group)
+                if is_another:
+                    self._leave_group(fetcher)
+                self._read_in_group(fetcher, route.topic)
         for name, fetcher in list(self._fetchers.items()):
             if fetcher.group.draining and not any(self._has(topic, name) for topic in fetcher.topics):
                 self._leave(name, fetcher)
+
+    def _leave_group(self, fetcher: _Fetcher) -> None:
+        """Another broker group has come under the name: nothing is asked of it by the ids and offsets of the one before."""
+        name = fetcher.group.name
+        logger.warning("broker group was replaced by another one of its name broker_group=%s", name)
+        for assigned in self._assigned.values():
+            if assigned.queue.broker_group == name:
+                fetcher.buffer.remove(assigned)
+        fetcher.restart()
+
+    def _read_in_group(self, fetcher: _Fetcher, topic: str) -> None:
+        """Read the queues of a topic that were begun in a group which has been replaced, where they are now."""
+        for queue, assigned in list(self._assigned.items()):
+            is_here = (queue.topic, queue.broker_group) == (topic, fetcher.group.name)
+            if is_here and _has_left(assigned, fetcher.group):
+                self._read_newest(fetcher, assigned)
 
     def _has(self, topic: str, broker_group: str) -> bool:
         route = self._routes.cached(topic)
@@ -301,7 +322,7 @@ class QueueReader:
             return True  # given up meanwhile
         route = self._routes.cached(topic)
         part = route.part(assigned.queue.broker_group) if route else None
-        if part is None or part.topic_id == assigned.topic_id:
+        if part is None or (part.topic_id == assigned.topic_id and not _has_left(assigned, part.group)):
             return False
         if assigned.queue.queue_id >= part.queue_count:
             self.give_up([assigned.queue])
@@ -310,6 +331,11 @@ class QueueReader:
         fetcher.buffer.remove(assigned)
         self.read(part, assigned.queue, 0)
         return True
+
+
+def _has_left(assigned: AssignedQueue, group: BrokerGroup) -> bool:
+    """Tell whether a queue was begun in another group than the one that has the name now."""
+    return assigned.group is not None and group.is_another(assigned.group)
 
 
 def _warn_beyond(assigned: AssignedQueue, end: int) -> None:

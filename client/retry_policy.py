@@ -71,6 +71,9 @@ def decide(refusal: pb.Refusal, attempt: int, *, first_of_queue: bool, fifo: boo
         return Decision(Action.NEW_SESSION, definite=True)
     if code in (pb.STALE_ROUTE, pb.QUEUE_NOT_FOUND):
         return Decision(Action.REFRESH_ROUTE, definite=True, pause_ms=pause)
+    if code == pb.OTHER_GROUP:
+        # Another group has come under the name: of what the one before may have stored this one knows nothing
+        return Decision(Action.FIND_LEADER, definite=True, unseen=True, pause_ms=pause)
     if code == pb.GROUP_DRAINING:
         # Looked up first, so certain. Messages of a message group must not change their queue unseen: the caller sends
         # them again, to the queue that the group has from now on.

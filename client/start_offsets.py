@@ -38,7 +38,8 @@ async def start_offsets(
     request = pb.QueryOffsetsRequest(topic=topic, timestamp=timestamp)
 
     def query(channel: Any, timeout_s: float) -> Any:
-        return log_pb2_grpc.LogServiceStub(channel).QueryOffsets(request, timeout=timeout_s)
+        stub = log_pb2_grpc.LogServiceStub(channel)
+        return stub.QueryOffsets(request, timeout=timeout_s, metadata=group().metadata)
 
     answer: pb.QueryOffsetsResponse = await call_group(group, channels, query)
     offsets = {}

@@ -153,6 +153,8 @@ class GroupAnswers:
     group: str
     members: dict[str, str] = field(default_factory=dict)
     answers: dict[str, pb.GetStatusResponse] = field(default_factory=dict)
+    #: Nodes of another group of the same name, which the nameserver refuses: "n1 at host:port".
+    strangers: tuple[str, ...] = ()
 
 
 def report(asked: GroupAnswers) -> GroupReport:
@@ -168,8 +170,11 @@ def report(asked: GroupAnswers) -> GroupReport:
     in_contact = view.voters_in_contact if leader else 0
     voters = view.voters or len(rows)
     verdict, notes = _judge(view, leader, rows, voters, in_contact, _held_back_notes(asked.answers, leader))
-    if verdict is Verdict.HEALTHY and any(each.disk_step > 1 for each in asked.answers.values()):
+    is_off = bool(asked.strangers) or any(each.disk_step > 1 for each in asked.answers.values())
+    if verdict is Verdict.HEALTHY and is_off:
         verdict = Verdict.DEGRADED
+    if asked.strangers:
+        notes += (_strangers_note(asked),)
     if view.master_id:
         notes += (*master_notes(asked.answers, view, leads=leader is not None),)
     notes += (*_retention_notes(asked.answers, leader), *_mode_notes(view))
@@ -192,6 +197,14 @@ def report(asked: GroupAnswers) -> GroupReport:
         log_start_ms=view.log_start_ms,
         mode=_mode(view),
         mode_since_ms=view.mode_since_ms,
+    )
+
+
+def _strangers_note(asked: GroupAnswers) -> str:
+    return (
+        f'the nameserver refuses nodes of another broker group that is called "{asked.group}", too: '
+        f"{', '.join(asked.strangers)}. No client is sent to them. Stop those that are not wanted; two groups need two names. "
+        "See: docs/runbook.md"
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ledgermq.proto import route_pb2 as pb
+from ledgermq.proto.group_id import group_metadata
 from ledgermq.proto.record import MAX_BODY_SIZE
 
 from .errors import LedgerMQError
@@ -36,6 +37,8 @@ class BrokerGroup:
     max_message_bytes: int = MAX_BODY_SIZE  # largest body
     max_request_bytes: int = 4 * MAX_BODY_SIZE  # all sections of a produce request
     draining: bool = False  # takes no new messages; when it leaves the route it is gone for good
+    group_id: int = 0  # tells it from others of its name; 0 when nobody says
+    former_group_ids: tuple[int, ...] = ()  # it had, before it was recovered or a master promoted
 
     @property
     def leader(self) -> Node | None:
@@ -45,6 +48,17 @@ class BrokerGroup:
     def zone(self) -> str:
         """Where messages to the group go: the zone of its leader, "" while there is none."""
         return leader.zone if (leader := self.leader) else ""
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What a call to its nodes says, so that another group of its name refuses it."""
+        return group_metadata(self.group_id)
+
+    def is_another(self, known: BrokerGroup) -> bool:
+        """Tell whether the name and perhaps the address of `known` are now those of a group that has nothing of it."""
+        if 0 in (self.group_id, known.group_id) or self.group_id == known.group_id:
+            return False
+        return known.group_id not in self.former_group_ids and self.group_id not in known.former_group_ids
 
     @property
     def by_preference(self) -> tuple[Node, ...]:
@@ -102,6 +116,8 @@ def group_of(view: pb.GroupRoute) -> BrokerGroup:
         view.max_message_bytes or MAX_BODY_SIZE,
         view.max_request_bytes or 4 * MAX_BODY_SIZE,
         view.mode != pb.MODE_ACTIVE,
+        view.group_id,
+        tuple(view.former_group_ids),
     )
 
 

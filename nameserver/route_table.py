@@ -3,7 +3,8 @@
 Owns: one record per node, its expiry and suspicion, which node leads each group.
 Must not: read clocks (callers pass `now` in ms of any monotonic clock), send, know listeners' sockets.
 Invariants: `revision` grows with every change that an answer could show, and with nothing else;
-            a group's view is that of the highest (term, version), so an old leader never wins over a new one.
+            a group's view is that of the highest (term, version), so an old leader never wins over a new one;
+            the nodes of a group are of one group, not of two that were given the same name.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from ledgermq.proto import route_pb2 as pb
+
+from .strangers import Strangers, belongs_to
 
 #: Silence after which a node is dropped, ms.
 EXPIRY_MS = 10_000
@@ -48,15 +51,28 @@ class RouteTable:
     def __init__(self, expiry_ms: int = EXPIRY_MS) -> None:
         self.expiry_ms = expiry_ms
         self.revision = 0
+        self.strangers = Strangers()  # nodes that were refused
         self._nodes: dict[NodeKey, NodeRecord] = {}
         self._gone: dict[GroupKey, pb.GroupRoute] = {}  # without topics and leader; nobody is alive in it
 
     # --- what brokers say -------------------------------------------------------------------------------------
 
+    def rivals(self, route: pb.GroupRoute) -> list[str]:
+        """Return the nodes here that belong to another group of the same name: `route` must not be registered beside them."""
+        records = self._records((route.cluster, route.group))
+        return sorted(node_id for node_id, record in records if not belongs_to(record.route, route))
+
+    def knows_id(self, cluster: str, group: str) -> bool:
+        """Tell whether a node here says which group of that name it is."""
+        return any(record.route.group_id for _, record in self._records((cluster, group)))
+
     def register(
         self, node_id: str, incarnation: str, route: pb.GroupRoute, is_leader: bool, now: int
     ) -> bool:
-        """Take a full registration; return whether a view changed. An older registration of a group never hides a newer one."""
+        """Take a full registration; return whether a view changed. An older registration of a group never hides a newer one.
+
+        There are no `rivals`.
+        """
         key = (route.cluster, route.group, node_id)
         before = self._shown(key[:2])
         known = self._nodes.get(key)
@@ -65,13 +81,27 @@ class RouteTable:
             term, leader_id = known.term, known.leader_id  # a beat brought newer news already
         self._nodes[key] = NodeRecord(route, incarnation, is_leader, now, now, term, leader_id)
         gone = self._gone.pop(key[:2], None)
-        if gone is not None and not route.master_id:  # a slave that asks for the master, which is away
+        if (
+            gone is not None and not route.master_id and belongs_to(gone, route)
+        ):  # a slave that asks for the master, which is away
             route.master_id, route.generation = gone.master_id, gone.generation
         return self._bump_if_changed(key[:2], before)
 
-    def beat(self, cluster: str, group: str, node_id: str, term: int, leader_id: str, now: int) -> bool:
+    def take_back(self, node_id: str, incarnation: str, route: pb.GroupRoute) -> bool:
+        """Forget what a node said before it knew which group it is of. Return whether a view changed."""
+        key = (route.cluster, route.group, node_id)
+        record = self._nodes.get(key)
+        if record is None or record.incarnation != incarnation:
+            return False
+        before = self._shown(key[:2])
+        del self._nodes[key]  # not `_forget`: its rivals are here
+        return self._bump_if_changed(key[:2], before)
+
+    def beat(
+        self, cluster: str, group: str, node_id: str, term: int, leader_id: str, now: int, group_id: int = 0
+    ) -> bool:
         """Take a heartbeat; return False when the node must register again (it is not known)."""
-        record = self._nodes.get((cluster, group, node_id))
+        record = self._record((cluster, group, node_id), group_id)
         if record is None:
             return False
         before = self._shown((cluster, group))
@@ -82,27 +112,32 @@ class RouteTable:
         self._bump_if_changed((cluster, group), before)
         return True
 
-    def suspect(self, cluster: str, group: str, node_id: str, now: int) -> bool:
+    def suspect(self, cluster: str, group: str, node_id: str, now: int, group_id: int = 0) -> bool:
         """The node's stream closed: it is not shown as alive until it is heard again. Return whether a view changed."""
-        record = self._nodes.get((cluster, group, node_id))
+        record = self._record((cluster, group, node_id), group_id)
         if record is None:
             return False
         before = self._shown((cluster, group))
         record.suspect_since = now
         return self._bump_if_changed((cluster, group), before)
 
-    def unregister(self, cluster: str, group: str, node_id: str) -> bool:
+    def unregister(self, cluster: str, group: str, node_id: str, group_id: int = 0) -> bool:
         """The node says goodbye: forget it at once. Return whether a view changed."""
+        if self._record((cluster, group, node_id), group_id) is None:
+            return False
         before = self._shown((cluster, group))
         self._forget((cluster, group, node_id))
         return self._bump_if_changed((cluster, group), before)
 
-    def remove(self, cluster: str, group: str, node_id: str) -> bool:
+    def remove(self, cluster: str, group: str, node_id: str, group_id: int = 0) -> bool:
         """The whole group left the cluster for good, says a node: forget it, and that it was here. Return whether a view changed.
 
-        A node that was away when the group was taken back, or when another one came under its name, says so, too: while a
-        node lives in the group and takes messages, only the one that speaks is forgotten.
+        A node that was away when the group was taken back says so, too: while a node lives in the group and takes messages,
+        only the one that speaks is forgotten. Nothing is, when another group came under the name.
         """
+        route = pb.GroupRoute(cluster=cluster, group=group, group_id=group_id)
+        if self.rivals(route):
+            return False
         if any(
             key[:2] == (cluster, group)
             and key[2] != node_id
@@ -110,7 +145,7 @@ class RouteTable:
             and record.route.mode == pb.MODE_ACTIVE
             for key, record in self._nodes.items()
         ):
-            return self.unregister(cluster, group, node_id)
+            return self.unregister(cluster, group, node_id, group_id)
         before = self._shown((cluster, group))
         for key in [key for key in self._nodes if key[:2] == (cluster, group)]:
             del self._nodes[key]
@@ -190,6 +225,13 @@ class RouteTable:
 
     # --- views ------------------------------------------------------------------------------------------------
 
+    def _record(self, key: NodeKey, group_id: int) -> NodeRecord | None:
+        """Return what a node said; None when it is another node of that name, of another group, that said it."""
+        record = self._nodes.get(key)
+        if record is None or 0 in (group_id, record.route.group_id) or group_id == record.route.group_id:
+            return record
+        return None
+
     def _records(self, key: GroupKey) -> Iterator[tuple[str, NodeRecord]]:
         return ((node_id, record) for (c, g, node_id), record in self._nodes.items() if (c, g) == key)
 
@@ -211,7 +253,7 @@ class RouteTable:
         view = pb.GroupRoute(
             cluster=key[0], group=key[1], version=best.route.version, writable=best.route.writable,
             max_message_bytes=best.route.max_message_bytes, max_request_bytes=best.route.max_request_bytes,
-            mode=best.route.mode,
+            mode=best.route.mode, group_id=best.route.group_id, former_group_ids=best.route.former_group_ids,
             replication=best.route.replication,
         )  # fmt: skip
         view.term, view.leader_id = _leader(records)

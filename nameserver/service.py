@@ -25,6 +25,7 @@ from .connection_limit import FullListeners, connections_per_listener
 from .errors import BindError
 from .request_handlers import request_handlers
 from .route_table import NodeKey, RouteTable, keep_topics
+from .strangers import refusal_of_stranger
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +71,8 @@ class Changes:
         return self._event
 
 
-def _key(beat: pb.HeartbeatBeat) -> NodeKey:
-    return beat.cluster, beat.group, beat.node_id
+def _key(beat: pb.HeartbeatBeat) -> tuple[NodeKey, int]:
+    return (beat.cluster, beat.group, beat.node_id), beat.group_id
 
 
 class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
@@ -82,7 +83,9 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         self._changes = changes
         self._listener = listener
         self._watchers = 0
-        self._beating: dict[NodeKey, object] = {}  # the stream that brought each node's newest beat
+        self._beating: dict[
+            tuple[NodeKey, int], object
+        ] = {}  # the stream that brought each node's newest beat
 
     def _told(self, revision: int) -> None:
         if self._table.revision != revision:
@@ -101,7 +104,15 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
             )
             return pb.RegisterResponse(refusal=refusal)
         revision = self._table.revision
-        self._table.register(request.node_id, request.incarnation, route, request.is_leader, now_ms())
+        if rivals := self._table.rivals(route):
+            return self._refuse_stranger(request, rivals)
+        # One that does not know yet which group it is of is not listed among those that do: they may be another one
+        if (
+            route.group_id
+            or not request.knows_group_ids
+            or not self._table.knows_id(route.cluster, route.group)
+        ):
+            self._table.register(request.node_id, request.incarnation, route, request.is_leader, now_ms())
         if self._table.revision != revision:
             logger.info(
                 "registered node=%s group=%s term=%d leader=%s topics=%d",
@@ -110,6 +121,15 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         self._told(revision)
         generation, master = self._table.master(route.cluster, route.group)
         return pb.RegisterResponse(expiry_ms=self._table.expiry_ms, master_id=master, generation=generation)
+
+    def _refuse_stranger(self, request: pb.RegisterRequest, rivals: list[str]) -> pb.RegisterResponse:
+        refusal = refusal_of_stranger(request.node_id, request.route, rivals)
+        if self._table.strangers.note(request.node_id, request.route, now_ms()):
+            logger.error("registration refused: %s", refusal.message)
+        # It registered before it knew which group it is of
+        if self._table.take_back(request.node_id, request.incarnation, request.route):
+            self._changes.tell()
+        return pb.RegisterResponse(refusal=refusal)
 
     async def Heartbeat(
         self,
@@ -124,7 +144,7 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
                 self._beating[_key(beat)] = stream
                 revision = self._table.revision
                 known = self._table.beat(
-                    beat.cluster, beat.group, beat.node_id, beat.term, beat.leader_id, now_ms()
+                    beat.cluster, beat.group, beat.node_id, beat.term, beat.leader_id, now_ms(), beat.group_id
                 )
                 self._told(revision)
                 yield pb.HeartbeatReply(register_again=not known)
@@ -135,7 +155,7 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
                 self._on_stream_end(last)
 
     def _on_stream_end(self, last: pb.HeartbeatBeat) -> None:
-        if self._table.suspect(last.cluster, last.group, last.node_id, now_ms()):
+        if self._table.suspect(last.cluster, last.group, last.node_id, now_ms(), last.group_id):
             logger.warning("heartbeat stream closed node=%s group=%s", last.node_id, last.group)
             self._changes.tell()
 
@@ -145,9 +165,11 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         context: aio.ServicerContext[pb.UnregisterRequest, pb.UnregisterResponse],
     ) -> pb.UnregisterResponse:
         if request.group_removed:
-            changed = self._table.remove(request.cluster, request.group, request.node_id)
+            changed = self._table.remove(request.cluster, request.group, request.node_id, request.group_id)
         else:
-            changed = self._table.unregister(request.cluster, request.group, request.node_id)
+            changed = self._table.unregister(
+                request.cluster, request.group, request.node_id, request.group_id
+            )
         if changed:
             what = "group removed" if request.group_removed else "unregistered"
             logger.info("%s node=%s group=%s", what, request.node_id, request.group)
@@ -203,7 +225,8 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         if request.gone_too:
             groups += self._table.gone_groups(cluster, self._listener)
             groups.sort(key=lambda view: (view.cluster, view.group))
-        return pb.ListGroupsResponse(groups=groups, clusters=self._table.clusters())
+        strangers = self._table.strangers.lately(cluster, self._listener, now_ms())
+        return pb.ListGroupsResponse(groups=groups, clusters=self._table.clusters(), strangers=strangers)
 
     async def WatchRoutes(
         self,

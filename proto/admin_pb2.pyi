@@ -477,18 +477,20 @@ class QueryMessagesResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., next_before: _Optional[int] = ..., unsearched_bytes: _Optional[int] = ..., stale: _Optional[bool] = ..., node_id: _Optional[str] = ...) -> None: ...
 
 class SetBrokerGroupModeRequest(_message.Message):
-    __slots__ = ("group", "mode", "force", "consumers", "cluster")
+    __slots__ = ("group", "mode", "force", "consumers", "cluster", "broker_group_id")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    BROKER_GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     group: str
     mode: _route_pb2.BrokerGroupMode
     force: bool
     consumers: _containers.RepeatedCompositeFieldContainer[TopicConsumer]
     cluster: str
-    def __init__(self, group: _Optional[str] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., force: _Optional[bool] = ..., consumers: _Optional[_Iterable[_Union[TopicConsumer, _Mapping]]] = ..., cluster: _Optional[str] = ...) -> None: ...
+    broker_group_id: int
+    def __init__(self, group: _Optional[str] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., force: _Optional[bool] = ..., consumers: _Optional[_Iterable[_Union[TopicConsumer, _Mapping]]] = ..., cluster: _Optional[str] = ..., broker_group_id: _Optional[int] = ...) -> None: ...
 
 class TopicConsumer(_message.Message):
     __slots__ = ("group", "topic")
@@ -511,18 +513,20 @@ class SetBrokerGroupModeResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., since_ms: _Optional[int] = ..., changed: _Optional[bool] = ...) -> None: ...
 
 class GetProgressRequest(_message.Message):
-    __slots__ = ("group", "topic", "consumers", "cluster", "broker_group")
+    __slots__ = ("group", "topic", "consumers", "cluster", "broker_group", "broker_group_id")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BROKER_GROUP_FIELD_NUMBER: _ClassVar[int]
+    BROKER_GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     group: str
     topic: str
     consumers: _containers.RepeatedCompositeFieldContainer[TopicConsumer]
     cluster: str
     broker_group: str
-    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., consumers: _Optional[_Iterable[_Union[TopicConsumer, _Mapping]]] = ..., cluster: _Optional[str] = ..., broker_group: _Optional[str] = ...) -> None: ...
+    broker_group_id: int
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., consumers: _Optional[_Iterable[_Union[TopicConsumer, _Mapping]]] = ..., cluster: _Optional[str] = ..., broker_group: _Optional[str] = ..., broker_group_id: _Optional[int] = ...) -> None: ...
 
 class TopicProgress(_message.Message):
     __slots__ = ("group", "topic", "queues", "behind", "leased", "lost", "members")

@@ -26,7 +26,10 @@ if _version_not_supported:
 
 
 class LogServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """A call may say which broker group it means, in the metadata `ledgermq-group-id`: GroupRoute.group_id as 16 hex digits. A
+    node of another group that has come under the name and address refuses it with OTHER_GROUP: topic ids, offsets and epochs
+    of the one mean nothing in the other.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -67,7 +70,10 @@ class LogServiceStub:
 
 
 class LogServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """A call may say which broker group it means, in the metadata `ledgermq-group-id`: GroupRoute.group_id as 16 hex digits. A
+    node of another group that has come under the name and address refuses it with OTHER_GROUP: topic ids, offsets and epochs
+    of the one mean nothing in the other.
+    """
 
     def Produce(self, request_iterator, context):
         """One open stream per producer and broker group. Answers come in the order of the requests. Leader only.
@@ -152,7 +158,10 @@ def add_LogServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LogService:
-    """Missing associated documentation comment in .proto file."""
+    """A call may say which broker group it means, in the metadata `ledgermq-group-id`: GroupRoute.group_id as 16 hex digits. A
+    node of another group that has come under the name and address refuses it with OTHER_GROUP: topic ids, offsets and epochs
+    of the one mean nothing in the other.
+    """
 
     @staticmethod
     def Produce(request_iterator,

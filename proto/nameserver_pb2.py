@@ -25,37 +25,39 @@ _sym_db = _symbol_database.Default()
 from ledgermq.proto import route_pb2 as ledgermq_dot_proto_dot_route__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fledgermq/proto/nameserver.proto\x12\x0bledgermq.v1\x1a\x1aledgermq/proto/route.proto\"r\n\x0fRegisterRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12&\n\x05route\x18\x03 \x01(\x0b\x32\x17.ledgermq.v1.GroupRoute\x12\x11\n\tis_leader\x18\x04 \x01(\x08\"s\n\x10RegisterResponse\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.ledgermq.v1.Refusal\x12\x11\n\texpiry_ms\x18\x02 \x01(\r\x12\x11\n\tmaster_id\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\"a\n\rHeartbeatBeat\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0c\n\x04term\x18\x04 \x01(\x04\x12\x11\n\tleader_id\x18\x05 \x01(\t\"(\n\x0eHeartbeatReply\x12\x16\n\x0eregister_again\x18\x01 \x01(\x08\"[\n\x11UnregisterRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x15\n\rgroup_removed\x18\x04 \x01(\x08\"\x14\n\x12UnregisterResponse\"1\n\x0fGetRouteRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\"s\n\x10GetRouteResponse\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.ledgermq.v1.Refusal\x12\'\n\x06groups\x18\x02 \x03(\x0b\x32\x17.ledgermq.v1.GroupRoute\x12\x0f\n\x07\x63luster\x18\x03 \x01(\t\"c\n\x12WatchRoutesRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0e\n\x06topics\x18\x02 \x03(\t\x12\x15\n\rall_listeners\x18\x03 \x01(\x08\x12\x15\n\rwithout_group\x18\x04 \x01(\t\">\n\x13WatchRoutesResponse\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.ledgermq.v1.GroupRoute\"6\n\x11ListGroupsRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x10\n\x08gone_too\x18\x02 \x01(\x08\"O\n\x12ListGroupsResponse\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.ledgermq.v1.GroupRoute\x12\x10\n\x08\x63lusters\x18\x02 \x03(\t2\xe1\x03\n\x11NameServerService\x12G\n\x08Register\x12\x1c.ledgermq.v1.RegisterRequest\x1a\x1d.ledgermq.v1.RegisterResponse\x12H\n\tHeartbeat\x12\x1a.ledgermq.v1.HeartbeatBeat\x1a\x1b.ledgermq.v1.HeartbeatReply(\x01\x30\x01\x12M\n\nUnregister\x12\x1e.ledgermq.v1.UnregisterRequest\x1a\x1f.ledgermq.v1.UnregisterResponse\x12G\n\x08GetRoute\x12\x1c.ledgermq.v1.GetRouteRequest\x1a\x1d.ledgermq.v1.GetRouteResponse\x12R\n\x0bWatchRoutes\x12\x1f.ledgermq.v1.WatchRoutesRequest\x1a .ledgermq.v1.WatchRoutesResponse0\x01\x12M\n\nListGroups\x12\x1e.ledgermq.v1.ListGroupsRequest\x1a\x1f.ledgermq.v1.ListGroupsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fledgermq/proto/nameserver.proto\x12\x0bledgermq.v1\x1a\x1aledgermq/proto/route.proto\"\x8b\x01\n\x0fRegisterRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12&\n\x05route\x18\x03 \x01(\x0b\x32\x17.ledgermq.v1.GroupRoute\x12\x11\n\tis_leader\x18\x04 \x01(\x08\x12\x17\n\x0fknows_group_ids\x18\x05 \x01(\x08\"s\n\x10RegisterResponse\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.ledgermq.v1.Refusal\x12\x11\n\texpiry_ms\x18\x02 \x01(\r\x12\x11\n\tmaster_id\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\"s\n\rHeartbeatBeat\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0c\n\x04term\x18\x04 \x01(\x04\x12\x11\n\tleader_id\x18\x05 \x01(\t\x12\x10\n\x08group_id\x18\x06 \x01(\x06\"(\n\x0eHeartbeatReply\x12\x16\n\x0eregister_again\x18\x01 \x01(\x08\"m\n\x11UnregisterRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x15\n\rgroup_removed\x18\x04 \x01(\x08\x12\x10\n\x08group_id\x18\x05 \x01(\x06\"\x14\n\x12UnregisterResponse\"1\n\x0fGetRouteRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\"s\n\x10GetRouteResponse\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.ledgermq.v1.Refusal\x12\'\n\x06groups\x18\x02 \x03(\x0b\x32\x17.ledgermq.v1.GroupRoute\x12\x0f\n\x07\x63luster\x18\x03 \x01(\t\"c\n\x12WatchRoutesRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0e\n\x06topics\x18\x02 \x03(\t\x12\x15\n\rall_listeners\x18\x03 \x01(\x08\x12\x15\n\rwithout_group\x18\x04 \x01(\t\">\n\x13WatchRoutesResponse\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.ledgermq.v1.GroupRoute\"6\n\x11ListGroupsRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x10\n\x08gone_too\x18\x02 \x01(\x08\"y\n\x12ListGroupsResponse\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.ledgermq.v1.GroupRoute\x12\x10\n\x08\x63lusters\x18\x02 \x03(\t\x12(\n\tstrangers\x18\x03 \x03(\x0b\x32\x15.ledgermq.v1.Stranger\"b\n\x08Stranger\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x13\n\x0blog_address\x18\x04 \x01(\t\x12\x10\n\x08group_id\x18\x05 \x01(\x06\x32\xe1\x03\n\x11NameServerService\x12G\n\x08Register\x12\x1c.ledgermq.v1.RegisterRequest\x1a\x1d.ledgermq.v1.RegisterResponse\x12H\n\tHeartbeat\x12\x1a.ledgermq.v1.HeartbeatBeat\x1a\x1b.ledgermq.v1.HeartbeatReply(\x01\x30\x01\x12M\n\nUnregister\x12\x1e.ledgermq.v1.UnregisterRequest\x1a\x1f.ledgermq.v1.UnregisterResponse\x12G\n\x08GetRoute\x12\x1c.ledgermq.v1.GetRouteRequest\x1a\x1d.ledgermq.v1.GetRouteResponse\x12R\n\x0bWatchRoutes\x12\x1f.ledgermq.v1.WatchRoutesRequest\x1a .ledgermq.v1.WatchRoutesResponse0\x01\x12M\n\nListGroups\x12\x1e.ledgermq.v1.ListGroupsRequest\x1a\x1f.ledgermq.v1.ListGroupsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ledgermq.proto.nameserver_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REGISTERREQUEST']._serialized_start=76
-  _globals['_REGISTERREQUEST']._serialized_end=190
-  _globals['_REGISTERRESPONSE']._serialized_start=192
-  _globals['_REGISTERRESPONSE']._serialized_end=307
-  _globals['_HEARTBEATBEAT']._serialized_start=309
-  _globals['_HEARTBEATBEAT']._serialized_end=406
-  _globals['_HEARTBEATREPLY']._serialized_start=408
-  _globals['_HEARTBEATREPLY']._serialized_end=448
-  _globals['_UNREGISTERREQUEST']._serialized_start=450
-  _globals['_UNREGISTERREQUEST']._serialized_end=541
-  _globals['_UNREGISTERRESPONSE']._serialized_start=543
-  _globals['_UNREGISTERRESPONSE']._serialized_end=563
-  _globals['_GETROUTEREQUEST']._serialized_start=565
-  _globals['_GETROUTEREQUEST']._serialized_end=614
-  _globals['_GETROUTERESPONSE']._serialized_start=616
-  _globals['_GETROUTERESPONSE']._serialized_end=731
-  _globals['_WATCHROUTESREQUEST']._serialized_start=733
-  _globals['_WATCHROUTESREQUEST']._serialized_end=832
-  _globals['_WATCHROUTESRESPONSE']._serialized_start=834
-  _globals['_WATCHROUTESRESPONSE']._serialized_end=896
-  _globals['_LISTGROUPSREQUEST']._serialized_start=898
-  _globals['_LISTGROUPSREQUEST']._serialized_end=952
-  _globals['_LISTGROUPSRESPONSE']._serialized_start=954
-  _globals['_LISTGROUPSRESPONSE']._serialized_end=1033
-  _globals['_NAMESERVERSERVICE']._serialized_start=1036
-  _globals['_NAMESERVERSERVICE']._serialized_end=1517
+  _globals['_REGISTERREQUEST']._serialized_start=77
+  _globals['_REGISTERREQUEST']._serialized_end=216
+  _globals['_REGISTERRESPONSE']._serialized_start=218
+  _globals['_REGISTERRESPONSE']._serialized_end=333
+  _globals['_HEARTBEATBEAT']._serialized_start=335
+  _globals['_HEARTBEATBEAT']._serialized_end=450
+  _globals['_HEARTBEATREPLY']._serialized_start=452
+  _globals['_HEARTBEATREPLY']._serialized_end=492
+  _globals['_UNREGISTERREQUEST']._serialized_start=494
+  _globals['_UNREGISTERREQUEST']._serialized_end=603
+  _globals['_UNREGISTERRESPONSE']._serialized_start=605
+  _globals['_UNREGISTERRESPONSE']._serialized_end=625
+  _globals['_GETROUTEREQUEST']._serialized_start=627
+  _globals['_GETROUTEREQUEST']._serialized_end=676
+  _globals['_GETROUTERESPONSE']._serialized_start=678
+  _globals['_GETROUTERESPONSE']._serialized_end=793
+  _globals['_WATCHROUTESREQUEST']._serialized_start=795
+  _globals['_WATCHROUTESREQUEST']._serialized_end=894
+  _globals['_WATCHROUTESRESPONSE']._serialized_start=896
+  _globals['_WATCHROUTESRESPONSE']._serialized_end=958
+  _globals['_LISTGROUPSREQUEST']._serialized_start=960
+  _globals['_LISTGROUPSREQUEST']._serialized_end=1014
+  _globals['_LISTGROUPSRESPONSE']._serialized_start=1016
+  _globals['_LISTGROUPSRESPONSE']._serialized_end=1137
+  _globals['_STRANGER']._serialized_start=1139
+  _globals['_STRANGER']._serialized_end=1237
+  _globals['_NAMESERVERSERVICE']._serialized_start=1240
+  _globals['_NAMESERVERSERVICE']._serialized_end=1721
 # @@protoc_insertion_point(module_scope)

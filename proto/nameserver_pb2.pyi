@@ -8,16 +8,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "route", "is_leader")
+    __slots__ = ("node_id", "incarnation", "route", "is_leader", "knows_group_ids")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     IS_LEADER_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_GROUP_IDS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     route: _route_pb2.GroupRoute
     is_leader: bool
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., route: _Optional[_Union[_route_pb2.GroupRoute, _Mapping]] = ..., is_leader: _Optional[bool] = ...) -> None: ...
+    knows_group_ids: bool
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., route: _Optional[_Union[_route_pb2.GroupRoute, _Mapping]] = ..., is_leader: _Optional[bool] = ..., knows_group_ids: _Optional[bool] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
     __slots__ = ("refusal", "expiry_ms", "master_id", "generation")
@@ -32,18 +34,20 @@ class RegisterResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., expiry_ms: _Optional[int] = ..., master_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class HeartbeatBeat(_message.Message):
-    __slots__ = ("cluster", "group", "node_id", "term", "leader_id")
+    __slots__ = ("cluster", "group", "node_id", "term", "leader_id", "group_id")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     LEADER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     group: str
     node_id: str
     term: int
     leader_id: str
-    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ...) -> None: ...
+    group_id: int
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., group_id: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("register_again",)
@@ -52,16 +56,18 @@ class HeartbeatReply(_message.Message):
     def __init__(self, register_again: _Optional[bool] = ...) -> None: ...
 
 class UnregisterRequest(_message.Message):
-    __slots__ = ("cluster", "group", "node_id", "group_removed")
+    __slots__ = ("cluster", "group", "node_id", "group_removed", "group_id")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     group: str
     node_id: str
     group_removed: bool
-    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., group_removed: _Optional[bool] = ...) -> None: ...
+    group_id: int
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., group_removed: _Optional[bool] = ..., group_id: _Optional[int] = ...) -> None: ...
 
 class UnregisterResponse(_message.Message):
     __slots__ = ()
@@ -112,9 +118,25 @@ class ListGroupsRequest(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., gone_too: _Optional[bool] = ...) -> None: ...
 
 class ListGroupsResponse(_message.Message):
-    __slots__ = ("groups", "clusters")
+    __slots__ = ("groups", "clusters", "strangers")
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    STRANGERS_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[_route_pb2.GroupRoute]
     clusters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, groups: _Optional[_Iterable[_Union[_route_pb2.GroupRoute, _Mapping]]] = ..., clusters: _Optional[_Iterable[str]] = ...) -> None: ...
+    strangers: _containers.RepeatedCompositeFieldContainer[Stranger]
+    def __init__(self, groups: _Optional[_Iterable[_Union[_route_pb2.GroupRoute, _Mapping]]] = ..., clusters: _Optional[_Iterable[str]] = ..., strangers: _Optional[_Iterable[_Union[Stranger, _Mapping]]] = ...) -> None: ...
+
+class Stranger(_message.Message):
+    __slots__ = ("cluster", "group", "node_id", "log_address", "group_id")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    LOG_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    group: str
+    node_id: str
+    log_address: str
+    group_id: int
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., log_address: _Optional[str] = ..., group_id: _Optional[int] = ...) -> None: ...

@@ -32,6 +32,7 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CATCHING_UP: _ClassVar[RefusalCode]
     FENCED: _ClassVar[RefusalCode]
     GROUP_DRAINING: _ClassVar[RefusalCode]
+    OTHER_GROUP: _ClassVar[RefusalCode]
     SLAVE_TIMEOUT: _ClassVar[RefusalCode]
     SLAVES_AWAY: _ClassVar[RefusalCode]
 
@@ -80,6 +81,7 @@ INTERNAL: RefusalCode
 CATCHING_UP: RefusalCode
 FENCED: RefusalCode
 GROUP_DRAINING: RefusalCode
+OTHER_GROUP: RefusalCode
 SLAVE_TIMEOUT: RefusalCode
 SLAVES_AWAY: RefusalCode
 QUEUE_PERMISSION_UNSPECIFIED: QueuePermission
@@ -156,7 +158,7 @@ class TopicInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., queue_count: _Optional[int] = ..., permission: _Optional[_Union[QueuePermission, str]] = ..., message_type: _Optional[_Union[TopicMessageType, str]] = ..., version: _Optional[int] = ..., retention_ms: _Optional[int] = ...) -> None: ...
 
 class GroupRoute(_message.Message):
-    __slots__ = ("cluster", "group", "term", "leader_id", "nodes", "topics", "version", "writable", "max_message_bytes", "max_request_bytes", "mode", "replication", "master_id", "generation")
+    __slots__ = ("cluster", "group", "term", "leader_id", "nodes", "topics", "version", "writable", "max_message_bytes", "max_request_bytes", "mode", "group_id", "former_group_ids", "replication", "master_id", "generation")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +170,8 @@ class GroupRoute(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    FORMER_GROUP_IDS_FIELD_NUMBER: _ClassVar[int]
     REPLICATION_FIELD_NUMBER: _ClassVar[int]
     MASTER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -182,7 +186,9 @@ class GroupRoute(_message.Message):
     max_message_bytes: int
     max_request_bytes: int
     mode: BrokerGroupMode
+    group_id: int
+    former_group_ids: _containers.RepeatedScalarFieldContainer[int]
     replication: str
     master_id: str
     generation: int
-    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicInfo, _Mapping]]] = ..., version: _Optional[int] = ..., writable: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., mode: _Optional[_Union[BrokerGroupMode, str]] = ..., replication: _Optional[str] = ..., master_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicInfo, _Mapping]]] = ..., version: _Optional[int] = ..., writable: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., mode: _Optional[_Union[BrokerGroupMode, str]] = ..., group_id: _Optional[int] = ..., former_group_ids: _Optional[_Iterable[int]] = ..., replication: _Optional[str] = ..., master_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...

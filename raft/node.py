@@ -326,6 +326,16 @@ class RaftNode:
         """The group goes on in a later generation, without this folder."""
         return self._resets.succession.is_left_behind
 
+    @property
+    def group_id(self) -> int:
+        """Tells the group from others of the same name; 0 while it is not known here."""
+        return self._rights.group_id
+
+    @property
+    def former_group_ids(self) -> tuple[int, ...]:
+        """Ids of this group before it was recovered, or before a master was promoted."""
+        return self._rights.former_group_ids
+
     def hello(self, to: NodeId | None = None) -> Hello:
         """Return the greeting of this node: what it is, and whom it knows."""
         return self._gate.hello(to)

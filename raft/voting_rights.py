@@ -85,6 +85,14 @@ class VotingRights:
         """Which group this is, durably; 0 while it is not known."""
         return self._storage.identity.group_id
 
+    @property
+    def former_group_ids(self) -> tuple[int, ...]:
+        """Ids that the group had before it was recovered, or before a master was promoted."""
+        reign, recovery = self._config.reign, self._storage.identity.recovery
+        former = reign.former_group_ids if reign is not None else ()
+        replaced = recovery.replaced_group_id if recovery is not None else 0
+        return former if replaced in (0, *former) else (*former, replaced)
+
     def unmet(self) -> tuple[str, list[NodeId]]:
         """Return what a FRESH node waits for, in words, and the members it has not met in this run; else "" and nobody."""
         if self.standing is not Standing.FRESH or self._promotion_seq is not None:

@@ -18,6 +18,7 @@ from ledgermq.broker.produce import Applied
 from ledgermq.broker.produce_works import ProduceWork, SectionOutcome
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import log_pb2, route_pb2
+from ledgermq.proto.group_id import group_metadata
 from ledgermq.raft.errors import NotLeaderError, ProposalLostError, TransferringError
 
 from .entry_log import Node, records, section
@@ -130,9 +131,13 @@ def test_a_master_is_its_own_majority_so_it_asks_its_slaves_before_it_speaks_of_
 class Requests(Stream):
     """A Produce stream: the request that comes in, and the answers that go out."""
 
-    def __init__(self, *requests: bytes) -> None:
+    def __init__(self, *requests: bytes, group_id: int = 0) -> None:
         super().__init__()
         self._requests = list(requests)
+        self._group_id = group_id
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("user-agent", "test"), *group_metadata(self._group_id))
 
     async def read(self) -> Any:
         return self._requests.pop(0) if self._requests else vars(grpc.aio)["EOF"]
@@ -150,7 +155,9 @@ class RefusingPipeline:
         work.fail(self._error)
 
 
-def producing(leadership: Leadership, pipeline: RefusingPipeline) -> tuple[asyncio.Task[None], Stream]:
+def producing(
+    leadership: Leadership, pipeline: RefusingPipeline, *, own_id: int = 0, meant_id: int = 0
+) -> tuple[asyncio.Task[None], Stream]:
     """Begin to serve a stream with one request; return it and the answers."""
     context: Any = SimpleNamespace(
         metrics=SimpleNamespace(
@@ -161,11 +168,12 @@ def producing(leadership: Leadership, pipeline: RefusingPipeline) -> tuple[async
         leadership=leadership,
         pipeline=pipeline,
         replica=SimpleNamespace(produce_refusal=""),
-        config=SimpleNamespace(max_message_bytes=1 << 20),
+        config=SimpleNamespace(max_message_bytes=1 << 20, node_id="n1", group="g0"),
+        raft=SimpleNamespace(group_id=own_id),
     )
     sections = bytes(section(1, 0, records(1), producer_id=9, base_sequence=0))
     request = log_pb2.ProduceRequest(request_id=7, sections=sections, section_count=1)
-    stream = Requests(request.SerializeToString())
+    stream = Requests(request.SerializeToString(), group_id=meant_id)
     serve = LogService(context)._produce_handler("")
     return asyncio.ensure_future(serve(None, stream)), stream
 
@@ -189,6 +197,26 @@ def test_a_request_that_comes_during_an_election_waits_for_its_end(monkeypatch: 
         await served
         assert len(pipeline.works) == 1
         assert [each.refusal.leader_id for each in stream.written] == ["n2"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("own_id", "meant_id", "is_taken"), [(7, 7, 1), (7, 0, 1), (0, 7, 1), (7, 8, 0)])
+def test_what_is_meant_for_another_group_of_the_name_is_not_taken(
+    own_id: int, meant_id: int, is_taken: int
+) -> None:
+    """Its topic ids are those of other topics here."""
+
+    async def scenario() -> None:
+        leadership, pipeline = Leadership("n1"), RefusingPipeline(NotLeaderError(None))
+        leadership.on_changed("n2", 2)
+        served, stream = producing(leadership, pipeline, own_id=own_id, meant_id=meant_id)
+        await served
+        assert len(pipeline.works) == is_taken
+        (refusal,) = [each.refusal for each in stream.written]
+        assert (refusal.code == route_pb2.OTHER_GROUP) is not is_taken
+        assert refusal.retryable and refusal.message
+        assert [each.request_id for each in stream.written] == [7]
 
     asyncio.run(scenario())
 

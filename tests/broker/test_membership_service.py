@@ -38,6 +38,9 @@ class Call:
         )
         self.task = asyncio.ensure_future(membership_handler(context, "")(None, self))
 
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
     async def read(self) -> Any:
         return await self._requests.get()
 

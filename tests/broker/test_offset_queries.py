@@ -52,7 +52,7 @@ class Asked:
             replica=SimpleNamespace(state=self.node.state, units=self._units),
         )  # fmt: skip
         raw = log_pb2.QueryOffsetsRequest(group="billing", topic="orders", **request).SerializeToString()
-        call = SimpleNamespace(time_remaining=lambda: remaining)
+        call = SimpleNamespace(time_remaining=lambda: remaining, invocation_metadata=tuple)
         return asyncio.run(LogService(context)._query_offsets(raw, call))
 
 

@@ -18,10 +18,13 @@ from grpc import aio
 from ledgermq.nameserver.service import NameServer, now_ms
 from ledgermq.proto import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
 from ledgermq.proto import route_pb2 as pb
+from ledgermq.proto.group_id import meant_group
 from ledgermq.proto.record import decode_section, seal_section, verify_section, walk_sections
 
 from .fake_admin import FakeAdmin
 from .fake_membership import Coordinator, FakeMembership
+
+_OTHER_GROUP = pb.Refusal(code=pb.OTHER_GROUP, message="another group", retryable=True, retry_after_ms=10)
 
 
 @dataclass
@@ -42,6 +45,8 @@ class FakeGroup:
 
     def __init__(self, name: str = "g0", topics: dict[str, int] | None = None) -> None:
         self.name = name
+        self.group_id = 0
+        self.former_group_ids: tuple[int, ...] = ()
         self.topics: dict[str, tuple[int, int]] = {}  # name → (topic id, queues)
         self.queues: dict[tuple[int, int], FakeQueue] = {}
         self.sessions: dict[tuple[int, int, int], tuple[int, dict[int, tuple[int, int]]]] = {}
@@ -139,6 +144,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
         self.running.set()
         self.polled = asyncio.Event()  # a fetch came
         self.fetches = 0  # fetches that were answered with messages
+        self.meant: list[int] = []  # ids of the groups that callers meant
         self._server: aio.Server | None = None
 
     async def start(self, port: int = 0) -> Self:
@@ -172,13 +178,22 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
             leader_address=leader.address if leader else "",
         )  # fmt: skip
 
+    def _is_stranger(self, context: Any) -> bool:
+        """Tell whether the call means another group of this name."""
+        meant = meant_group(context.invocation_metadata())
+        self.meant.append(meant)
+        return bool(meant and self.group.group_id) and meant != self.group.group_id
+
     async def Produce(self, request_iterator: AsyncIterator[log_pb2.ProduceRequest], context: Any) -> Any:
+        is_stranger = self._is_stranger(context)
         async for request in request_iterator:
             await self.running.wait()
             self.requests.append(request.section_count)
             self.asked.set()
             answer = log_pb2.ProduceResponse(request_id=request.request_id, store_timestamp=1)
-            if self.refusals:
+            if is_stranger:
+                answer.refusal.CopyFrom(_OTHER_GROUP)
+            elif self.refusals:
                 answer.refusal.CopyFrom(self.refusals.popleft())
             elif not self.leads:
                 answer.refusal.CopyFrom(self._not_leader())
@@ -234,13 +249,19 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
         return answer
 
     async def FetchStream(self, request_iterator: AsyncIterator[log_pb2.FetchRequest], context: Any) -> Any:
+        is_stranger = self._is_stranger(context)
         async for request in request_iterator:
+            if is_stranger:
+                yield log_pb2.FetchResponse(refusal=_OTHER_GROUP, node_id=self.node_id)
+                continue
             yield await self.Fetch(request, context)
 
     async def CommitOffsets(
         self, request: log_pb2.CommitOffsetsRequest, context: Any
     ) -> log_pb2.CommitOffsetsResponse:
         await self.running.wait()
+        if self._is_stranger(context):
+            return log_pb2.CommitOffsetsResponse(refusal=_OTHER_GROUP)
         if self.commit_refusals:
             return log_pb2.CommitOffsetsResponse(refusal=self.commit_refusals.pop(0))
         coordinator = self.group.coordinators.get(request.group)
@@ -348,6 +369,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
         route = pb.GroupRoute(
             cluster="local", group=self.group.name, term=self.group.term, leader_id=self.group.leader,
             writable=self.group.mode == pb.MODE_ACTIVE, version=len(self.group.topics), mode=self.group.mode,
+            group_id=self.group.group_id, former_group_ids=self.group.former_group_ids,
         )  # fmt: skip
         for node in self.peers.values():
             listener = pb.ListenerAddresses(
@@ -412,6 +434,15 @@ class FakeCluster:
             await node.stop()
             self.nameserver.table.unregister("local", group.name, node.node_id)
         self.nameserver._changes.tell()
+
+    async def replace(self, group: FakeGroup, by: FakeGroup) -> None:
+        """Delete the data of a group, and start its nodes, at their addresses, with nothing; the nameserver is not told."""
+        for node in self._members(group):
+            port = int(node.address.rpartition(":")[2])
+            await node.stop()
+            self.nameserver.table.unregister("local", group.name, node.node_id)
+            node.group = by
+            await node.start(port)
 
     async def revive(self, group: FakeGroup) -> None:
         """Start the nodes of a lost group again, on other ports, and register it."""

@@ -62,10 +62,10 @@ class Channels:
         self._address = address
         return self
 
-    def stream_stream(self, *_: object, **__: object) -> Callable[[], Call]:
+    def stream_stream(self, *_: object, **__: object) -> Callable[..., Call]:
         call = Call(self._address)
         self.opened.put_nowait(call)
-        return lambda: call
+        return lambda **_: call
 
 
 def run(test: Callable[[GroupConnection, Channels], Awaitable[None]]) -> None:

@@ -14,6 +14,7 @@ import pytest
 from ledgermq.client.errors import OffsetsFileError
 from ledgermq.client.message import MessageQueue
 from ledgermq.client.offsets_file import OffsetsFile
+from ledgermq.client.topic_route import BrokerGroup
 
 QUEUE = MessageQueue("orders", "g0", 3)
 
@@ -34,6 +35,38 @@ def test_offsets_are_there_again_and_others_with_them(tmp_path: Path) -> None:
     file = opened(path)
     assert (file.get(QUEUE, 7), file.get(MessageQueue("orders", "g1", 0), 2)) == (12, 5)
     assert file.get(QUEUE, 8) is None, "the topic was created again"
+    file.close()
+
+
+def of_id(group_id: int, *former: int) -> BrokerGroup:
+    return BrokerGroup("local", "g0", 1, "n1", (), True, group_id=group_id, former_group_ids=former)
+
+
+@pytest.mark.parametrize(
+    ("then", "offset"), [(of_id(7), 12), (of_id(8, 7), 12), (of_id(0), 12), (of_id(8), None)]
+)
+def test_offsets_of_a_broker_group_that_was_replaced_are_dropped(
+    tmp_path: Path, then: BrokerGroup, offset: int | None
+) -> None:
+    file = opened(tmp_path / "offsets.json")
+    file.use_group(of_id(7))
+    file.put([((QUEUE, 7), 12), ((MessageQueue("orders", "g1", 0), 2), 5)], of_id(7))
+    file.close()
+    file = opened(tmp_path / "offsets.json")
+    file.use_group(then)
+    assert (file.get(QUEUE, 7), file.get(MessageQueue("orders", "g1", 0), 2)) == (offset, 5)
+    file.put([((QUEUE, 7), 13)], of_id(7))
+    assert file.get(QUEUE, 7) == (13 if offset else None), "what comes late of the one before is not stored"
+    file.close()
+
+
+def test_a_file_without_group_ids_is_of_whatever_group_has_the_name(tmp_path: Path) -> None:
+    file = opened(tmp_path / "offsets.json")
+    file.put([((QUEUE, 7), 12)])
+    file.close()
+    file = opened(tmp_path / "offsets.json")
+    file.use_group(of_id(8))
+    assert file.get(QUEUE, 7) == 12
     file.close()
 
 

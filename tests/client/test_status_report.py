@@ -51,6 +51,14 @@ def test_three_nodes_in_contact_are_healthy() -> None:
     assert report.headline() == "GROUP g0   HEALTHY   leader n2   term 7 (3 m 12 s)   quorum 3/3   flush sync"
 
 
+def test_nodes_of_another_group_of_the_name_make_the_group_degraded_and_are_named() -> None:
+    answers = asked(answer("n1", "follower"), answer("n2", "leader"), answer("n3", "follower"))
+    answers.strangers = ("n2 at 10.0.0.9:8082",)
+    report = status_report.report(answers)
+    assert report.verdict is Verdict.DEGRADED
+    assert any("n2 at 10.0.0.9:8082. No client is sent to them" in note for note in report.notes)
+
+
 def test_a_node_that_catches_up_makes_the_group_degraded() -> None:
     report = status_report.report(
         asked(answer("n2", "leader", state="catching up"), answer("n3", "follower"))

@@ -1,0 +1,43 @@
+"""Refuses calls that mean another broker group of this name: topic ids, offsets and epochs of it mean nothing here.
+
+Two groups were given one name, or this one was made anew (its folders were deleted) while clients still have the old
+routes. Their group ids differ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ledgermq.proto import route_pb2
+from ledgermq.proto.group_id import meant_group
+
+from .context import NodeContext
+from .refusals import RETRY_AFTER_MS, RefusedError
+
+
+def check_id(context: NodeContext, group_id: int) -> None:
+    """Compare the id of the group that is meant, 0: whoever is here. Raises: RefusedError."""
+    if not group_id:
+        return
+    own, config = context.raft.group_id, context.config
+    if own in (0, group_id):
+        return
+    raise RefusedError(
+        route_pb2.OTHER_GROUP,
+        f'node {config.node_id} at this address belongs to another broker group "{config.group}" (id {own:016x}) than the '
+        f"one that is meant (id {group_id:016x}): it was made anew, or two groups were made under one name. Nothing was "
+        "done. Refresh the route and repeat it; see: ledgermq cluster status",
+        retryable=True,
+        retry_after_ms=RETRY_AFTER_MS,
+    )
+
+
+def refused_caller(context: NodeContext, grpc_context: Any) -> RefusedError | None:
+    """Return why a call that came in here is meant for another group; None: it is for this one."""
+    try:
+        check_id(context, meant_group(grpc_context.invocation_metadata()))
+    except RefusedError as error:
+        return error
+    except ValueError as error:
+        return RefusedError(route_pb2.INVALID_ARGUMENT, str(error))
+    return None
