@@ -19,9 +19,12 @@ from .entry_log import Node
 class GroupPlay:
     """Time is `now` (ms). `run` lets the leader decide until it wishes nothing; each wish is an entry, or is lost."""
 
-    def __init__(self, *, start: str = "earliest", zone: str = "") -> None:
-        self.node = Node()
-        self.group = self.node.group(start=StartPosition.parse(start))
+    def __init__(
+        self, *, start: str = "earliest", zone: str = "", name: str = "billing", node: Node | None = None
+    ) -> None:
+        """`node`: that of another group, which shares topics and log with this one."""
+        self.node = node or Node()
+        self.group = self.node.group(name, start=StartPosition.parse(start))
         self.zone = zone
         self.now = 1_000
         self.coordinator = Coordinator(self.group, self.node.state, zone, self.now)

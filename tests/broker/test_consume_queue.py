@@ -112,6 +112,24 @@ def test_units_written_piece_by_piece_are_the_bytes_of_one_run(tmp_path: Path) -
     rebuilt.close()
 
 
+def test_a_file_has_300_000_units_of_20_bytes_and_the_layout_stays(tmp_path: Path) -> None:
+    """A3.7 to A3.10 and A3.12: 8 bytes of offset, 4 of size, 8 of tag hash; the place of a unit follows from its number."""
+    queues, files = queues_in(tmp_path)
+    folder = tmp_path / "orders@1" / "0"
+    queue = queues.named(*KEY)
+    assert not folder.exists(), "a queue has files when it has messages"
+    units = some_units(0, 300_001)
+    units[299_999] = units[300_000] = (0x0102030405060708, 0x11121314, -2)
+    queues.append(queue, units)
+    write_out(queues, files)
+    assert sorted(path.name for path in folder.iterdir()) == ["0" * 20, "00000000000006000000"]
+    unit = bytes.fromhex("0807060504030201 14131211 feffffffffffffff")
+    first = (folder / ("0" * 20)).read_bytes()
+    assert len(first) == 300_000 * 20 and first[299_999 * 20 :] == unit
+    assert (folder / "00000000000006000000").read_bytes() == unit
+    files.close()
+
+
 def test_memory_keeps_only_the_newest_units_after_they_are_written(tmp_path: Path) -> None:
     queues, files = queues_in(tmp_path)
     queue = queues.named(*KEY)

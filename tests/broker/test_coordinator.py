@@ -18,6 +18,7 @@ from ledgermq.broker.commands import (
 )
 from ledgermq.broker.coordinator import ROWS_MAX, Coordinator, StartsByTime
 
+from .entry_log import Node
 from .group_play import GroupPlay
 
 
@@ -286,66 +287,92 @@ def test_a_reset_by_an_outsider_shows_as_a_new_epoch() -> None:
 
 
 # --- random histories -----------------------------------------------------------------------------------------------
-class History:
-    """Members that come, go, crash, dawdle and commit late; leaders that change; proposals that are lost."""
+class Members:
+    """The members of one group: they come, go, crash, dawdle and commit late."""
 
-    def __init__(self, seed: int) -> None:
-        self.choose = choose = random.Random(seed)
-        self.group = GroupPlay(start=choose.choice(("earliest", "latest")))
-        self.topics = {f"t{number}": 0 for number in range(choose.randint(1, 3))}
-        left = choose.randint(1, 64)
-        for name in self.topics:
-            queues = choose.randint(1, max(left // len(self.topics), 1))
-            self.topics[name] = self.group.node.topic(name, queues)
-        for queue in self.group.node.state.queues:
-            self.group.node.fill(*queue.key, 20)
-        self.names = [f"m{number}" for number in range(choose.randint(1, 20))]
+    def __init__(self, choose: random.Random, number: int, topics: dict[str, int], node: Node) -> None:
+        self.choose = choose
+        self.topics = topics
+        self.group = GroupPlay(start=choose.choice(("earliest", "latest")), name=f"g{number}", node=node)
+        self.names = [f"m{name}" for name in range(choose.randint(1, 20))]
         self.alive: set[str] = set()  # what they are to themselves: they show signs of life
         self.slow: set[str] = set()  # never hand over in time
 
-    def step(self) -> None:
-        choose, group, roll = self.choose, self.group, self.choose.random()
+    def step(self, roll: float) -> None:
+        choose, group = self.choose, self.group
         name = choose.choice(self.names)
-        if roll < 0.2:
+        if roll < 0.3:
             wanted = list(self.topics) if choose.random() < 0.8 else choose.sample(list(self.topics), 1)
             self.alive.add(name)
             (self.slow.add if choose.random() < 0.2 else self.slow.discard)(name)
             group.join(
                 name, topics=wanted, session_timeout_ms=choose.choice((500, 3000)), release_ms=choose.choice((0, 1000))
             )  # fmt: skip
-        elif roll < 0.25 and name in self.alive:
+        elif roll < 0.38 and name in self.alive:
             self.alive.discard(name)
             group.coordinator.leave(name)
-        elif roll < 0.3:
+        elif roll < 0.46:
             self.alive.discard(name)  # a crash
-        elif roll < 0.33:
-            group.crash_of_leader()
-        elif roll < 0.36:
-            topic = choose.choice(list(self.topics))
-            group.node.command(DeleteTopic(self.topics[topic]))
-            self.topics[topic] = group.node.topic(topic, choose.randint(1, 20))
-        elif roll < 0.6 and group.owners:
+        elif group.owners:
             (key, epoch) = choose.choice(list(group.owners))
             group.commit(key, choose.randrange(20), epoch)
+
+    def tick(self) -> None:
+        """100 ms pass."""
+        self.group.now += 100
+        for name in sorted(self.alive):
+            self.group.coordinator.heard(name, self.group.now)
+            view = self.group.coordinator.view(name)
+            if view is not None and name not in self.slow:
+                self.group.coordinator.released(name, view.revoked)
+        self.group.run(self.choose)
+
+
+class History:
+    """One to three groups on the same queues; leaders that change; topics that are made again; proposals that are lost."""
+
+    def __init__(self, seed: int) -> None:
+        self.choose = choose = random.Random(seed)
+        self.node = Node()
+        self.topics = {f"t{number}": 0 for number in range(choose.randint(1, 3))}
+        left = choose.randint(1, 64)
+        for name in self.topics:
+            queues = choose.randint(1, max(left // len(self.topics), 1))
+            self.topics[name] = self.node.topic(name, queues)
+        for queue in self.node.state.queues:
+            self.node.fill(*queue.key, 20)
+        self.groups = [
+            Members(choose, number, self.topics, self.node) for number in range(choose.choice((1, 1, 2, 3)))
+        ]
+
+    def step(self) -> None:
+        choose, roll = self.choose, self.choose.random()
+        members = choose.choice(self.groups)
+        if roll < 0.03:
+            for each in self.groups:
+                each.group.crash_of_leader()
+        elif roll < 0.06:
+            topic = choose.choice(list(self.topics))
+            self.node.command(DeleteTopic(self.topics[topic]))
+            self.topics[topic] = self.node.topic(topic, choose.randint(1, 20))
+        elif roll < 0.6:
+            members.step(choose.random())
         else:
             self._pass_time(choose.choice((100, 300, 1100)))
-        group.run(choose)
+        for each in self.groups:
+            each.group.run(choose)
 
     def _pass_time(self, ms: int) -> None:
         for _ in range(ms // 100):
-            self.group.now += 100
-            for name in sorted(self.alive):
-                self.group.coordinator.heard(name, self.group.now)
-                view = self.group.coordinator.view(name)
-                if view is not None and name not in self.slow:
-                    self.group.coordinator.released(name, view.revoked)
-            self.group.run(self.choose)
+            for each in self.groups:
+                each.tick()
 
     def settle(self) -> None:
         """Nothing more happens."""
         for _ in range(80):
             self._pass_time(100)
-        self.group.run()
+        for each in self.groups:
+            each.group.run()
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -354,8 +381,13 @@ def test_whatever_happens_each_queue_has_one_owner_and_at_last_everybody_its_sha
     for _ in range(150):
         history.step()
     history.settle()
-    group, membership = history.group, history.group.membership
-    assert membership.members.keys() <= history.alive, "who is gone is out"
+    for members in history.groups:
+        check_settled(members)
+
+
+def check_settled(members: Members) -> None:
+    group, membership = members.group, members.group.membership
+    assert membership.members.keys() <= members.alive, "who is gone is out"
     subscribed = {name for member in membership.members.values() for name in member.topics}
     for topic in group.node.state.topics:
         names = [name for name, member in membership.members.items() if topic.name in member.topics]

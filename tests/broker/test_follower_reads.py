@@ -130,6 +130,23 @@ def test_the_example_of_the_seeds() -> None:
     asyncio.run(scenario())
 
 
+def test_one_answer_has_as_many_whole_sections_as_fit() -> None:
+    """A3.23: many messages are read at a time, as they stand in the log."""
+
+    async def scenario() -> None:
+        replicas = Replicas()
+        replicas.write(5_000)
+        replicas.close_log(messages_in_memory=5_000)
+        answer = await replicas.fetch(replicas.context("n1"), 0, max_bytes=256 << 10)
+        found = [decode_section(each.section) for each in answer.queues[0].sections]
+        assert len(found) > 3 and sum(len(each.section) for each in answer.queues[0].sections) <= 256 << 10
+        assert [(each.base_queue_offset, each.count) for each in found] == [
+            (number * ENTRY_MESSAGES, ENTRY_MESSAGES) for number in range(len(found))
+        ]
+
+    asyncio.run(scenario())
+
+
 def test_a_reader_whose_backlog_fits_stays_with_the_leader() -> None:
     async def scenario() -> None:
         replicas = Replicas()

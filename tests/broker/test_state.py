@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -78,6 +79,23 @@ def test_records_extend_their_queue_and_their_units_point_at_them() -> None:
     for unit in units:
         at, size = int(unit["physical_offset"]), int(unit["size"])
         assert int.from_bytes(whole[at : at + 4], "little") == size
+
+
+def test_one_log_holds_the_messages_of_all_topics_and_queues() -> None:
+    """A3.1, A3.6, A3.11: they stand in it in the order in which they came, and each queue says where its own are."""
+    node = Node()
+    topics = [node.topic(name, queues=2) for name in ("orders", "paid")]
+    places = []
+    for turn in range(12):
+        key = topics[turn % 2], turn // 2 % 2
+        assert node.state.queue_end(*key) == turn // 4, "nothing is in the queue before its entry is applied"
+        node.fill(*key, 1)
+        units = node.state.queues.lookup(*key, turn // 4, 1)
+        assert isinstance(units, np.ndarray)
+        places.append(int(units["physical_offset"][0]))
+    assert places == sorted(set(places))
+    sizes = {second - first for first, second in pairwise(places)}
+    assert len(sizes) == 1, "one behind the other: nothing else is between them"
 
 
 def test_a_section_that_does_not_begin_at_the_end_of_its_queue_stops_the_node() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ledgermq.client import Admin, Producer, SimpleConsumer, channels
+from ledgermq.client import routes as module
 from ledgermq.client.channels import Channels
 from ledgermq.client.errors import (
     BrokerUnreachableError,
@@ -122,6 +124,26 @@ def test_a_route_is_fetched_once_and_then_kept() -> None:
             assert len(first.queues) == 3
             assert routes.cached("orders") is first
             assert routes.cached("other") is None
+
+    run(scenario())
+
+
+def test_a_route_is_asked_for_again_after_30_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A1.12, for whoever has no watch."""
+    now = 1000.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def scenario() -> None:
+        nonlocal now
+        group = FakeGroup(topics={"orders": 3})
+        async with FakeCluster(group) as cluster, Client(cluster.address) as routes:
+            first = await routes.get("orders")
+            group.term = 2
+            cluster.register(group)
+            now += 29
+            assert await routes.get("orders") is first
+            now += 1
+            assert (await routes.get("orders")).parts[0].group.term == 2
 
     run(scenario())
 

@@ -90,9 +90,9 @@ def consumer_of(cluster: Cluster, group: str, listener: Any, **options: Any) -> 
     )
 
 
-def start_member(cluster: Cluster, group: str, topic: str) -> subprocess.Popen[bytes]:
+def start_member(cluster: Cluster, group: str, topic: str, *batch: str) -> subprocess.Popen[bytes]:
     """Start a consumer that can be killed; it prints a line for each message that it is done with."""
-    arguments = [cluster.nameserver_addresses[0], group, topic]
+    arguments = [cluster.nameserver_addresses[0], group, topic, *batch]
     return subprocess.Popen(
         [sys.executable, "-m", "tests.integration.push_member", *arguments],
         stdout=subprocess.PIPE,
@@ -190,6 +190,34 @@ def test_the_queues_of_a_consumer_that_was_killed_go_to_another_one(cluster: Clu
             victim.wait()
             if victim.stdout is not None:
                 victim.stdout.close()
+
+    run(scenario())
+
+
+def test_a_crash_repeats_at_most_one_batch_where_each_is_committed(cluster: Cluster) -> None:
+    """Of a consumer with one listener at a time and `commit_interval_ms=0`, killed in the middle of its work, twice."""
+
+    async def scenario() -> None:
+        log, sender, done, batch = Log(), Sender(cluster, "batches"), Counter[bytes](), 5
+        await sender.create()
+        await sender.send(300)
+        for _ in range(2):
+            victim = start_member(cluster, "batches", "batches", str(batch))
+            assert victim.stdout is not None
+            try:
+                lines = [await asyncio.to_thread(victim.stdout.readline) for _ in range(60)]
+            finally:
+                victim.kill()
+                victim.wait()
+            lines += victim.stdout.readlines()
+            victim.stdout.close()
+            done.update(line.split()[2] for line in lines if line.endswith(b"\n"))
+        async with consumer_of(cluster, "batches", log.listener("last")) as last:
+            await last.subscribe("batches")
+            await log.until(sender.sent - done.keys())
+        everything = done + log.seen
+        assert everything.keys() == sender.sent
+        assert everything.total() <= 300 + 2 * batch, "each crash repeats a batch at most"
 
     run(scenario())
 

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -35,37 +35,30 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-class History:
-    """One group with its members, and what is known of it."""
+class Group:
+    """One consumer group with its members, and what is known of it."""
 
-    def __init__(self, cluster: Cluster, name: str, mode: str, folder: Path, seed: int) -> None:
-        self.random = Random(seed)
-        self.sent: set[str] = set()
+    def __init__(self, cluster: Cluster, topic: str, mode: str, folder: Path, random: Random) -> None:
+        self.name = f"{topic}-{folder.name}"
         self.committed: dict[int, int] = dict.fromkeys(range(QUEUES), 0)
+        self.members: list[subprocess.Popen[bytes]] = []
         self._cluster = cluster
-        self._name = name
+        self._topic = topic
         self._mode = mode
         self._folder = folder
-        self._members: list[subprocess.Popen[bytes]] = []
+        self._random = random
         self._started = 0
-
-    # --- what happens -----------------------------------------------------------------------------------------
-
-    async def send(self) -> None:
-        async with Producer(self._cluster.nameserver_addresses, timeout_ms=60_000) as producer:
-            for number in range(len(self.sent), len(self.sent) + 40):
-                await producer.send(Message(self._name, str(number).encode()))
-                self.sent.add(str(number))
+        folder.mkdir()
 
     def start_member(self) -> None:
         self._started += 1
-        seed = self.random.randrange(1 << 30)
-        arguments = [self._cluster.nameserver_addresses[0], self._name, self._name, str(seed), self._mode]
+        seed = self._random.randrange(1 << 30)
+        arguments = [self._cluster.nameserver_addresses[0], self.name, self._topic, str(seed), self._mode]
         with (
             (self._folder / f"{self._started}.done").open("wb") as out,
             (self._folder / f"{self._started}.log").open("wb") as log,
         ):
-            self._members.append(
+            self.members.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "tests.integration.moody_member", *arguments],
                     stdout=out, stderr=log, cwd=Path(__file__).parents[2],
@@ -73,53 +66,18 @@ class History:
             )  # fmt: skip
 
     async def end_member(self, how: signal.Signals) -> None:
-        member = self._members.pop(self.random.randrange(len(self._members)))
+        member = self.members.pop(self._random.randrange(len(self.members)))
         member.send_signal(how)
         await asyncio.to_thread(member.wait, 60)
 
     async def stop_member(self) -> None:
-        member = self.random.choice(self._members)
+        member = self._random.choice(self.members)
         member.send_signal(signal.SIGSTOP)
         await asyncio.sleep(_ALONE_S)
         member.send_signal(signal.SIGCONT)
 
-    async def kill_node(self, name: str) -> None:
-        self._cluster.kill(name)
-        await self.send()
-        await asyncio.to_thread(self._cluster.restart, name)
-
-    async def stop_leader(self) -> None:
-        leader = self._cluster.wait_leader()
-        self._cluster.pause(leader)
-        await asyncio.sleep(_ALONE_S)
-        self._cluster.resume(leader)
-
-    async def step(self) -> str:
-        leader = self._cluster.wait_leader()
-        can = ["send", "send", "start", "start", "kill leader", "kill follower", "stop leader"]
-        if self._members:
-            can += ["kill", "kill", "end", "stop"]
-        action = self.random.choice(can)
-        if action == "start" and len(self._members) < 4:
-            self.start_member()
-        elif action == "kill":
-            await self.end_member(signal.SIGKILL)
-        elif action == "end":
-            await self.end_member(signal.SIGTERM)
-        elif action == "stop":
-            await self.stop_member()
-        elif action == "kill leader":
-            await self.kill_node(leader)
-        elif action == "kill follower":
-            await self.kill_node(self.random.choice([each for each in self._cluster.nodes if each != leader]))
-        elif action == "stop leader":
-            await self.stop_leader()
-        else:
-            await self.send()
-        return action
-
     def close(self) -> None:
-        for member in self._members:
+        for member in self.members:
             os.kill(member.pid, signal.SIGKILL)
             member.wait()
 
@@ -136,20 +94,21 @@ class History:
                 first[key] = min(first.get(key, (int(at), body)), (int(at), body))
         return first
 
-    async def check(self) -> int:
+    async def check(self, admin: Admin) -> int:
         """Return how many messages count as consumed."""
-        async with Admin(self._cluster.nameserver_addresses) as admin:
-            try:
-                _, queues = await admin.describe_group(self._name, self._name)
-            except LedgerMQError:  # nobody joined yet, or no leader
-                return 0
+        try:
+            _, queues = await admin.describe_group(self.name, self._topic)
+        except LedgerMQError:  # nobody joined yet, or no leader
+            return 0
         done = self.done()
         for _, each in queues:
             before, now = self.committed[each.queue_id], max(each.committed_offset, 0)
-            assert now >= before, f"queue {each.queue_id} went back from {before} to {now}"
+            assert now >= before, f"{self.name}: queue {each.queue_id} went back from {before} to {now}"
             self.committed[each.queue_id] = now
             passed = [offset for offset in range(now) if (each.queue_id, offset) not in done]
-            assert not passed, f"queue {each.queue_id} is committed to {now}, nobody was done with {passed}"
+            assert not passed, (
+                f"{self.name}: queue {each.queue_id} is committed to {now}, nobody was done with {passed}"
+            )
         if self._mode == "orderly":
             self._check_order(done)
         return sum(self.committed.values())
@@ -164,35 +123,100 @@ class History:
             assert sorted(rows)[-1][0] == len(rows) - 1, f"queue {queue_id} was not consumed without a gap"
 
 
-@pytest.mark.parametrize("mode", ["concurrent", "orderly"])
+class History:
+    """A topic, the groups that consume it, and the brokers."""
+
+    def __init__(self, cluster: Cluster, topic: str, modes: Sequence[str], folder: Path, seed: int) -> None:
+        self.random = Random(seed)
+        self.sent: set[str] = set()
+        self.groups = [
+            Group(cluster, topic, mode, folder / f"{number}-{mode}", self.random)
+            for number, mode in enumerate(modes)
+        ]
+        self._cluster = cluster
+        self._topic = topic
+
+    async def send(self) -> None:
+        async with Producer(self._cluster.nameserver_addresses, timeout_ms=60_000) as producer:
+            for number in range(len(self.sent), len(self.sent) + 40):
+                await producer.send(Message(self._topic, str(number).encode()))
+                self.sent.add(str(number))
+
+    async def kill_node(self, name: str) -> None:
+        self._cluster.kill(name)
+        await self.send()
+        await asyncio.to_thread(self._cluster.restart, name)
+
+    async def stop_leader(self) -> None:
+        leader = self._cluster.wait_leader()
+        self._cluster.pause(leader)
+        await asyncio.sleep(_ALONE_S)
+        self._cluster.resume(leader)
+
+    async def step(self) -> str:
+        leader = self._cluster.wait_leader()
+        group = self.random.choice(self.groups)
+        can = ["send", "send", "start", "start", "kill leader", "kill follower", "stop leader"]
+        if group.members:
+            can += ["kill", "kill", "end", "stop"]
+        action = self.random.choice(can)
+        if action == "start" and len(group.members) < 5 - len(self.groups):
+            group.start_member()
+        elif action == "kill":
+            await group.end_member(signal.SIGKILL)
+        elif action == "end":
+            await group.end_member(signal.SIGTERM)
+        elif action == "stop":
+            await group.stop_member()
+        elif action == "kill leader":
+            await self.kill_node(leader)
+        elif action == "kill follower":
+            await self.kill_node(self.random.choice([each for each in self._cluster.nodes if each != leader]))
+        elif action == "stop leader":
+            await self.stop_leader()
+        else:
+            await self.send()
+        return f"{action} ({group.name})"
+
+    async def check(self) -> list[int]:
+        """Return how many messages count as consumed, by group."""
+        async with Admin(self._cluster.nameserver_addresses) as admin:
+            return [await group.check(admin) for group in self.groups]
+
+
 @pytest.mark.parametrize("seed", [1])
+@pytest.mark.parametrize("modes", [["orderly"], ["concurrent", "orderly"]], ids=" ".join)
 def test_whatever_happens_no_commit_passes_a_message_that_nobody_was_done_with(
-    cluster: Cluster, tmp_path: Path, seed: int, mode: str
+    cluster: Cluster, tmp_path: Path, seed: int, modes: list[str]
 ) -> None:
-    asyncio.run(asyncio.wait_for(scenario(cluster, tmp_path, seed, mode), 300))
+    """Of one group, and of several on the same queues."""
+    asyncio.run(asyncio.wait_for(scenario(cluster, tmp_path, seed, modes), 300))
 
 
-async def scenario(cluster: Cluster, folder: Path, seed: int, mode: str) -> None:
-    name = f"history-{mode}-{seed}"
-    history = History(cluster, name, mode, folder, seed)
+async def scenario(cluster: Cluster, folder: Path, seed: int, modes: list[str]) -> None:
+    topic = f"history-{'-'.join(modes)}-{seed}"
+    history = History(cluster, topic, modes, folder, seed)
     async with Admin(cluster.nameserver_addresses) as admin:
-        await admin.create_topic(name, QUEUES)
+        await admin.create_topic(topic, QUEUES)
     steps: list[str] = []
     try:
-        history.start_member()
+        for group in history.groups:
+            group.start_member()
         for _ in range(STEPS):
             steps.append(await history.step())
             await history.check()
         await history.send()
-        history.start_member()
-        while await history.check() < len(history.sent):  # noqa: ASYNC110  # brokers tell nobody of commits
+        for group in history.groups:
+            group.start_member()
+        while min(await history.check()) < len(history.sent):  # noqa: ASYNC110  # brokers tell nobody of commits
             await asyncio.sleep(0.2)
-        assert {body for _, body in history.done().values()} == history.sent
+        for group in history.groups:
+            assert {body for _, body in group.done().values()} == history.sent
     except BaseException:
-        print(
-            f"seed {seed}, {mode}: {', '.join(steps)}; committed {history.committed} of {len(history.sent)}"
-        )
+        committed = {group.name: group.committed for group in history.groups}
+        print(f"seed {seed}: {', '.join(steps)}; committed {committed} of {len(history.sent)}")
         raise
     finally:
-        history.close()
+        for group in history.groups:
+            group.close()
         await asyncio.to_thread(wait_until, lambda: bool(cluster.wait_leader()), "a leader")

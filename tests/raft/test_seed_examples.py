@@ -27,9 +27,9 @@ class Sleeps(random.Random):
 
 
 def test_after_three_votes_for_themselves_the_node_that_sleeps_least_is_elected() -> None:
-    """All campaign in the same moment and vote for themselves; then they sleep for 3, 4 and 5, so n1 wakes first."""
+    """All campaign in the same moment and vote for themselves; then they sleep for 3, 5 and 4, so n1 wakes first."""
     cluster = Cluster("n1", "n2", "n3")
-    for name, sleep in zip(cluster.names, (3, 4, 5), strict=True):
+    for name, sleep in zip(cluster.names, (3, 5, 4), strict=True):
         cluster[name].rng = Sleeps(19, sleep)  # the second refusal decides that the round is lost
         cluster[name].timeout = _TOGETHER
     for _ in range(_TOGETHER):
