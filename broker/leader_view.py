@@ -48,6 +48,7 @@ from .commands import (
 )
 from .consume_queue import QueueKey, record_starts
 from .dedup import MessageIds, StreamKey
+from .filter_watch import FilterWatch
 from .grant_plan import Delivery, GrantPlan, ReceiveRequest
 from .selection import ScanBudget, Selector, Taken
 from .state import BrokerState, message_ids
@@ -259,6 +260,7 @@ class LeaderView:
         self._state = state
         self.term = term
         self.selector = Selector(state)
+        self.filters = FilterWatch()
         self._since = timestamp
         self._turns: deque[Turn] = deque()  # proposed, in the order of their indexes
         self._next_offsets: dict[QueueKey, int] = {}  # of queues with undecided records

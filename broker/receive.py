@@ -8,6 +8,7 @@ Owns: one receive from its request to its frames. Must not: choose messages (the
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ from .sessions import session_of
 from .state import BrokerState
 from .topic_admin import ensure_group, ensure_topic
 from .topics import Topic
+
+logger = logging.getLogger(__name__)
 
 MAX_BATCH: Final = 32
 AUTO_RENEW_INVISIBLE_MS: Final = 60_000
@@ -242,7 +245,25 @@ async def _checked(context: NodeContext, request: v2.ReceiveMessageRequest, call
         request.attempt_id,
     )
     polling = polling_seconds(request, call.deadline - time.monotonic())
-    return Receiver(topic, group, wanted, time.monotonic() + polling)
+    receiver = Receiver(topic, group, wanted, time.monotonic() + polling)
+    _compare_filters(context, receiver, request.filter_expression.expression)
+    return receiver
+
+
+def _compare_filters(context: NodeContext, receiver: Receiver, expression: str) -> None:
+    """Say here, and to this consumer, when the consumers of its group filter differently."""
+    request, view = receiver.request, context.replica.view
+    if view is None:
+        return
+    now = context.raft.next_timestamp()
+    differing = view.filters.look(request.group_id, request.topic_id, request.tags, expression, now)
+    if differing:
+        text = (
+            f"consumers of group {receiver.group.name} filter topic {receiver.topic.name} differently: by {', by '.join(differing)}. "
+            "What one of them leaves out, the others never get: give each filter a group of its own"
+        )
+        logger.warning("%s", text)
+        receiver.notes.append(text)
 
 
 async def _granted(context: NodeContext, receiver: Receiver) -> list[Delivery]:

@@ -80,6 +80,7 @@ CORE: dict[str, tuple[str, ...]] = {
         "dedup",
         "effects",
         "errors",
+        "filter_watch",
         "groups",
         "key_hashes",
         "leader_view",

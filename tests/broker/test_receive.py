@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from ledgermq.broker.commands import JoinGroup, LeaveGroup
+from ledgermq.broker.filter_watch import IN_USE_MS, MAX_FILTERS, MAX_WATCHED, SAID_AGAIN_MS, FilterWatch
 from ledgermq.broker.messaging_status import StatusError
 from ledgermq.broker.receive import check_not_exclusive, polling_seconds, tags_of
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import hash_text
 
 from .entry_log import Node
+from .test_receive_lost import Rig, run
 
 
 def test_tags_are_split_and_hashed() -> None:
@@ -59,3 +62,54 @@ def test_a_group_is_not_consumed_under_leases_where_its_members_own_the_queues()
     check_not_exclusive(node.state, group, "other")
     node.command(LeaveGroup(group.group_id, ("a",)))
     check_not_exclusive(node.state, group, "orders")
+
+
+def named(watch: FilterWatch, text: str, now: int, group: int = 1, topic: int = 1) -> list[str]:
+    return watch.look(group, topic, tags_of(v2.FilterExpression(type=v2.TAG, expression=text)), text, now)
+
+
+def test_consumers_of_a_group_that_filter_differently_are_told_now_and_then() -> None:
+    watch = FilterWatch()
+    assert named(watch, "a || b", 0) == named(watch, "b||a", 1) == [], "the same, written otherwise"
+    assert named(watch, "*", 2, group=2) == named(watch, "*", 2, topic=2) == [], "another group or topic"
+    assert named(watch, " ", 3) == ["'*'", "'b||a'"]
+    assert named(watch, "*", 4) == named(watch, "a||b", SAID_AGAIN_MS) == []
+    assert named(watch, "*", 3 + SAID_AGAIN_MS) == ["'*'", "'a||b'"]
+
+
+def test_the_log_of_the_leader_says_what_a_group_loses_by_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(rig: Rig) -> None:
+        everything = rig.receive()
+        await (await rig.granted(everything))
+        filtered = {
+            "filter_expression": v2.FilterExpression(type=v2.TAG, expression="x"),
+            "long_polling_timeout": Duration(),
+        }
+        assert len([frame async for frame in rig.receive(**filtered)]) == 2, (
+            "a status and the time, no message"
+        )
+        assert (
+            "group billing filter topic a differently: by '*', by 'x'. What one of them leaves out"
+            in caplog.text
+        )
+        await everything.aclose()
+
+    run(test)
+
+
+def test_a_filter_that_is_out_of_use_differs_from_none() -> None:
+    watch = FilterWatch()
+    assert named(watch, "a", 0) == named(watch, "b", IN_USE_MS) == named(watch, "b", IN_USE_MS + 1) == []
+    assert named(watch, "a", IN_USE_MS + 2) == ["'a'", "'b'"]
+
+
+def test_what_is_known_of_filters_is_bounded_and_steers_no_terminal() -> None:
+    watch = FilterWatch()
+    for number in range(MAX_WATCHED + 10):
+        named(watch, "*", 0, group=number)
+    assert len(watch._watched) == MAX_WATCHED
+    for number in range(MAX_FILTERS + 10):
+        named(watch, f"tag-{number}", number, group=MAX_WATCHED)
+    (told,) = [named(watch, "\x1b[2J\n" + "x" * 1000, SAID_AGAIN_MS + 100, group=MAX_WATCHED)]
+    assert len(told) == MAX_FILTERS
+    assert all(len(text) <= 80 and text.isprintable() for text in told)

@@ -62,8 +62,8 @@ class Rig:
         await settle()
         await self.raft.decide(1)
 
-    def receive(self, group: str = "billing") -> Any:
-        request = v2.ReceiveMessageRequest(auto_renew=True, batch_size=3)
+    def receive(self, group: str = "billing", **fields: Any) -> Any:
+        request = v2.ReceiveMessageRequest(auto_renew=True, batch_size=3, **fields)
         request.message_queue.topic.name, request.group.name = "a", group
         return receive(self.context, request, Call("client", "", "default", "", time.monotonic() + 60, ()))
 
