@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from .entry_log import Node
 from .group_play import GroupPlay
 
 
-def play(queues: int = 4, **options: str) -> GroupPlay:
+def play(queues: int = 4, **options: Any) -> GroupPlay:
     found = GroupPlay(**options)
     found.node.topic(queues=queues)
     return found

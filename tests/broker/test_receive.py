@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
@@ -81,7 +83,7 @@ def test_the_log_of_the_leader_says_what_a_group_loses_by_it(caplog: pytest.LogC
     async def test(rig: Rig) -> None:
         everything = rig.receive()
         await (await rig.granted(everything))
-        filtered = {
+        filtered: dict[str, Any] = {
             "filter_expression": v2.FilterExpression(type=v2.TAG, expression="x"),
             "long_polling_timeout": Duration(),
         }
