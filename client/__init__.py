@@ -1,7 +1,7 @@
 """Producers, consumers, admin and the command line.
 
 `from ledgermq.client import Producer, PullConsumer, SimpleConsumer, Admin, Message`: asyncio.
-`from ledgermq.client.sync import Producer, Consumer, PullConsumer`: the same without asyncio.
+`from ledgermq.client.sync import Producer, PullConsumer, SimpleConsumer, Admin`: the same without asyncio, and Consumer, a loop.
 """
 
 # ruff: noqa: E402  # gRPC is loaded by the imports; its setting must stand before them.

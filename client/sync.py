@@ -11,8 +11,8 @@
         consumer.subscribe("orders")
         consumer.run()
 
-Safe to use from several threads; what belongs to all of them stands in loop_thread.py. `PullConsumer` and `PushConsumer` are in
-files of their own.
+Safe to use from several threads; what belongs to all of them stands in loop_thread.py. `SimpleConsumer`, `PullConsumer`,
+`PushConsumer`, `Admin` and `GroupAdmin` are in files of their own.
 """
 
 from __future__ import annotations
@@ -34,12 +34,24 @@ from .loop_thread import Closing
 from .message import LeasedMessage, Message, SendReceipt
 from .producer import Producer as AsyncProducer
 from .producer_statistics import GroupStatistics, ProducerStatistics
-from .simple_consumer import INVISIBLE_MS, RECEIVE_BATCH, SimpleConsumer
+from .simple_consumer import INVISIBLE_MS, RECEIVE_BATCH
+from .simple_consumer import SimpleConsumer as AsyncSimpleConsumer
 from .sync_admin import Admin
+from .sync_group_admin import GroupAdmin
 from .sync_pull_consumer import PullConsumer
 from .sync_push_consumer import PushConsumer
+from .sync_simple_consumer import SimpleConsumer
 
-__all__ = ["Admin", "Consumer", "Producer", "PullConsumer", "PushConsumer", "ReceivedMessage"]
+__all__ = [
+    "Admin",
+    "Consumer",
+    "GroupAdmin",
+    "Producer",
+    "PullConsumer",
+    "PushConsumer",
+    "ReceivedMessage",
+    "SimpleConsumer",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +130,25 @@ class Producer(Closing):
         """Wait until there is room for another `send_async`. Raises: ClosedError (closed meanwhile)."""
         self._check_waits()
         self._handover.wait_for_room()
+
+    @property
+    def timeout_ms(self) -> int:
+        """The deadline of a message, with all its retries."""
+        return self._producer.timeout_ms
+
+    @timeout_ms.setter
+    def timeout_ms(self, timeout_ms: int) -> None:
+        self._producer.timeout_ms = timeout_ms
+
+    def flush(self) -> None:
+        """Wait until every message so far is acknowledged or has failed."""
+        self._check_waits()
+
+        async def flushed() -> None:
+            await self._handover.flush()
+            await self._producer.flush()
+
+        self._thread.call(flushed())
 
     def statistics(self) -> ProducerStatistics:
         """Return what this producer has done so far."""
@@ -217,7 +248,7 @@ class Consumer(Closing):
         self._failure: BaseException | None = None
         self._acks: set[Future[None]] = set()
         self._consumer = self.build(
-            lambda: SimpleConsumer(nameservers, group=group, invisible_ms=invisible_ms, trace=trace)
+            lambda: AsyncSimpleConsumer(nameservers, group=group, invisible_ms=invisible_ms, trace=trace)
         )
         try:
             self._thread.call(self._consumer.subscribe(topic, expression))

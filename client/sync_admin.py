@@ -30,7 +30,10 @@ class Admin(Closing):
     def __init__(self, nameservers: str | Sequence[str] = "127.0.0.1:9876", **options: Any) -> None:
         """`options` are those of the asyncio Admin."""
         super().__init__("ledgermq-admin")
-        self._admin = self.build(lambda: AsyncAdmin(nameservers, **options))
+        self._admin = self.build(lambda: self._make(nameservers, **options))
+
+    def _make(self, nameservers: str | Sequence[str], **options: Any) -> AsyncAdmin:
+        return AsyncAdmin(nameservers, **options)
 
     def groups(self) -> list[BrokerGroup]:
         """Return all broker groups of the cluster with their nodes."""

@@ -17,6 +17,7 @@ from .errors import ClosedError, UsageError
 from .listener_calls import WrongListenerError
 from .loop_thread import Closing
 from .message import MessageQueue, MessageView
+from .push_consumer import CLOSE_MS
 from .push_consumer import PushConsumer as AsyncPushConsumer
 from .push_options import PushOptions, RetryLater, check_callable
 
@@ -52,6 +53,7 @@ class PushConsumer(Closing):
         self._calling = threading.local()  # `now`: this thread runs a listener or the hook
         self._closing_lock = threading.Lock()
         self._closer: threading.Thread | None = None
+        self._close_ms: int | None = None
         self._listeners = ThreadPoolExecutor(options.concurrency, thread_name_prefix="ledgermq-listener")
 
         async def call(messages: list[MessageView]) -> Any:
@@ -87,11 +89,14 @@ class PushConsumer(Closing):
         finally:
             self._calling.now = False
 
-    def close(self) -> None:
+    def close(self, timeout_ms: int = CLOSE_MS) -> None:
         """Let running listeners finish, store the final offsets, leave the group, close every connection.
 
-        A listener may call this: then it returns at once, and the consumer is closed when the listener has returned.
+        Listeners that take longer than `timeout_ms` are not waited for; their messages come again. A listener may call this: then
+        it returns at once, and the consumer is closed when the listener has returned. The first call says how long.
         """
+        if self._close_ms is None:
+            self._close_ms = timeout_ms
         if getattr(self._calling, "now", False):
             with self._closing_lock:
                 if self._closer is None:
@@ -131,5 +136,5 @@ class PushConsumer(Closing):
             raise ClosedError("consumer")
 
     async def _finish(self) -> None:
-        await self._consumer.close()
+        await self._consumer.close(CLOSE_MS if self._close_ms is None else self._close_ms)
         self._listeners.shutdown(wait=False)

@@ -128,3 +128,19 @@ def test_the_numbers_that_rows_tell_are_those_of_the_code(
 ) -> None:
     assert found == told
     assert words in " | ".join(row(name)), f"row {name} says {words}"
+
+
+def test_who_comes_from_rocketmq_finds_the_words_of_the_articles() -> None:
+    """docs/coming-from-rocketmq.md says of each what it is here."""
+    page = (ROOT / "docs/coming-from-rocketmq.md").read_text()
+    words = """
+        NameServer brokerId brokerRole DLedger CommitLog ConsumeQueue IndexFile topics.json consumerOffset.json
+        DefaultMQProducer sendOneway MessageQueueSelector SelectMessageQueueByRandom SelectMessageQueueByHash
+        SelectMessageQueueByMachineRoom setSendLatencyFaultEnable setRetryTimesWhenSendFailed setCompressMsgBodyOverHowmuch SendResult
+        DefaultMQPushConsumer MessageListenerConcurrently MessageListenerOrderly DefaultLitePullConsumer SimpleConsumer BROADCASTING
+        setConsumeFromWhere setAllocateMessageQueueStrategy setBrokerSuspendMaxTimeMillis %RETRY% %DLQ% flushDiskType slaveReadEnable
+        accessMessageInMemoryMaxRatio autoCreateTopicEnable fileReservedTime deleteWhen warmMapedFileEnable sendMessageThreadPoolNums
+        serverChannelMaxIdleTimeSeconds enableMsgTrace queryMsgByKey updateTopic wipeWritePerm resetOffsetByTime dashboard
+    """
+    missing = [word for word in words.split() if word not in page]
+    assert not missing, missing
