@@ -107,6 +107,12 @@ def test_on_the_ring_only_what_the_lost_member_had_is_moved() -> None:
     assert "c" in before.values() and "c" not in after.values()
 
 
+def test_the_ring_is_the_same_in_every_version() -> None:
+    """Else another leader, of another build, would move queues about."""
+    owners = allocate("consistent-hash", members("01", "02", "03"), [topic(1, 8)], {})
+    assert given_out(owners) == {"01": [5], "02": [0, 7], "03": [1, 2, 3, 4, 6]}
+
+
 def test_nobody_subscribes_nobody_owns() -> None:
     for strategy in STRATEGIES:
         assert allocate(strategy, members("a", topics=("other",)), [topic(1, 4)], {(1, 0): "a"}) == {}
@@ -162,6 +168,32 @@ def test_the_queues_of_a_topic_are_even_among_its_subscribers(
     for each in topics:
         counts = Counter(owners[key] for key in each.queues if key in owners)
         assert even(counts[member.name] for member in found if each.name in member.topics)
+
+
+@given(situations(alike=False))
+def test_on_a_ring_who_leaves_moves_its_own_queues_only(
+    situation: tuple[list[Subscriber], list[TopicQueues], dict[QueueKey, str]],
+) -> None:
+    """And so does who comes; what was owned before counts nothing."""
+    found, topics, owned = situation
+    before = allocate("consistent-hash", found, topics, owned)
+    for gone in found:
+        after = allocate("consistent-hash", [each for each in found if each is not gone], topics, {})
+        assert {key for key in before if after.get(key) != before[key]} == {
+            key for key, name in before.items() if name == gone.name
+        }
+
+
+@given(situations(alike=False))
+def test_who_stands_far_away_gets_a_topic_only_when_nobody_near_wants_it(
+    situation: tuple[list[Subscriber], list[TopicQueues], dict[QueueKey, str]],
+) -> None:
+    found, topics, owned = situation
+    owners = allocate("same-zone", found, topics, owned, zone="z1")
+    zones = {member.name: member.zone for member in found}
+    for each in topics:
+        near = any(each.name in member.topics and member.zone == "z1" for member in found)
+        assert not near or {zones[owners[key]] for key in each.queues} == {"z1"}
 
 
 @given(situations(alike=True))

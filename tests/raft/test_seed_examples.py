@@ -1,4 +1,4 @@
-"""The elections and commits that the seed articles tell as examples (docs/seeds.md, A4.11 and A4.15)."""
+"""The elections and commits that the seed articles tell as examples (docs/seeds.md, A4.11, A4.14 and A4.15)."""
 
 from __future__ import annotations
 
@@ -84,3 +84,17 @@ def test_an_entry_that_a_majority_holds_uncommitted_is_committed_by_the_next_lea
     for name in ("n2", "n3"):
         assert cluster.members[name].terms[entry - 1] == 1
         assert cluster[name].commit_index > entry, "with the first entry of the new term"
+
+
+def test_the_leader_has_committed_and_answers_before_its_followers_know() -> None:
+    """A4.14: they hold the entry, as its two phases want it, and hear with the next message that it is committed."""
+    cluster = Cluster("n1", "n2", "n3")
+    cluster.elect("n1")
+    cluster.tick(40)
+    entry = cluster.propose("n1")
+    assert cluster.members["n1"].committed[-1] == entry, "the producer is answered"
+    for name in ("n2", "n3"):
+        assert len(cluster.members[name].disk_terms) == entry
+        assert cluster[name].commit_index < entry
+    cluster.tick(7, "n1")
+    assert {cluster[name].commit_index for name in cluster.names} == {entry}
