@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from ledgermq.broker import server
+from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.read_advice import ReadAdvice
 from ledgermq.raft.status import PeerStatus
 from ledgermq.raft.types import LogIndex, NodeId
@@ -67,3 +69,22 @@ def test_a_learner_that_is_up_to_date_serves_readers() -> None:
 
 def test_it_can_be_switched_off() -> None:
     assert suggested(ReadAdvice(1000, enabled=False), 5000, peer("n2")) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "fits"),
+    [
+        ({}, 400),
+        ({"access_message_in_memory_max_ratio": 5}, 50),
+        ({"access_message_in_memory_max_bytes": "2KiB"}, 2048),
+    ],
+)
+def test_what_fits_is_a_share_of_the_usable_memory_or_what_is_set(
+    settings: dict[str, Any], fits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "usable_memory", lambda: 1000)
+    assert server.read_advice(BrokerConfig(**settings)).in_memory_bytes == fits
+
+
+def test_a_node_that_is_told_so_sends_no_reader_away() -> None:
+    assert suggested(server.read_advice(BrokerConfig(follower_reads=False)), 1 << 60, peer("n2")) == ""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ledgermq.client import MessageQueue, PushConsumer, broadcast_group, group_fetcher
+from ledgermq.client import MessageQueue, MessageView, PushConsumer, broadcast_group, group_fetcher
 from ledgermq.client.broadcast_group import BroadcastGroup
 from ledgermq.client.errors import NoQuorumError, OffsetsFileError, UsageError
 from ledgermq.client.offsets_file import OffsetsFile
@@ -21,10 +22,9 @@ from .push_listeners import QUICK, Seen, fill, numbers, run
 from .sections import TOPIC_ID, section
 
 
-def reader(cluster: FakeCluster, path: Path, seen: Seen, **options: Any) -> PushConsumer:
-    return PushConsumer(
-        cluster.address, group="caches", listener=seen, broadcast_file=path, options=QUICK, **options
-    )
+def reader(cluster: FakeCluster, path: Path, listener: Any, **options: Any) -> PushConsumer:
+    options = {"options": QUICK, **options}
+    return PushConsumer(cluster.address, group="caches", listener=listener, broadcast_file=path, **options)
 
 
 def test_every_consumer_gets_every_message_and_brokers_keep_nothing(tmp_path: Path) -> None:
@@ -59,6 +59,32 @@ def test_a_consumer_goes_on_where_its_file_says(tmp_path: Path) -> None:
                     await seen.until(len(expected))
                 assert seen.bodies == expected
                 await fill(cluster, [b"c"])
+
+    run(scenario())
+
+
+def test_what_fails_is_tried_again_and_its_offset_waits_for_that(tmp_path: Path) -> None:
+    """A5.3: also by the next consumer with the file, when this one ends first."""
+
+    async def scenario() -> None:
+        path, failing, seen = tmp_path / "offsets.json", Seen(), Seen()
+
+        async def fail(messages: list[MessageView]) -> None:
+            await failing(messages)
+            if any(message.body == b"1" for message in messages):
+                raise RuntimeError("not now")
+
+        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
+            await fill(cluster, numbers(3))
+            options = replace(QUICK, max_attempts=1 << 30)
+            async with reader(cluster, path, fail, options=options) as consumer:
+                await consumer.subscribe("orders")
+                while failing.bodies.count(b"1") < 3 or not {b"0", b"2"} <= set(failing.bodies):
+                    await failing.until(len(failing.bodies) + 1)
+            async with reader(cluster, path, seen) as consumer:
+                await consumer.subscribe("orders")
+                await seen.until(2)
+        assert sorted(seen.bodies) == [b"1", b"2"]
 
     run(scenario())
 
