@@ -76,9 +76,10 @@ class RecordReader:
 
 
 def first_frame(status: v2.Status, frames: list[bytes]) -> bytes:
-    """Return the status, which comes before the messages."""
+    """Return the status, which comes before the messages; what it has to say it says without them, too."""
     if not frames:
-        status = v2.Status(code=v2.MESSAGE_NOT_FOUND, message="no new message")
+        told = status.message if status.message != "OK" else "no new message"
+        status = v2.Status(code=v2.MESSAGE_NOT_FOUND, message=told)
     return v2.ReceiveMessageResponse(status=status).SerializeToString()
 
 

@@ -61,6 +61,8 @@ _SLICE_MS: Final = 500
 _POLL_GRACE_S: Final = 3.0
 _PAUSE_S: Final = 0.1
 _MAX_ACKS: Final = 256
+#: What brokers say with the answer to a receive when there is nothing that a person should know.
+_NOTHING_TO_SAY: Final = ("", "OK", "no new message")
 
 T = TypeVar("T")
 Stub = rocketmq_v2_pb2_grpc.MessagingServiceStub
@@ -232,9 +234,10 @@ class SimpleConsumer:
                 if frame.HasField("message"):
                     messages.append(LeasedMessage(frame.message, broker_group))
                     self._counts[broker_group].received(messages[-1])
-                elif frame.HasField("status") and frame.status.code != v2.MESSAGE_NOT_FOUND and not messages:
-                    self._raise(frame.status, request.message_queue.topic.name)
-                    if frame.status.message not in ("", "OK"):
+                elif frame.HasField("status") and not messages:
+                    if frame.status.code != v2.MESSAGE_NOT_FOUND:
+                        self._raise(frame.status, request.message_queue.topic.name)
+                    if frame.status.message not in _NOTHING_TO_SAY:
                         logger.warning("group=%s: %s", self.group, frame.status.message)
         except grpc.RpcError:
             if not messages:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledgermq.broker.allocation import STRATEGIES, Subscriber, TopicQueues, allocate
@@ -170,6 +170,7 @@ def test_the_queues_of_a_topic_are_even_among_its_subscribers(
         assert even(counts[member.name] for member in found if each.name in member.topics)
 
 
+@settings(max_examples=40)
 @given(situations(alike=False))
 def test_on_a_ring_who_leaves_moves_its_own_queues_only(
     situation: tuple[list[Subscriber], list[TopicQueues], dict[QueueKey, str]],
@@ -184,6 +185,7 @@ def test_on_a_ring_who_leaves_moves_its_own_queues_only(
         }
 
 
+@settings(max_examples=60)
 @given(situations(alike=False))
 def test_who_stands_far_away_gets_a_topic_only_when_nobody_near_wants_it(
     situation: tuple[list[Subscriber], list[TopicQueues], dict[QueueKey, str]],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
@@ -79,21 +77,19 @@ def test_consumers_of_a_group_that_filter_differently_are_told_now_and_then() ->
     assert named(watch, "*", 3 + SAID_AGAIN_MS) == ["'*'", "'a||b'"]
 
 
-def test_the_log_of_the_leader_says_what_a_group_loses_by_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_leader_says_in_its_log_and_to_who_gets_nothing_what_a_group_loses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def test(rig: Rig) -> None:
         everything = rig.receive()
         await (await rig.granted(everything))
-        filtered: dict[str, Any] = {
-            "filter_expression": v2.FilterExpression(type=v2.TAG, expression="x"),
-            "long_polling_timeout": Duration(),
-        }
-        assert len([frame async for frame in rig.receive(**filtered)]) == 2, (
-            "a status and the time, no message"
-        )
-        assert (
-            "group billing filter topic a differently: by '*', by 'x'. What one of them leaves out"
-            in caplog.text
-        )
+        x = v2.FilterExpression(type=v2.TAG, expression="x")
+        frames = [f async for f in rig.receive(filter_expression=x, long_polling_timeout=Duration())]
+        assert len(frames) == 2, "a status and the time, no message"
+        told = v2.ReceiveMessageResponse.FromString(frames[0]).status
+        assert told.code == v2.MESSAGE_NOT_FOUND
+        text = "group billing filter topic a differently: by '*', by 'x'. What one of them leaves out"
+        assert text in told.message and text in caplog.text
         await everything.aclose()
 
     run(test)

@@ -184,6 +184,23 @@ def test_nothing_comes_within_the_time_is_an_empty_list() -> None:
     run(scenario())
 
 
+def test_what_a_broker_has_to_say_is_logged_with_messages_and_without(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        async with orders() as cluster, await subscribed(cluster) as consumer:
+            for code, text in ((v2.MESSAGE_NOT_FOUND, "filter differently"), (v2.OK, "were deleted")):
+                cluster.messaging[0].refusals.append(status(code, text))
+                assert await consumer.receive(timeout_ms=0) == []
+                assert f"group=billing: {text}" in caplog.text
+            caplog.clear()
+            cluster.messaging[0].refusals.append(status(v2.MESSAGE_NOT_FOUND, "no new message"))
+            assert await consumer.receive(timeout_ms=0) == []
+        assert not caplog.records
+
+    run(scenario())
+
+
 def test_nothing_is_waited_for_before_every_source_has_said_that_it_has_nothing() -> None:
     """Else messages of one broker group, or topic, wait for the long polls of the others."""
 
