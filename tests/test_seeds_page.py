@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 from ledgermq.broker import consume_queue, registration, retention_policy
-from ledgermq.broker.config import BrokerConfig
+from ledgermq.broker.config import MAX_SEGMENT_SIZE, BrokerConfig
 from ledgermq.broker.membership_service import SESSION_TIMEOUT_MS
 from ledgermq.broker.messaging_settings import LONG_POLLING_SECONDS
 from ledgermq.broker.port_policy import CLIENT_SOCKET_OPTIONS, PortPolicy
-from ledgermq.client import PushOptions, encoding, queue_reader, routes, simple_consumer
-from ledgermq.client.latency_fault import SEED_TABLE
+from ledgermq.client import PushOptions, encoding, latency_fault, queue_reader, routes, simple_consumer
 from ledgermq.nameserver import config as nameserver_config
 from ledgermq.nameserver import route_table
 from ledgermq.proto.record import MAX_BODY_SIZE
-from ledgermq.raft import acceptor, port_front
+from ledgermq.raft import acceptor, commit_log, port_front
 from ledgermq.raft.storage import StorageConfig
 
 ROOT = Path(__file__).parent.parent
@@ -86,7 +85,9 @@ NUMBERS: list[tuple[str, Any, Any, str]] = [
     ("A1.3", route_table.EXPIRY_MS, 10_000, "after 10 s"),
     ("A1.9", _SETTINGS.queues_per_topic, 4, "queues_per_topic = 4"),
     ("A1.12", routes.CACHE_S, 30, "30 s"),
-    ("A2.4", tuple(SEED_TABLE), ((500, 3000),), "[(500, 3000)]"),
+    ("A2.3", (latency_fault._ALIKE_FACTOR, latency_fault._ALIKE_MS), (2, 5), "a factor of 2 or 5 ms"),
+    ("A2.3", latency_fault._STALE_MS, 3000, "every 3 s"),
+    ("A2.4", tuple(latency_fault.SEED_TABLE), ((500, 3000),), "[(500, 3000)]"),
     ("A2.8", encoding.COMPRESS_ABOVE, 4096, "4 KiB"),
     ("A2.8", MAX_BODY_SIZE, 4 << 20, "4 MiB"),
     ("A3.2", _SETTINGS.segment_size, 1 << 30, "1 GiB"),
@@ -96,6 +97,8 @@ NUMBERS: list[tuple[str, Any, Any, str]] = [
     ("A3.14", consume_queue._CACHED_BLOCKS, 256, "256 blocks"),
     ("A3.15", _default(StorageConfig, "flush_interval_ms"), 500, "500 ms"),
     ("A3.15", _default(StorageConfig, "flush_bytes"), 8 << 20, "8 MiB"),
+    ("A3.20", MAX_SEGMENT_SIZE, 4 << 30, "4 GiB"),
+    ("A3.21", commit_log._PREPARE_AT, 4, "a quarter"),
     ("A4.1", _SETTINGS.slave_timeout_ms, 3000, "3 s"),
     ("A4.8", _SETTINGS.replication, "quorum", "`replication = quorum` (default)"),
     ("A5.5", (SESSION_TIMEOUT_MS, PushOptions().session_timeout_ms), (3000, 3000), "3 s"),
@@ -119,6 +122,7 @@ NUMBERS: list[tuple[str, Any, Any, str]] = [
     ("A7.4", retention_policy.LIMITS[retention_policy.DiskStep.REFUSE_MESSAGES], 0.9, "90 %"),
     ("A7.4", retention_policy.LIMITS[retention_policy.DiskStep.REFUSE_WRITES], 0.95, "95 %"),
     ("A7.5", _SETTINGS.retention_hours, 72, "72 h"),
+    ("A9.7", _SETTINGS.election_timeout_ms, (400, 800), "400 to 800"),
 ]  # fmt: skip
 
 
