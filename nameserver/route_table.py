@@ -45,6 +45,15 @@ class NodeRecord:
         return (self.route.term, self.is_leader, self.route.version)
 
 
+@dataclass(frozen=True, slots=True)
+class GoneGroup:
+    """What is remembered of a group whose last node has left without being removed."""
+
+    view: pb.GroupRoute  # without leader and topics; nobody is alive in it
+    topics: tuple[pb.TopicInfo, ...]
+    heard_at: int  # when its last node was heard last
+
+
 class RouteTable:
     """Routes of all groups of all clusters. Every method that may change a view bumps `revision` if it did."""
 
@@ -53,7 +62,7 @@ class RouteTable:
         self.revision = 0
         self.strangers = Strangers()  # nodes that were refused
         self._nodes: dict[NodeKey, NodeRecord] = {}
-        self._gone: dict[GroupKey, pb.GroupRoute] = {}  # without topics and leader; nobody is alive in it
+        self._gone: dict[GroupKey, GoneGroup] = {}
 
     # --- what brokers say -------------------------------------------------------------------------------------
 
@@ -81,10 +90,9 @@ class RouteTable:
             term, leader_id = known.term, known.leader_id  # a beat brought newer news already
         self._nodes[key] = NodeRecord(route, incarnation, is_leader, now, now, term, leader_id)
         gone = self._gone.pop(key[:2], None)
-        if (
-            gone is not None and not route.master_id and belongs_to(gone, route)
-        ):  # a slave that asks for the master, which is away
-            route.master_id, route.generation = gone.master_id, gone.generation
+        if gone is not None and not route.master_id and belongs_to(gone.view, route):
+            # a slave that asks for the master, which is away
+            route.master_id, route.generation = gone.view.master_id, gone.view.generation
         return self._bump_if_changed(key[:2], before)
 
     def take_back(self, node_id: str, incarnation: str, route: pb.GroupRoute) -> bool:
@@ -152,6 +160,18 @@ class RouteTable:
         self._gone.pop((cluster, group), None)
         return self._bump_if_changed((cluster, group), before)
 
+    def nodes_of(self, cluster: str, group: str) -> list[str]:
+        """Return the ids of the nodes of a group that are registered, also of those that are suspect."""
+        return sorted(node_id for node_id, _ in self._records((cluster, group)))
+
+    def forget(self, cluster: str, group: str) -> bool:
+        """A group of which no node is registered is lost for good: forget that it was here. Return whether that was remembered.
+
+        A node that comes back after all registers like that of a new group.
+        """
+        assert not self.nodes_of(cluster, group), "it lives"
+        return self._gone.pop((cluster, group), None) is not None
+
     def expire(self, now: int) -> list[NodeKey]:
         """Drop nodes that were silent for `expiry_ms`; return them."""
         gone = [key for key, record in self._nodes.items() if now - record.heard_at >= self.expiry_ms]
@@ -167,14 +187,15 @@ class RouteTable:
             return
         group = key[:2]
         view = self._view(group, None)
-        del self._nodes[key]
+        heard_at = self._nodes.pop(key).heard_at
         if any(True for _ in self._records(group)):
             return
+        topics = tuple(view.topics)
         view.leader_id = ""
         del view.topics[:]
         for node in view.nodes:
             node.alive = False
-        self._gone[group] = view
+        self._gone[group] = GoneGroup(view, topics, heard_at)
         while len(self._gone) > MAX_GONE_GROUPS:
             del self._gone[next(iter(self._gone))]
 
@@ -184,7 +205,7 @@ class RouteTable:
         if records:
             return _master(records)
         gone = self._gone.get((cluster, group))
-        return (gone.generation, gone.master_id) if gone is not None else (0, "")
+        return (gone.view.generation, gone.view.master_id) if gone is not None else (0, "")
 
     # --- what clients ask -------------------------------------------------------------------------------------
 
@@ -205,14 +226,17 @@ class RouteTable:
     def gone_groups(self, cluster: str, listener: str = "") -> list[pb.GroupRoute]:
         """Return the groups of `cluster` ("": of all) whose last node has left, as they were then. Clients get none of them."""
         views = []
-        for (each, _), gone in sorted(self._gone.items()):
-            if cluster in ("", each):
-                view = pb.GroupRoute()
-                view.CopyFrom(gone)
-                for node in view.nodes:
-                    _keep_listener(node, listener)
-                views.append(view)
+        for gone in self.remembered(cluster):
+            view = pb.GroupRoute()
+            view.CopyFrom(gone.view)
+            for node in view.nodes:
+                _keep_listener(node, listener)
+            views.append(view)
         return views
+
+    def remembered(self, cluster: str) -> list[GoneGroup]:
+        """Return what is remembered of the groups that `gone_groups` returns, in the same order."""
+        return [self._gone[key] for key in sorted(self._gone) if cluster in ("", key[0])]
 
     def route(self, cluster: str, topic: str, listener: str = "") -> list[pb.GroupRoute]:
         """Return the groups that have `topic`, each with that topic only; empty when no group has it."""

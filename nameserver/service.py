@@ -222,11 +222,36 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
     ) -> pb.ListGroupsResponse:
         cluster = self._table.the_cluster(request.cluster)
         groups = self._table.groups(cluster, self._listener)
+        answer = pb.ListGroupsResponse(clusters=self._table.clusters())
         if request.gone_too:
             groups += self._table.gone_groups(cluster, self._listener)
             groups.sort(key=lambda view: (view.cluster, view.group))
-        strangers = self._table.strangers.lately(cluster, self._listener, now_ms())
-        return pb.ListGroupsResponse(groups=groups, clusters=self._table.clusters(), strangers=strangers)
+            now = now_ms()
+            for gone in self._table.remembered(cluster):
+                answer.gone.add(
+                    cluster=gone.view.cluster, group=gone.view.group, silent_ms=max(0, now - gone.heard_at), topics=gone.topics
+                )  # fmt: skip
+        answer.groups.extend(groups)
+        answer.strangers.extend(self._table.strangers.lately(cluster, self._listener, now_ms()))
+        return answer
+
+    async def ForgetGroup(
+        self,
+        request: pb.ForgetGroupRequest,
+        context: aio.ServicerContext[pb.ForgetGroupRequest, pb.ForgetGroupResponse],
+    ) -> pb.ForgetGroupResponse:
+        if nodes := self._table.nodes_of(request.cluster, request.group):
+            message = (
+                f"broker group {request.group} lives: {', '.join(nodes)} of it {'is' if len(nodes) == 1 else 'are'} registered. "
+                "Nothing was forgotten. To take it out: ledgermq cluster drain, then remove-group. A node that has just died is "
+                f"dropped after {self._table.expiry_ms / 1000:g} s: repeat it then"
+            )
+            refusal = route_pb2.Refusal(code=route_pb2.INVALID_ARGUMENT, message=message)
+            return pb.ForgetGroupResponse(refusal=refusal)
+        forgotten = self._table.forget(request.cluster, request.group)
+        if forgotten:
+            logger.info("group forgotten cluster=%s group=%s", request.cluster, request.group)
+        return pb.ForgetGroupResponse(forgotten=forgotten)
 
     async def WatchRoutes(
         self,

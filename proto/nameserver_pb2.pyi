@@ -118,14 +118,16 @@ class ListGroupsRequest(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., gone_too: _Optional[bool] = ...) -> None: ...
 
 class ListGroupsResponse(_message.Message):
-    __slots__ = ("groups", "clusters", "strangers")
+    __slots__ = ("groups", "clusters", "strangers", "gone")
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     CLUSTERS_FIELD_NUMBER: _ClassVar[int]
     STRANGERS_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[_route_pb2.GroupRoute]
     clusters: _containers.RepeatedScalarFieldContainer[str]
     strangers: _containers.RepeatedCompositeFieldContainer[Stranger]
-    def __init__(self, groups: _Optional[_Iterable[_Union[_route_pb2.GroupRoute, _Mapping]]] = ..., clusters: _Optional[_Iterable[str]] = ..., strangers: _Optional[_Iterable[_Union[Stranger, _Mapping]]] = ...) -> None: ...
+    gone: _containers.RepeatedCompositeFieldContainer[GoneGroup]
+    def __init__(self, groups: _Optional[_Iterable[_Union[_route_pb2.GroupRoute, _Mapping]]] = ..., clusters: _Optional[_Iterable[str]] = ..., strangers: _Optional[_Iterable[_Union[Stranger, _Mapping]]] = ..., gone: _Optional[_Iterable[_Union[GoneGroup, _Mapping]]] = ...) -> None: ...
 
 class Stranger(_message.Message):
     __slots__ = ("cluster", "group", "node_id", "log_address", "group_id")
@@ -140,3 +142,31 @@ class Stranger(_message.Message):
     log_address: str
     group_id: int
     def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., log_address: _Optional[str] = ..., group_id: _Optional[int] = ...) -> None: ...
+
+class GoneGroup(_message.Message):
+    __slots__ = ("cluster", "group", "silent_ms", "topics")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SILENT_MS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    group: str
+    silent_ms: int
+    topics: _containers.RepeatedCompositeFieldContainer[_route_pb2.TopicInfo]
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., silent_ms: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[_route_pb2.TopicInfo, _Mapping]]] = ...) -> None: ...
+
+class ForgetGroupRequest(_message.Message):
+    __slots__ = ("cluster", "group")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    group: str
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+
+class ForgetGroupResponse(_message.Message):
+    __slots__ = ("refusal", "forgotten")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    forgotten: bool
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., forgotten: _Optional[bool] = ...) -> None: ...

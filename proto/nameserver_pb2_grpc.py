@@ -64,6 +64,11 @@ class NameServerServiceStub:
                 request_serializer=ledgermq_dot_proto_dot_nameserver__pb2.ListGroupsRequest.SerializeToString,
                 response_deserializer=ledgermq_dot_proto_dot_nameserver__pb2.ListGroupsResponse.FromString,
                 _registered_method=True)
+        self.ForgetGroup = channel.unary_unary(
+                '/ledgermq.v1.NameServerService/ForgetGroup',
+                request_serializer=ledgermq_dot_proto_dot_nameserver__pb2.ForgetGroupRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_nameserver__pb2.ForgetGroupResponse.FromString,
+                _registered_method=True)
 
 
 class NameServerServiceServicer:
@@ -110,6 +115,13 @@ class NameServerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetGroup(self, request, context):
+        """CLI: a group is lost for good. Refused while a node of it is registered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NameServerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -142,6 +154,11 @@ def add_NameServerServiceServicer_to_server(servicer, server):
                     servicer.ListGroups,
                     request_deserializer=ledgermq_dot_proto_dot_nameserver__pb2.ListGroupsRequest.FromString,
                     response_serializer=ledgermq_dot_proto_dot_nameserver__pb2.ListGroupsResponse.SerializeToString,
+            ),
+            'ForgetGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetGroup,
+                    request_deserializer=ledgermq_dot_proto_dot_nameserver__pb2.ForgetGroupRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_nameserver__pb2.ForgetGroupResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -306,6 +323,33 @@ class NameServerService:
             '/ledgermq.v1.NameServerService/ListGroups',
             ledgermq_dot_proto_dot_nameserver__pb2.ListGroupsRequest.SerializeToString,
             ledgermq_dot_proto_dot_nameserver__pb2.ListGroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ledgermq.v1.NameServerService/ForgetGroup',
+            ledgermq_dot_proto_dot_nameserver__pb2.ForgetGroupRequest.SerializeToString,
+            ledgermq_dot_proto_dot_nameserver__pb2.ForgetGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,

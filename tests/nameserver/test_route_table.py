@@ -268,6 +268,30 @@ def test_so_many_groups_that_left_are_remembered_and_no_more() -> None:
     assert names == [f"g{number:03}" for number in range(1, MAX_GONE_GROUPS + 1)]
 
 
+def test_of_a_group_that_left_it_is_remembered_when_it_was_heard_last_and_which_topics_it_had() -> None:
+    table = table_with("n1", "n2")
+    table.beat("local", "g0", "n2", 1, "n1", 700)
+    table.expire(12_000)
+    (gone,) = table.remembered("local")
+    assert (gone.heard_at, [info.name for info in gone.topics]) == (700, ["orders"])
+    assert table.remembered("elsewhere") == []
+
+
+def test_a_group_that_is_lost_for_good_is_forgotten_and_a_node_of_it_that_comes_back_registers_anew() -> None:
+    table = table_with("n1", "n2")
+    assert table.nodes_of("local", "g0") == ["n1", "n2"]
+    table.expire(10_000)
+    assert table.nodes_of("local", "g0") == []
+    revision = table.revision
+    assert table.forget("local", "g0")
+    assert not table.forget("local", "g0")
+    assert table.gone_groups("") == table.remembered("") == []
+    assert table.revision == revision, "no answer for clients changes by that"
+    assert not table.beat("local", "g0", "n2", 1, "n1", 11_000), "it has to register again"
+    table.register("n2", "i", route(nodes="n1 n2"), False, 11_001)
+    assert alive(table)["n2"]
+
+
 def test_a_removed_group_is_forgotten_with_its_dead_nodes_and_that_it_was_here() -> None:
     table = table_with("n1", "n2")
     table.suspect("local", "g0", "n2", 1)

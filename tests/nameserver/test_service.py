@@ -345,3 +345,28 @@ def test_groups_that_left_are_listed_when_they_are_asked_for() -> None:
             assert [view.group for view in listed.groups] == ["g0"]
 
     run(scenario())
+
+
+def test_a_group_that_left_is_forgotten_on_demand_and_one_that_lives_is_not() -> None:
+    async def scenario() -> None:
+        async with nameserver() as (server, stubs):
+            stub, request = stubs["default"], pb.ForgetGroupRequest(cluster="local", group="g0")
+            await stub.Register(registration())
+            await stub.Register(registration("n2"))
+            server.table.suspect("local", "g0", "n1", 1)
+            refusal = (await stub.ForgetGroup(request)).refusal
+            assert refusal.code == route_pb2.INVALID_ARGUMENT
+            assert "n1, n2 of it are registered" in refusal.message and "repeat it then" in refusal.message
+            for node in ("n1", "n2"):
+                await stub.Unregister(pb.UnregisterRequest(cluster="local", group="g0", node_id=node))
+            (gone,) = (await stub.ListGroups(pb.ListGroupsRequest(gone_too=True))).gone
+            assert (gone.cluster, gone.group, [info.name for info in gone.topics]) == (
+                "local",
+                "g0",
+                ["orders"],
+            )
+            assert (await stub.ForgetGroup(request)).forgotten
+            assert not (await stub.ForgetGroup(request)).forgotten
+            assert not (await stub.ListGroups(pb.ListGroupsRequest(gone_too=True))).groups
+
+    run(scenario())
