@@ -2,12 +2,15 @@
 
 Owns: spreading a call over all broker groups (a topic has its queues in every group) and joining the answers.
 Must not: keep anything. Raises of every method: NameserversDownError, NoBrokersError, BrokerUnreachableError, RefusedError,
-BrokerGroupsGoneError (of what needs every group).
+BrokerGroupsGoneError (of what needs every group); and, with several broker groups, of every change: BrokerGroupsSilentError
+(one does not answer, nothing was changed), PartlyChangedError.
+
+`silent` of a question takes why a broker group is missing from the answer, by name; without it that is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -21,13 +24,15 @@ from .calls import CALL_TIMEOUT_S, call_group
 from .channels import Channels, unreachable
 from .encoding import check_name
 from .errors import (
-    BrokerGroupsGoneError,
     GroupNotFoundError,
+    LedgerMQError,
     RefusedError,
     TopicNotFoundError,
     UsageError,
     similar_names,
 )
+from .every_group import Silent, ask_all, change_each, check_that_all_answer
+from .gone_groups import groups_gone_error
 from .message import MessageQueue
 from .message_query import DEFAULT_LIMIT, FoundMessages, query_groups
 from .routes import Routes
@@ -43,6 +48,22 @@ MESSAGE_TYPES: Final = {
 }
 
 _MAX_COPIES: Final = 16  # messages with one id that are returned
+
+#: Refusals of a broker group that does not have what is meant; another one may.
+_NO_TOPIC: Final = ("TOPIC_NOT_FOUND",)
+_NO_GROUP: Final = ("GROUP_NOT_FOUND",)
+NEITHER: Final = (*_NO_TOPIC, *_NO_GROUP)
+
+#: What it means to repeat a change that stopped half way.
+_CREATE_AGAIN: Final = (
+    "It may be repeated: with --if-not-exists (if_not_exists=True) what is there stays as it is"
+)
+_DELETE_AGAIN: Final = (
+    'It may be repeated as it is; "does not exist" then means that it is deleted everywhere'
+)
+_RESET_AGAIN: Final = (
+    "It may be repeated as it is; groups that are changed move once more, to where it says by then"
+)
 
 T = TypeVar("T")
 Stub = admin_pb2_grpc.AdminServiceStub
@@ -87,8 +108,59 @@ class Admin:
         """Return all broker groups, for what needs the answer of each. Raises: BrokerGroupsGoneError: one is wholly down."""
         groups, gone = await self._routes.groups_and_gone()
         if gone:
-            raise BrokerGroupsGoneError([each.name for each in gone])
+            raise groups_gone_error(gone)
         return groups
+
+    async def _read_all(
+        self, ask: Callable[[BrokerGroup], Awaitable[T | None]], silent: Silent | None
+    ) -> list[tuple[BrokerGroup, T]]:
+        """Ask all groups; leave out those that answer None. Raises: why one does not answer, see `silent`; or why none does."""
+        groups, gone = await self._routes.groups_and_gone()
+        if gone and silent is None:
+            raise groups_gone_error(gone)
+        answers, missing = await ask_all(groups, ask)
+        found = [(group, answer) for group, answer in answers if answer is not None]
+        missing |= {each.name: each.error for each in gone}
+        if missing and (silent is None or not found):
+            raise next(iter(missing.values()))  # it may have what the others do not have
+        if silent is not None:
+            silent |= missing
+        return found
+
+    async def _change_all(
+        self,
+        change: Callable[[BrokerGroup], Awaitable[T | None]],
+        *,
+        again: str = "It may be repeated as it is",
+        up_only: bool = False,
+    ) -> list[tuple[BrokerGroup, T]]:
+        """Change all groups, or none when one does not answer. `up_only`: it is good without the groups that are wholly down."""
+        groups = await (self.groups() if up_only else self._every_group())
+        # No topic has that name: only a leader who hears a majority says so, and nothing costs less.
+        request = pb.DescribeTopicRequest(topic="")
+
+        async def ask(group: BrokerGroup) -> None:
+            await self._call(group, lambda stub, timeout: stub.DescribeTopic(request, timeout=timeout))
+
+        await check_that_all_answer(groups, ask)
+        return await change_each(groups, change, again)
+
+    def _in_each(
+        self, call: Callable[[Stub, float], Awaitable[T]], change: Any = None, *, absent: Collection[str] = ()
+    ) -> Callable[[BrokerGroup], Awaitable[T | None]]:
+        """Return the call to one group; it brings None where that refuses with one of the codes `absent`."""
+
+        async def call_one(group: BrokerGroup) -> T | None:
+            if change is not None:
+                change.perhaps_done = False  # what one group did says nothing of the next
+            try:
+                return await self._call(group, call, change)
+            except RefusedError as error:
+                if error.code not in absent:
+                    raise
+                return None
+
+        return call_one
 
     async def _call(
         self, group: BrokerGroup, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
@@ -109,17 +181,6 @@ class Admin:
             timeout_s=self._timeout_s,
             on_unknown=unknown,
         )
-
-    async def _call_all(
-        self, call: Callable[[Stub, float], Awaitable[T]], change: Any = None, *, up_only: bool = False
-    ) -> list[tuple[BrokerGroup, T]]:
-        """Call all groups. `up_only`: what is done in some is good without the groups that are wholly down."""
-        answers = []
-        for group in await (self.groups() if up_only else self._every_group()):
-            if change is not None:
-                change.perhaps_done = False  # what one group did says nothing of the next
-            answers.append((group, await self._call(group, call, change)))
-        return answers
 
     # --- topics -----------------------------------------------------------------------------------------------
 
@@ -148,9 +209,8 @@ class Admin:
             if_not_exists=if_not_exists,
             retention_ms=retention_ms,
         )
-        answers = await self._call_all(
-            lambda stub, timeout: stub.CreateTopic(request, timeout=timeout), request, up_only=True
-        )
+        create = self._in_each(lambda stub, timeout: stub.CreateTopic(request, timeout=timeout), request)
+        answers = await self._change_all(create, again=_CREATE_AGAIN, up_only=True)
         await self._routes.until_known(topic, [group.name for group, _ in answers])
         return sum(answer.topic.queue_count for _, answer in answers)
 
@@ -160,19 +220,27 @@ class Admin:
         What is hidden already stays hidden. Raises: TopicNotFoundError.
         """
         request = pb.UpdateTopicRequest(topic=topic, retention_ms=retention_ms)
-        await self._on_topic(topic, lambda stub, timeout: stub.UpdateTopic(request, timeout=timeout))
+        update = self._in_each(
+            lambda stub, timeout: stub.UpdateTopic(request, timeout=timeout), absent=_NO_TOPIC
+        )
+        if not await self._change_all(update):
+            raise await self._topic_not_found(topic)
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic with its messages from every broker group. Raises: TopicNotFoundError."""
         request = pb.DeleteTopicRequest(topic=topic)
-        await self._on_topic(topic, lambda stub, timeout: stub.DeleteTopic(request, timeout=timeout), request)
+        delete = self._in_each(
+            lambda stub, timeout: stub.DeleteTopic(request, timeout=timeout), request, absent=_NO_TOPIC
+        )
+        if not await self._change_all(delete, again=_DELETE_AGAIN):
+            raise await self._topic_not_found(topic)
 
-    async def topics(self) -> list[route_pb2.TopicInfo]:
+    async def topics(self, *, silent: Silent | None = None) -> list[route_pb2.TopicInfo]:
         """Return every topic once, sorted by name; `queue_count` is the sum over all broker groups."""
+        request = pb.ListTopicsRequest()
+        ask = self._in_each(lambda stub, timeout: stub.ListTopics(request, timeout=timeout))
         found: dict[str, route_pb2.TopicInfo] = {}
-        for _, answer in await self._call_all(
-            lambda s, timeout: s.ListTopics(pb.ListTopicsRequest(), timeout=timeout)
-        ):
+        for _, answer in await self._read_all(ask, silent):
             for info in answer.topics:
                 if info.name in found:
                     found[info.name].queue_count += info.queue_count
@@ -181,13 +249,16 @@ class Admin:
         return [found[name] for name in sorted(found)]
 
     async def describe_topic(
-        self, topic: str
+        self, topic: str, *, silent: Silent | None = None
     ) -> tuple[route_pb2.TopicInfo, list[tuple[MessageQueue, QueueOffset]]]:
         """Return the topic and the offsets of its queues in every group. Raises: TopicNotFoundError."""
         request = pb.DescribeTopicRequest(topic=topic)
-        answers = await self._on_topic(
-            topic, lambda stub, timeout: stub.DescribeTopic(request, timeout=timeout)
+        ask = self._in_each(
+            lambda stub, timeout: stub.DescribeTopic(request, timeout=timeout), absent=_NO_TOPIC
         )
+        answers = await self._read_all(ask, silent)
+        if not answers:
+            raise await self._topic_not_found(topic)
         queues = [
             (MessageQueue(topic, group.name, each.queue_id), each)
             for group, answer in answers
@@ -195,25 +266,8 @@ class Admin:
         ]
         return answers[0][1].topic, queues
 
-    async def _on_topic(
-        self, topic: str, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
-    ) -> list[tuple[BrokerGroup, T]]:
-        """Call all groups; groups without the topic are left out, and it is an error when none has it."""
-        answers = []
-        for group in await self._every_group():
-            if change is not None:
-                change.perhaps_done = False
-            try:
-                answers.append((group, await self._call(group, call, change)))
-            except RefusedError as error:
-                if error.code != "TOPIC_NOT_FOUND":
-                    raise
-        if not answers:
-            raise await self._topic_not_found(topic)
-        return answers
-
     async def _topic_not_found(self, topic: str) -> TopicNotFoundError:
-        known = [info.name for info in await self.topics()]
+        known = [info.name for info in await self.topics(silent={})]
         cluster = (await self.groups())[0].cluster
         return TopicNotFoundError(
             topic, cluster=cluster, asked=self._routes.asked, similar=similar_names(topic, known)
@@ -254,7 +308,7 @@ class Admin:
             return answer
 
         groups, gone = await self._routes.groups_and_gone()
-        found = await query_groups(groups, ask, request, limit, [each.name for each in gone])
+        found = await query_groups(groups, ask, request, limit, {each.name: each.error for each in gone})
         if found is None:
             raise await self._topic_not_found(request.topic)
         return found
@@ -277,44 +331,67 @@ class Admin:
         check_name("group", name)
         info = pb.ConsumerGroupInfo(name=name, start_position=start, max_attempts=max_attempts, fifo=fifo)
         request = pb.CreateGroupRequest(group=info, if_not_exists=if_not_exists)
-        await self._call_all(
-            lambda stub, timeout: stub.CreateGroup(request, timeout=timeout), request, up_only=True
-        )
+        create = self._in_each(lambda stub, timeout: stub.CreateGroup(request, timeout=timeout), request)
+        await self._change_all(create, again=_CREATE_AGAIN, up_only=True)
 
     async def delete_group(self, name: str) -> None:
         """Delete a consumer group with its offsets. Raises: GroupNotFoundError."""
         request = pb.DeleteGroupRequest(name=name)
-        await self._on_group(name, lambda stub, timeout: stub.DeleteGroup(request, timeout=timeout), request)
+        delete = self._in_each(
+            lambda stub, timeout: stub.DeleteGroup(request, timeout=timeout), request, absent=_NO_GROUP
+        )
+        if not await self._change_all(delete, again=_DELETE_AGAIN):
+            raise await self._group_not_found(name)
 
-    async def consumer_groups(self) -> list[pb.ConsumerGroupInfo]:
+    async def consumer_groups(self, *, silent: Silent | None = None) -> list[pb.ConsumerGroupInfo]:
         """Return every consumer group once, sorted by name."""
         found: dict[str, pb.ConsumerGroupInfo] = {}
         request = pb.ListConsumerGroupsRequest()
-        for _, answer in await self._call_all(
-            lambda stub, timeout: stub.ListGroups(request, timeout=timeout)
-        ):
+        ask = self._in_each(lambda stub, timeout: stub.ListGroups(request, timeout=timeout))
+        for _, answer in await self._read_all(ask, silent):
             for info in answer.groups:
                 found.setdefault(info.name, info)
         return [found[name] for name in sorted(found)]
 
     async def describe_group(
-        self, name: str, topic: str = ""
+        self, name: str, topic: str = "", *, silent: Silent | None = None
     ) -> tuple[pb.ConsumerGroupInfo, list[tuple[str, pb.GroupQueueProgress]]]:
         """Return the group and (broker group, progress) of every queue that it has consumed. Raises: GroupNotFoundError."""
-        request = pb.DescribeGroupRequest(name=name, topic=topic)
-        answers = await self._on_group(
-            name, lambda stub, timeout: stub.DescribeGroup(request, timeout=timeout)
-        )
+        answers = await self._describe_everywhere(name, topic, silent)
         progress = [(group.name, each) for group, answer in answers for each in answer.queues]
         return answers[0][1].group, progress
 
-    async def group_members(self, name: str) -> list[tuple[str, pb.GroupMember]]:
+    async def group_members(
+        self, name: str, *, silent: Silent | None = None
+    ) -> list[tuple[str, pb.GroupMember]]:
         """Return (broker group, member) of a group whose members own its queues, oldest first. Raises: GroupNotFoundError."""
-        request = pb.DescribeGroupRequest(name=name)
-        answers = await self._on_group(
-            name, lambda stub, timeout: stub.DescribeGroup(request, timeout=timeout)
-        )
+        answers = await self._describe_everywhere(name, "", silent)
         return [(group.name, each) for group, answer in answers for each in answer.members]
+
+    async def _describe_everywhere(
+        self, name: str, topic: str, silent: Silent | None
+    ) -> list[tuple[BrokerGroup, pb.DescribeGroupResponse]]:
+        request = pb.DescribeGroupRequest(name=name, topic=topic)
+        ask = self._in_each(
+            lambda stub, timeout: stub.DescribeGroup(request, timeout=timeout), absent=NEITHER
+        )
+        answers = await self._read_all(ask, silent)
+        if not answers:
+            raise await self._group_not_found(name, topic)
+        return answers
+
+    async def _group_not_found(self, name: str, topic: str = "") -> LedgerMQError:
+        """Return why no broker group has a consumer group, or none has it and the topic in which it was asked for."""
+        known = [info.name for info in await self.consumer_groups(silent={})]
+        if not topic or name not in known:
+            return group_not_found(name, known)
+        if topic not in {info.name for info in await self.topics(silent={})}:
+            return await self._topic_not_found(topic)
+        return GroupNotFoundError(
+            "GROUP_NOT_FOUND",
+            f'consumer group "{name}" does not exist where topic "{topic}" is. Create it there, too: ledgermq group create '
+            f"{name} --if-not-exists",
+        )
 
     async def reset_offsets(self, group: str, topic: str, to: str) -> None:
         """Move a group to "earliest", "latest", or a time in ms since the epoch, on all queues of the topic."""
@@ -329,22 +406,11 @@ class Admin:
             raise UsageError(
                 f"{to!r} is no position", "", 'It must be "earliest", "latest" or ms since the epoch'
             )
-        await self._on_group(group, lambda stub, timeout: stub.ResetOffsets(request, timeout=timeout))
-
-    async def _on_group(
-        self, name: str, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
-    ) -> list[tuple[BrokerGroup, T]]:
-        answers = []
-        for group in await self._every_group():
-            if change is not None:
-                change.perhaps_done = False
-            try:
-                answers.append((group, await self._call(group, call, change)))
-            except GroupNotFoundError:
-                continue
-        if not answers:
-            raise group_not_found(name, [info.name for info in await self.consumer_groups()])
-        return answers
+        reset = self._in_each(
+            lambda stub, timeout: stub.ResetOffsets(request, timeout=timeout), absent=NEITHER
+        )
+        if not await self._change_all(reset, again=_RESET_AGAIN):
+            raise await self._group_not_found(group, topic)
 
     # --- nodes ------------------------------------------------------------------------------------------------
 
@@ -391,9 +457,9 @@ class Admin:
     ) -> list[tuple[str, pb.CleanResponse]]:
         """Delete expired segments in every broker group; return (group, what was deleted)."""
         request = pb.CleanRequest(dry_run=dry_run, older_than_ms=older_than_ms, even_unexpired=even_unexpired)
-        answers = await self._call_all(
-            lambda stub, timeout: stub.Clean(request, timeout=timeout), up_only=True
-        )
+        clean = self._in_each(lambda stub, timeout: stub.Clean(request, timeout=timeout))
+        # What is done in some is good without the others, and a full disk does not wait for them.
+        answers = await change_each(await self.groups(), clean, "It may be repeated as it is")
         return [(group.name, answer) for group, answer in answers]
 
 

@@ -19,6 +19,7 @@ from .errors import (
     BrokerUnreachableError,
     ClosedError,
     LedgerMQError,
+    OutcomeUnknownError,
     RefusedError,
     RouteError,
     UsageError,
@@ -86,12 +87,13 @@ async def call_group(
 
     Raises: the refusal as an error when it is not retryable; the last refusal, or BrokerUnreachableError when no node answered,
     when the time is over; RouteError when the group has no node that could be asked; ClosedError when the channels are closed.
+    The error's `perhaps_done` says that an attempt may have taken effect.
     """
     end = time.monotonic() + timeout_s
     last: LedgerMQError | None = None
     # By a node that answered: it knows more than the silence of the others
     refused: LedgerMQError | None = None
-    hint = ""
+    hint, perhaps_done = "", False
     while True:
         refused, earlier = None, refused
         addresses = [hint] * bool(hint) + [node.log_address for node in group().by_preference]
@@ -107,12 +109,15 @@ async def call_group(
             except grpc.RpcError as error:
                 last = unreachable(address, error)
                 if not last.not_sent:
+                    perhaps_done = True
                     on_unknown()
                 continue
             refusal: pb.Refusal | None = getattr(answer, "refusal", None)
             if refusal is None or not refusal.code:
                 return answer
             failure = error_of(refusal)
+            perhaps_done = perhaps_done or isinstance(failure, OutcomeUnknownError)
+            failure.perhaps_done = perhaps_done
             if not failure.retryable:
                 raise failure
             last = refused = failure
@@ -122,5 +127,7 @@ async def call_group(
             if hint and hint != address:
                 break
         if time.monotonic() + _PAUSE_S >= end:
-            raise refused or earlier or last or _nobody_asked(group(), timeout_s)
+            last = refused or earlier or last or _nobody_asked(group(), timeout_s)
+            last.perhaps_done = perhaps_done
+            raise last
         await asyncio.sleep(_PAUSE_S)

@@ -152,7 +152,7 @@ async def _run(
             await admin.create_topic(topic, queues)
         try:
             found = await admin.groups()
-            count = (await admin.describe_topic(topic))[1]
+            count = (await admin.describe_topic(topic, silent={}))[1]
             runner = Workloads(nameserver, topic, settings)
             for name in names:
                 async with _progress(runner, name, quiet=quiet):

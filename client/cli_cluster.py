@@ -35,7 +35,7 @@ from .errors import (
     UsageError,
     error_of,
 )
-from .lengths_of_time import parse_duration
+from .lengths_of_time import duration, parse_duration
 from .routes import check_address, is_stranger, parse_addresses
 from .status_report import GroupAnswers, GroupReport, Verdict
 from .text_table import text_table
@@ -367,7 +367,7 @@ def _log_begin(report: GroupReport) -> str:
     if not report.log_start_ms:
         return report.log_begin
     age_ms = max(int(time.time() * 1000) - report.log_start_ms, 0)
-    return f"{report.log_begin}, oldest entry {status_report.duration(age_ms)} ago"
+    return f"{report.log_begin}, oldest entry {duration(age_ms)} ago"
 
 
 def _render(report: GroupReport) -> Group:

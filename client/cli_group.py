@@ -15,13 +15,14 @@ from .cli_output import (
     JsonOption,
     NameserverOption,
     confirm,
-    err,
     out,
     print_json,
     print_table,
     run,
+    warn_of_silent,
 )
 from .cli_times import position
+from .every_group import Silent
 from .group_admin import GroupAdmin
 from .group_progress import Lag
 
@@ -77,21 +78,23 @@ def create(
 
 def list_groups(nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: JsonOption = False) -> None:
     """List all consumer groups."""
+    silent: Silent = {}
 
     async def work() -> list[admin_pb2.ConsumerGroupInfo]:
         async with Admin(nameserver) as admin:
-            return await admin.consumer_groups()
+            return await admin.consumer_groups(silent=silent)
 
     groups = run(work())
     if as_json:
-        print_json([_as_dict(info) for info in groups])
+        print_json([{**_as_dict(info), "silent_groups": sorted(silent)} for info in groups])
     elif groups:
         print_table(
             ("GROUP", "START", "FIFO", "CLIENTS>"),
             [(g.name, g.start_position, "yes" if g.fifo else "no", g.connected_clients) for g in groups],
         )
-    else:
+    elif not silent:
         out.print("no consumer groups yet. The first consumer makes one: ledgermq consume TOPIC --group NAME")
+    warn_of_silent(silent)
 
 
 def _as_dict(info: admin_pb2.ConsumerGroupInfo) -> dict[str, Any]:
@@ -108,6 +111,7 @@ def describe(
     as_json: JsonOption = False,
 ) -> None:
     """Show how far a group is on every queue, and who consumes it."""
+    silent: Silent = {}
 
     async def work() -> tuple[
         admin_pb2.ConsumerGroupInfo,
@@ -115,16 +119,27 @@ def describe(
         list[tuple[str, admin_pb2.GroupMember]],
     ]:
         async with Admin(nameserver) as admin:
-            return (*await admin.describe_group(group, topic), await admin.group_members(group))
+            return (
+                *await admin.describe_group(group, topic, silent=silent),
+                await admin.group_members(group, silent=silent),
+            )
 
     info, progress, members = run(work())
     queues = [_queue_as_dict(where, each) for where, each in progress]
     if as_json:
-        print_json({**_as_dict(info), "queues": queues, "members": [_member(*each) for each in members]})
-        return
+        found = {"queues": queues, "members": [_member(*each) for each in members]}
+        print_json({**_as_dict(info), **found, "silent_groups": sorted(silent)})
+    else:
+        _print_described(group, queues, members, silent)
+    warn_of_silent(silent)
+
+
+def _print_described(
+    group: str, queues: list[dict[str, Any]], members: list[tuple[str, admin_pb2.GroupMember]], silent: Silent
+) -> None:
     if queues:
         _print_queues(queues, [name for name in _QUEUE_COLUMNS if members or name != "owner"])
-    else:
+    elif not silent:
         out.print(f'consumer group "{group}" has consumed nothing yet')
     if members:
         out.print()
@@ -166,8 +181,7 @@ def lag(
         _print_queues(found, ["group", *_QUEUE_COLUMNS])
     elif known.rows or not known.silent:
         _print_lag(known.rows)
-    for name, error in sorted(known.silent.items()):
-        err.print(f"incomplete: broker group {name} does not answer: {error}", markup=False)
+    warn_of_silent(known.silent)
 
 
 def _print_lag(rows: list[tuple[str, admin_pb2.TopicProgress]]) -> None:

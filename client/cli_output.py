@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from .errors import UsageError
 from .event_loop import new_event_loop
+from .every_group import Silent
 from .text_table import text_table
 
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
@@ -77,6 +78,12 @@ def confirm(question: str) -> None:
         ) from None
     if not agreed:
         raise typer.Abort
+
+
+def warn_of_silent(silent: Silent) -> None:
+    """Say on stderr which broker groups are missing from what was printed, and why."""
+    for name, error in sorted(silent.items()):
+        err.print(f"incomplete: broker group {name} does not answer: {error}", markup=False)
 
 
 def print_json(value: object) -> None:

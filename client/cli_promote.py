@@ -23,8 +23,9 @@ from .channels import Channels
 from .cli_cluster import NodeOption, ask, groups_asked
 from .cli_output import DEFAULT_NAMESERVER, NameserverOption, out, run
 from .errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
+from .lengths_of_time import duration
 from .log_ends import LogEnd, log_end
-from .status_report import GroupAnswers, duration, size
+from .status_report import GroupAnswers, size
 
 _WAIT_SECONDS = 120.0
 _POLL_SECONDS = 0.25

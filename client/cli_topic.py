@@ -19,7 +19,9 @@ from .cli_output import (
     print_json,
     print_table,
     run,
+    warn_of_silent,
 )
+from .every_group import Silent
 
 _TYPE_NAMES = {number: name for name, number in MESSAGE_TYPES.items()}
 
@@ -98,14 +100,15 @@ def update(
 
 def list_topics(nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: JsonOption = False) -> None:
     """List all topics."""
+    silent: Silent = {}
 
     async def work() -> list[route_pb2.TopicInfo]:
         async with Admin(nameserver) as admin:
-            return await admin.topics()
+            return await admin.topics(silent=silent)
 
     topics = run(work())
     if as_json:
-        print_json([_as_dict(info) for info in topics])
+        print_json([{**_as_dict(info), "silent_groups": sorted(silent)} for info in topics])
     elif topics:
         print_table(
             ("TOPIC", "QUEUES>", "TYPE", "RETENTION>"),
@@ -114,8 +117,9 @@ def list_topics(nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: Json
                 for info in topics
             ],
         )
-    else:
+    elif not silent:
         out.print("no topics yet. Create one: ledgermq topic create orders")
+    warn_of_silent(silent)
 
 
 def _retention(info: route_pb2.TopicInfo) -> str:
@@ -136,21 +140,24 @@ def describe(
     topic: TopicArgument, nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: JsonOption = False
 ) -> None:
     """Show a topic's queues with their first and next offsets."""
+    silent: Silent = {}
 
     async def work() -> tuple[route_pb2.TopicInfo, list[Any]]:
         async with Admin(nameserver) as admin:
-            return await admin.describe_topic(topic)
+            return await admin.describe_topic(topic, silent=silent)
 
     info, queues = run(work())
     rows = [(q.broker_group, q.queue_id, each.begin_offset, each.end_offset) for q, each in queues]
     if as_json:
         names = ("broker_group", "queue_id", "begin_offset", "end_offset")
-        print_json({**_as_dict(info), "offsets": [dict(zip(names, row, strict=True)) for row in rows]})
-        return
-    print_table(
-        ("GROUP", "QUEUE>", "FIRST>", "NEXT>", "MESSAGES>"),
-        [(group, queue_id, begin, end, end - begin) for group, queue_id, begin, end in rows],
-    )
+        offsets = [dict(zip(names, row, strict=True)) for row in rows]
+        print_json({**_as_dict(info), "offsets": offsets, "silent_groups": sorted(silent)})
+    else:
+        print_table(
+            ("GROUP", "QUEUE>", "FIRST>", "NEXT>", "MESSAGES>"),
+            [(group, queue_id, begin, end, end - begin) for group, queue_id, begin, end in rows],
+        )
+    warn_of_silent(silent)
 
 
 def delete(

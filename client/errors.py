@@ -13,7 +13,9 @@ LedgerMQError
 │   ├── NotANameserverError     something else answers at the address of a nameserver
 │   ├── NoBrokersError          the nameserver answers, but no broker group has registered
 │   ├── TopicNotFoundError
-│   └── BrokerUnreachableError  a node does not answer
+│   ├── BrokerUnreachableError  a node does not answer
+│   ├── BrokerGroupsGoneError   no node of a broker group is up
+│   └── BrokerGroupsSilentError a broker group does not answer before a change of all of them (group_errors.py)
 ├── RefusedError                a node or nameserver refused; `code` names the reason
 │   ├── NotLeaderError · NoQuorumError · TooManyRequestsError · DiskFullError · StaleRouteError
 │   ├── GroupNotFoundError · AlreadyExistsError · OffsetOutOfRangeError · SequenceGapError
@@ -22,6 +24,8 @@ LedgerMQError
 │   └── InvalidHandleError      a receipt handle that is no longer valid
 ├── OutcomeUnknownError         sent, but no answer: it may or may not have been stored
 │   └── SendTimeoutError        the deadline passed before the answer came
+├── PartlyChangedError          a change of several broker groups stopped half way (group_errors.py)
+│   └── PartlyRefusedError      because one of them refuses it for good
 ├── MessagesDeletedError        retention was quicker than the consumer, which wants to hear of it
 ├── OffsetsFileError            the file of a broadcast consumer cannot be used
 ├── CorruptMessageError         fetched bytes that fail their checksum, or a message that is not what it says
@@ -32,7 +36,7 @@ LedgerMQError
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import ClassVar
 
@@ -44,6 +48,9 @@ class LedgerMQError(Exception):
 
     retryable: ClassVar[bool] = False
     refresh_route: ClassVar[bool] = False
+    perhaps_done: bool = (
+        False  # of a call to a broker group: an attempt had no answer and may have taken effect
+    )
 
     def __init__(self, what: str, why: str = "", next_step: str = "") -> None:
         self.what = what
@@ -236,17 +243,29 @@ class BrokerUnreachableError(RouteError):
 
 
 class BrokerGroupsGoneError(RouteError):
-    """No node of these broker groups is up, and they were not removed: what they hold is part of the answer, too."""
+    """No node of these broker groups is up, and they were not removed: what they hold is part of the answer, too.
 
-    def __init__(self, groups: Sequence[str]) -> None:
+    `since`: by group, when it was heard last, as far as that is known.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[str],
+        since: Mapping[str, str] | None = None,
+        why: str = "The others alone would be an incomplete answer, or change. Nothing was changed",
+    ) -> None:
         one = len(groups) == 1
         named = ", ".join(f'"{name}"' for name in groups)
+        heard = [
+            since[name] if one else f"{name} {since[name]}" for name in groups if since and name in since
+        ]
+        last_heard = f" (last heard: {', '.join(heard)})" if heard else ""
         super().__init__(
             f"broker group{'' if one else 's'} {named} {'does' if one else 'do'} not answer: no node of "
-            f"{'it' if one else 'them'} is up",
-            "The others alone would be an incomplete answer, or change. Nothing was changed",
-            "Start its nodes and repeat it; see: ledgermq cluster status. If they are lost for good: docs/runbook.md, "
-            "No node of it is up",
+            f"{'it' if one else 'them'} is up{last_heard}",
+            why,
+            f"Start {'its' if one else 'their'} nodes and repeat it (ledgermq cluster status). {'It' if one else 'One'} is lost "
+            f"for good: ledgermq cluster forget-group {groups[0] if one else 'NAME'}",
         )
         self.groups = tuple(groups)
 

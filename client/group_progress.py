@@ -5,16 +5,16 @@ Owns: which broker groups are asked, and how it shows that one is silent or gone
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
 
-from .admin import Admin, Stub, group_not_found
-from .errors import BrokerGroupsGoneError, GroupNotFoundError, LedgerMQError, NoQuorumError, UsageError
+from .admin import NEITHER, Admin, Stub
+from .errors import BrokerGroupsGoneError, NoQuorumError, UsageError
+from .every_group import Silent, ask_all
 from .routes import check_address
 from .topic_route import BrokerGroup, Node
 from .trace_events import TRACE_TOPIC
@@ -29,7 +29,7 @@ class Lag:
     rows: list[tuple[str, pb.TopicProgress]]  # with the broker group
     #: With the consumer group and the broker group.
     queues: list[tuple[str, str, pb.GroupQueueProgress]] = field(default_factory=list)
-    silent: dict[str, LedgerMQError] = field(default_factory=dict)  # by broker group: why it is missing
+    silent: Silent = field(default_factory=dict)  # by broker group: why it is missing
 
 
 class GroupProgress(Admin):
@@ -40,10 +40,13 @@ class GroupProgress(Admin):
         if node:
             check_address(node, "the address of a node's log port", 8082)
             return BrokerGroup("", name, 0, "", (Node("", node, "", True),), True)
-        groups = await self.groups()
+        groups, gone = await self._routes.groups_and_gone()
         found = next((each for each in groups if each.name == name), None)
         if found is None:
             known = ", ".join(each.name for each in groups)
+            down = next((each for each in gone if each.name == name), None)
+            if down is not None:
+                raise BrokerGroupsGoneError([name], down.since, "It was not removed. Nothing was changed")
             raise UsageError(
                 f'broker group "{name}" is not known to the nameservers',
                 f"Known: {known}. Nothing was changed",
@@ -78,13 +81,12 @@ class GroupProgress(Admin):
         Raises: GroupNotFoundError, TopicNotFoundError; and what the broker groups failed with, when none says otherwise.
         """
         groups, gone = await self._routes.groups_and_gone()
-        away: dict[str, LedgerMQError] = {each.name: BrokerGroupsGoneError([each.name]) for each in gone}
+        away: Silent = {each.name: each.error for each in gone}
         if consumer_group:
             described, silent = await self._describe_in(groups, consumer_group, topic)
             if not described:
-                raise next(iter((silent | away).values()), None) or group_not_found(
-                    consumer_group, [info.name for info in await self.consumer_groups()]
-                )
+                why = next(iter((silent | away).values()), None)
+                raise why or await self._group_not_found(consumer_group, topic)
         request = pb.GetProgressRequest(group=consumer_group, topic=topic)
         answers, silent = await ask_all(groups, lambda group: self._ask_progress(group, request))
         if silent and not answers:
@@ -101,24 +103,17 @@ class GroupProgress(Admin):
 
     async def _describe_in(
         self, groups: Sequence[BrokerGroup], name: str, topic: str
-    ) -> tuple[list[tuple[str, pb.DescribeGroupResponse]], dict[str, LedgerMQError]]:
+    ) -> tuple[list[tuple[str, pb.DescribeGroupResponse]], Silent]:
         """Return what the broker groups that know a consumer group say of it, and why some do not answer."""
         request = pb.DescribeGroupRequest(name=name, topic=topic)
 
-        async def ask(group: BrokerGroup) -> pb.DescribeGroupResponse | None:
-            try:
-                return await self._call(
-                    group, lambda stub, timeout: stub.DescribeGroup(request, timeout=timeout)
-                )
-            except GroupNotFoundError:
-                return None
-
+        ask = self._in_each(
+            lambda stub, timeout: stub.DescribeGroup(request, timeout=timeout), absent=NEITHER
+        )
         answers, silent = await ask_all(groups, ask)
         return [(group.name, answer) for group, answer in answers if answer is not None], silent
 
-    async def _check_topic(
-        self, groups: Sequence[BrokerGroup], topic: str, silent: Mapping[str, LedgerMQError]
-    ) -> None:
+    async def _check_topic(self, groups: Sequence[BrokerGroup], topic: str, silent: Silent) -> None:
         """Raises: TopicNotFoundError (no group has the topic); a silent group's error, where it could have it."""
         answers, more = await ask_all(groups, self._topics_in)
         if topic == TRACE_TOPIC or any(info.name == topic for _, infos in answers for info in infos):
@@ -129,7 +124,7 @@ class GroupProgress(Admin):
 
     async def _progress_of_all(
         self, *, without: str = "", gone_too: bool = False
-    ) -> tuple[list[pb.TopicProgress], dict[str, LedgerMQError]]:
+    ) -> tuple[list[pb.TopicProgress], Silent]:
         """Return the progress in all broker groups, asked side by side, and why some of them do not answer."""
         known = await self._routes.groups(gone_too=gone_too)
         groups = [each for each in known if each.name != without]
@@ -150,22 +145,6 @@ class GroupProgress(Admin):
         try:
             return await super()._call(group, call, change)
         except NoQuorumError as error:  # of which group, with several of them
-            raise NoQuorumError(error.code, f'broker group "{group.name}": {error}') from error
-
-
-async def ask_all(
-    groups: Sequence[BrokerGroup], ask: Callable[[BrokerGroup], Awaitable[T]]
-) -> tuple[list[tuple[BrokerGroup, T]], dict[str, LedgerMQError]]:
-    """Return the answers of broker groups asked side by side, and why some are silent. Raises: what is no silence."""
-    answers: list[tuple[BrokerGroup, T]] = []
-    silent: dict[str, LedgerMQError] = {}
-    for group, answer in zip(
-        groups, await asyncio.gather(*map(ask, groups), return_exceptions=True), strict=True
-    ):
-        if isinstance(answer, LedgerMQError) and answer.retryable:
-            silent[group.name] = answer
-        elif isinstance(answer, BaseException):
-            raise answer
-        else:
-            answers.append((group, answer))
-    return answers, silent
+            named = NoQuorumError(error.code, f'broker group "{group.name}": {error}')
+            named.perhaps_done = error.perhaps_done
+            raise named from error

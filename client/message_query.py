@@ -6,13 +6,13 @@ Owns: the pages of a group, the order of the result, what is said when a group d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from ledgermq.proto import admin_pb2 as pb
 
-from .errors import BrokerGroupsGoneError, LedgerMQError, RefusedError
+from .errors import LedgerMQError, RefusedError
 from .message import MessageQueue, MessageView
 from .topic_route import BrokerGroup
 
@@ -57,16 +57,16 @@ async def query_groups(
     ask: Ask,
     request: pb.QueryMessagesRequest,
     limit: int,
-    gone: Sequence[str] = (),
+    gone: Mapping[str, LedgerMQError],
 ) -> FoundMessages | None:
-    """Ask all groups at once; None: no group has the topic. `gone`: those that there is nobody to ask of.
+    """Ask all groups at once; None: no group has the topic. `gone`: why there is nobody to ask in some.
 
     Raises: LedgerMQError (no group answered).
     """
     answers = await asyncio.gather(
         *(_query_group(group, ask, request, limit) for group in groups), return_exceptions=True
     )
-    found, answered = FoundMessages(silent={name: BrokerGroupsGoneError([name]) for name in gone}), 0
+    found, answered = FoundMessages(silent=dict(gone)), 0
     for group, answer in zip(groups, answers, strict=True):
         if isinstance(answer, FoundMessages):
             answered += 1

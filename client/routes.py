@@ -36,6 +36,7 @@ from .errors import (
     TopicNotFoundError,
     error_of,
 )
+from .gone_groups import GoneGroup, gone_of
 from .topic_route import BrokerGroup, TopicRoute, group_of, route_of
 
 logger = logging.getLogger(__name__)
@@ -164,25 +165,25 @@ class Routes:
 
         Raises: NameserversDownError, NoBrokersError.
         """
-        request = ns.ListGroupsRequest(cluster=self.cluster, gone_too=gone_too)
-        answer = await self._ask(lambda stub: stub.ListGroups(request, timeout=_CALL_TIMEOUT_S))
-        if not answer.groups:
-            raise NoBrokersError(self.asked)
-        return [group_of(view) for view in answer.groups]
+        return [group_of(view) for view in (await self._list_groups(gone_too=gone_too)).groups]
 
-    async def groups_and_gone(self) -> tuple[list[BrokerGroup], list[BrokerGroup]]:
+    async def groups_and_gone(self) -> tuple[list[BrokerGroup], list[GoneGroup]]:
         """Return the broker groups, and those whose last node has left without being removed: nobody answers for them.
 
         Raises: as `groups`.
         """
-        groups = await self.groups()
-        known = {each.name for each in groups}
-        every = await self.groups(gone_too=True)
-        return groups, [
-            each
-            for each in every
-            if each.name not in known and not any(node.alive for node in each.nodes)  # it may just be back
-        ]
+        listed = await self._list_groups(gone_too=False)
+        every = await self._list_groups(gone_too=True)
+        return [group_of(view) for view in listed.groups], gone_of(listed, every)
+
+    async def _list_groups(self, *, gone_too: bool) -> ns.ListGroupsResponse:
+        request = ns.ListGroupsRequest(cluster=self.cluster, gone_too=gone_too)
+        answer: ns.ListGroupsResponse = await self._ask(
+            lambda stub: stub.ListGroups(request, timeout=_CALL_TIMEOUT_S)
+        )
+        if not answer.groups:
+            raise NoBrokersError(self.asked)
+        return answer
 
     @property
     def asked(self) -> str:

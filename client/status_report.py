@@ -15,6 +15,7 @@ from typing import Any, Final
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
 
+from .lengths_of_time import duration
 from .log_ends import master_notes
 
 #: The disk step (GetStatusResponse.disk_step) from which on a leader refuses messages.
@@ -245,20 +246,6 @@ def cells(row: NodeRow) -> tuple[str, ...]:
         "-" if row.disk_used_ratio is None else f"{row.disk_used_ratio * 100:.0f} %",
         row.state,
     )
-
-
-def duration(milliseconds: int) -> str:
-    """Return a length of time for people: `412 ms`, `3 m 12 s`, `2 d 4 h`."""
-    if milliseconds < 1000:
-        return f"{milliseconds} ms"
-    seconds = milliseconds // 1000
-    if seconds < 60:
-        return f"{seconds} s"
-    if seconds < 3600:
-        return f"{seconds // 60} m {seconds % 60} s"
-    if seconds < 86_400:
-        return f"{seconds // 3600} h {seconds % 3600 // 60} m"
-    return f"{seconds // 86_400} d {seconds % 86_400 // 3600} h"
 
 
 def size(count: int) -> str:

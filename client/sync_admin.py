@@ -18,6 +18,7 @@ from ledgermq.proto.log_pb2 import QueueOffset
 from ledgermq.proto.route_pb2 import TopicInfo
 
 from .admin import Admin as AsyncAdmin
+from .every_group import Silent
 from .loop_thread import Closing
 from .message import MessageQueue
 from .message_query import DEFAULT_LIMIT, FoundMessages
@@ -73,13 +74,15 @@ class Admin(Closing):
         """Delete a topic with its messages."""
         self._thread.call(self._admin.delete_topic(topic))
 
-    def topics(self) -> list[TopicInfo]:
+    def topics(self, *, silent: Silent | None = None) -> list[TopicInfo]:
         """Return every topic once, sorted by name."""
-        return self._thread.call(self._admin.topics())
+        return self._thread.call(self._admin.topics(silent=silent))
 
-    def describe_topic(self, topic: str) -> tuple[TopicInfo, list[tuple[MessageQueue, QueueOffset]]]:
+    def describe_topic(
+        self, topic: str, *, silent: Silent | None = None
+    ) -> tuple[TopicInfo, list[tuple[MessageQueue, QueueOffset]]]:
         """Return the topic and the offsets of its queues in every group."""
-        return self._thread.call(self._admin.describe_topic(topic))
+        return self._thread.call(self._admin.describe_topic(topic, silent=silent))
 
     # --- messages ---------------------------------------------------------------------------------------------
 
@@ -117,19 +120,19 @@ class Admin(Closing):
         """Delete a consumer group with its offsets."""
         self._thread.call(self._admin.delete_group(name))
 
-    def consumer_groups(self) -> list[pb.ConsumerGroupInfo]:
+    def consumer_groups(self, *, silent: Silent | None = None) -> list[pb.ConsumerGroupInfo]:
         """Return every consumer group once, sorted by name."""
-        return self._thread.call(self._admin.consumer_groups())
+        return self._thread.call(self._admin.consumer_groups(silent=silent))
 
     def describe_group(
-        self, name: str, topic: str = ""
+        self, name: str, topic: str = "", *, silent: Silent | None = None
     ) -> tuple[pb.ConsumerGroupInfo, list[tuple[str, pb.GroupQueueProgress]]]:
         """Return the group and (broker group, progress) of every queue that it has consumed."""
-        return self._thread.call(self._admin.describe_group(name, topic))
+        return self._thread.call(self._admin.describe_group(name, topic, silent=silent))
 
-    def group_members(self, name: str) -> list[tuple[str, pb.GroupMember]]:
+    def group_members(self, name: str, *, silent: Silent | None = None) -> list[tuple[str, pb.GroupMember]]:
         """Return (broker group, member) of a group whose members own its queues."""
-        return self._thread.call(self._admin.group_members(name))
+        return self._thread.call(self._admin.group_members(name, silent=silent))
 
     def reset_offsets(self, group: str, topic: str, to: str) -> None:
         """Move a group to "earliest", "latest", or a time in ms since the epoch."""

@@ -45,6 +45,11 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
             code=route_pb2.GROUP_NOT_FOUND, message=f'consumer group "{name}" does not exist'
         )
 
+    def _no_topic(self, name: str) -> route_pb2.Refusal | None:
+        if name in self.group.topics:
+            return None
+        return route_pb2.Refusal(code=route_pb2.TOPIC_NOT_FOUND, message=f'topic "{name}" does not exist')
+
     async def DeleteGroup(self, request: pb.DeleteGroupRequest, context: Any) -> pb.DeleteGroupResponse:
         if refusal := self._no_group(request.name):
             return pb.DeleteGroupResponse(refusal=refusal)
@@ -53,6 +58,8 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
 
     async def DescribeGroup(self, request: pb.DescribeGroupRequest, context: Any) -> pb.DescribeGroupResponse:
         if refusal := self._no_group(request.name):
+            return pb.DescribeGroupResponse(refusal=refusal)
+        if request.topic and (refusal := self._no_topic(request.topic)):
             return pb.DescribeGroupResponse(refusal=refusal)
         answer = pb.DescribeGroupResponse(group=self.group.groups[request.name], members=self.group.members)
         for (group, topic, queue_id), offset in sorted(self.group.committed.items()):
@@ -68,7 +75,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
     async def ResetOffsets(
         self, request: pb.ResetOffsetsRequest, context: Any
     ) -> log_pb2.CommitOffsetsResponse:
-        if refusal := self._no_group(request.group):
+        if refusal := self._no_topic(request.topic) or self._no_group(request.group):
             return log_pb2.CommitOffsetsResponse(refusal=refusal)
         topic_id, queues = self.group.topics[request.topic]
         for queue_id in range(queues):
@@ -187,10 +194,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
     async def QueryMessages(self, request: pb.QueryMessagesRequest, context: Any) -> pb.QueryMessagesResponse:
         await self.running.wait()
         self.queries.append(request)
-        if request.topic and request.topic not in self.group.topics:
-            refusal = route_pb2.Refusal(
-                code=route_pb2.TOPIC_NOT_FOUND, message=f'topic "{request.topic}" does not exist'
-            )
+        if request.topic and (refusal := self._no_topic(request.topic)):
             return pb.QueryMessagesResponse(refusal=refusal)
         found = []
         for each in self._stored():

@@ -297,8 +297,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
     async def UpdateTopic(
         self, request: admin_pb2.UpdateTopicRequest, context: Any
     ) -> admin_pb2.UpdateTopicResponse:
-        if request.topic not in self.group.topics:
-            refusal = pb.Refusal(code=pb.TOPIC_NOT_FOUND, message=f'topic "{request.topic}" does not exist')
+        if refusal := self._no_topic(request.topic):
             return admin_pb2.UpdateTopicResponse(refusal=refusal)
         self.group.retention_ms[request.topic] = request.retention_ms
         return admin_pb2.UpdateTopicResponse()
@@ -335,8 +334,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
         return admin_pb2.ListTopicsResponse(topics=[self._info(name) for name in self.group.topics])
 
     async def DescribeTopic(self, request: Any, context: Any) -> admin_pb2.DescribeTopicResponse:
-        if request.topic not in self.group.topics:
-            refusal = pb.Refusal(code=pb.TOPIC_NOT_FOUND, message=f'topic "{request.topic}" does not exist')
+        if refusal := self._no_topic(request.topic):
             return admin_pb2.DescribeTopicResponse(refusal=refusal)
         offsets = await self.QueryOffsets(log_pb2.QueryOffsetsRequest(topic=request.topic), context)
         return admin_pb2.DescribeTopicResponse(topic=self._info(request.topic), queues=offsets.offsets)

@@ -11,7 +11,7 @@ import pytest
 
 from ledgermq.client import Admin, Message, Producer
 from ledgermq.client.cli import run_cli
-from ledgermq.client.errors import BrokerGroupsGoneError, GroupNotFoundError, NoBrokersError
+from ledgermq.client.errors import BrokerGroupsGoneError, GroupNotFoundError, NoBrokersError, UsageError
 from ledgermq.client.group_admin import GroupAdmin
 from ledgermq.client.trace_events import TRACE_TOPIC
 from ledgermq.proto.route_pb2 import MODE_REMOVED
@@ -64,6 +64,23 @@ def test_what_needs_every_group_names_the_one_that_is_gone_and_changes_nothing(
             assert (left.topics, left.groups, left.retention_ms, left.committed) == before
             await cluster.revive(gone)
             await call(admin)
+
+    run(scenario())
+
+
+def test_a_group_that_is_gone_is_said_to_be_down_where_it_is_asked_for_by_its_name() -> None:
+    async def scenario() -> None:
+        async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+            await cluster.expire(cluster.groups[1])
+            for change in (admin.group("g1"), admin.drain("g1"), admin.remove_group("g1")):
+                with pytest.raises(BrokerGroupsGoneError) as caught:
+                    await change
+                text = str(caught.value)
+                assert 'broker group "g1" does not answer: no node of it is up (last heard: ' in text
+                assert "It was not removed. Nothing was changed. Start its nodes and repeat it" in text
+                assert text.endswith("It is lost for good: ledgermq cluster forget-group g1")
+            with pytest.raises(UsageError, match='"g2" is not known'):
+                await admin.group("g2")
 
     run(scenario())
 
@@ -174,6 +191,61 @@ def test_a_query_says_that_it_is_incomplete(
     printed = capsys.readouterr()
     assert json.loads(printed.out)["silent_groups"] == ["g1"]
     assert "incomplete: broker group g1 does not answer" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("topic list", "orders"),
+        ("topic describe orders", "g0"),
+        ("group list", "billing"),
+        ("group describe billing", "g0"),
+    ],
+)
+def test_what_the_others_hold_is_shown_with_a_warning_that_names_the_group_that_is_gone(
+    command: str, shown: str, cluster: Served[FakeCluster], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = command.split()
+    assert run_cli(["group", "create", "billing", "-n", cluster.address]) == 0
+    left, gone = cluster.cluster.groups
+    for group in (left, gone):
+        group.committed["billing", "orders", 0] = 0
+    cluster.run(cluster.cluster.expire(gone))
+    capsys.readouterr()
+    assert run_cli([*arguments, "-n", cluster.address]) == 0
+    printed = capsys.readouterr()
+    assert shown in printed.out
+    assert 'incomplete: broker group g1 does not answer: broker group "g1"' in printed.err
+    assert "last heard: " in printed.err and "cluster forget-group g1" in printed.err
+    assert run_cli([*arguments, "--json", "-n", cluster.address]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for row in found if isinstance(found, list) else [found]:
+        assert row["silent_groups"] == ["g1"]
+    cluster.run(cluster.cluster.revive(gone))
+    assert run_cli([*arguments, "-n", cluster.address]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("arguments", [["topic", "list"], ["group", "list"]], ids=" ".join)
+def test_an_empty_list_of_the_others_does_not_say_that_there_is_nothing(
+    arguments: list[str], cluster: Served[FakeCluster], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for group in cluster.cluster.groups:
+        group.topics.clear()
+    cluster.run(cluster.cluster.expire(cluster.cluster.groups[1]))
+    assert run_cli([*arguments, "-n", cluster.address]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out, "broker group g1 does not answer" in printed.err) == ("", True)
+
+
+def test_a_topic_that_the_group_that_is_gone_may_have_is_not_called_missing(
+    cluster: Served[FakeCluster], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(cluster.cluster.expire(cluster.cluster.groups[1]))
+    for arguments in (["topic", "describe", "order"], ["group", "describe", "billing"]):
+        assert run_cli([*arguments, "-n", cluster.address]) == 1
+        printed = capsys.readouterr().err
+        assert '"g1" does not answer' in printed and "does not exist" not in printed
 
 
 def test_a_deletion_fails_and_says_so(

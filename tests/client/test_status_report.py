@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from ledgermq.client import status_report
+from ledgermq.client.lengths_of_time import duration
 from ledgermq.client.status_report import GroupAnswers, Verdict
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
@@ -119,7 +120,7 @@ def test_refused_produce_is_degraded_and_says_why() -> None:
 
 
 def test_durations_and_sizes_are_for_people() -> None:
-    assert [status_report.duration(ms) for ms in (412, 59_000, 192_000, 7_500_000, 180_000_000)] == [
+    assert [duration(ms) for ms in (412, 59_000, 192_000, 7_500_000, 180_000_000)] == [
         "412 ms", "59 s", "3 m 12 s", "2 h 5 m", "2 d 2 h",
     ]  # fmt: skip
     assert [status_report.size(n) for n in (0, 1536, 18 << 20, 3 << 30)] == [
