@@ -15,8 +15,10 @@ from rich.markup import escape
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
 
+from .cli_forget_group import forget_group
 from .cli_output import (
     DEFAULT_NAMESERVER,
+    BrokerGroupArgument,
     JsonOption,
     NameserverOption,
     confirm,
@@ -38,7 +40,6 @@ _MODES: Final = {
     route_pb2.MODE_REMOVED: "removed",
 }
 
-BrokerGroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the broker group.")]
 ReorderingOption = Annotated[
     bool,
     typer.Option(
@@ -58,6 +59,7 @@ def add_to(cluster: typer.Typer) -> None:
     cluster.command("drain")(drain)
     cluster.command("undrain")(undrain)
     cluster.command("remove-group")(remove_group)
+    cluster.command("forget-group")(forget_group)
 
 
 # --- add ----------------------------------------------------------------------------------------------------------

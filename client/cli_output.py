@@ -35,6 +35,7 @@ NameserverOption = Annotated[
         help="host:port of the nameservers, comma-separated.",
     ),
 ]
+BrokerGroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the broker group.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
 
 out = Console(highlight=False, soft_wrap=True)

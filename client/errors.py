@@ -77,6 +77,12 @@ def did_you_mean(similar: Sequence[str]) -> str:
     return f"Did you mean {' or '.join(quoted)}?" if quoted else ""
 
 
+def shortened(names: Sequence[str], most: int = 5) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f", and {more:,} more" if more > 0 else "")
+
+
 # --- the call itself -------------------------------------------------------------------------------------------
 
 

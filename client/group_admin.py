@@ -20,15 +20,14 @@ from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import log_pb2, log_pb2_grpc, route_pb2
 
 from .calls import call_group
-from .errors import FencedError, LedgerMQError, RouteError, UsageError
+from .errors import FencedError, LedgerMQError, RouteError, UsageError, shortened
 from .group_copy import ORDERED_TYPES, Comparison, compare_consumer_groups, compare_topics
-from .group_progress import GroupProgress
+from .group_forgetting import GroupForgetting
 from .group_successors import OtherGroup, left_alone
 from .topic_route import BrokerGroup
 
 logger = logging.getLogger(__name__)
 
-_TOPICS_NAMED = 5
 _WHY_NOT = {route_pb2.MODE_DRAINING: "is being drained", route_pb2.MODE_REMOVED: "was removed"}
 
 
@@ -64,8 +63,8 @@ class Left:
         return [row for row in self.rows if row.group]
 
 
-class GroupAdmin(GroupProgress):
-    """A `GroupProgress` that also changes which broker groups a cluster has. Raises what `Admin` raises, and UsageError."""
+class GroupAdmin(GroupForgetting):
+    """A `GroupForgetting` that also changes which broker groups a cluster has. Raises what `Admin` raises, and UsageError."""
 
     # --- drain, take back, remove -----------------------------------------------------------------------------
 
@@ -98,7 +97,7 @@ class GroupAdmin(GroupProgress):
                 "Add a group first (docs/runbook.md, Grow and shrink), or insist: --even-the-last",
             )
         if alone := left_alone(await self._topics_of(name), others):
-            named = _shortened([f"{topic} ({why})" for topic, why in alone.items()])
+            named = shortened([f"{topic} ({why})" for topic, why in alone.items()])
             raise UsageError(
                 f"no other broker group takes messages of: {named}",
                 f'Drained, "{name}" would leave their producers nowhere to send to. Nothing was changed',
@@ -201,7 +200,7 @@ class GroupAdmin(GroupProgress):
         found = sorted({row.topic for row in rows if row.group and row.behind} & set(ordered))
         if found:
             raise UsageError(
-                f"ordered topics have messages that are not consumed: {_shortened(found)}",
+                f"ordered topics have messages that are not consumed: {shortened(found)}",
                 f"To {what} a group moves message groups to other queues, where later messages could overtake those. "
                 "Nothing was changed",
                 "Stop who sends to these topics, wait until they are consumed (ledgermq group lag), and try again; or let "
@@ -346,11 +345,6 @@ class GroupAdmin(GroupProgress):
             await self.group(group), lambda stub, timeout: stub.ListGroups(request, timeout=timeout)
         )
         return list(answer.groups)
-
-
-def _shortened(names: Sequence[str]) -> str:
-    more = len(names) - _TOPICS_NAMED
-    return ", ".join(names[:_TOPICS_NAMED]) + (f", and {more} more" if more > 0 else "")
 
 
 def _not_heard(what: str, silent: Mapping[str, LedgerMQError], insist: str) -> RouteError:

@@ -223,6 +223,28 @@ class Routes:
             raise NotANameserverError(stranger)
         raise NameserversDownError(self.nameservers)
 
+    async def ask_every(
+        self, call: Callable[[nameserver_pb2_grpc.NameServerServiceStub], Awaitable[T]]
+    ) -> tuple[dict[str, T], dict[str, LedgerMQError]]:
+        """Ask all nameservers side by side; return by address the answers, and why there is none."""
+
+        async def ask(number: int) -> T | LedgerMQError:
+            try:
+                return await call(self._stub(number))
+            except grpc.RpcError as error:
+                address = self.nameservers[number]
+                return NotANameserverError(address) if is_stranger(error) else NameserversDownError([address])
+
+        answers: dict[str, T] = {}
+        silent: dict[str, LedgerMQError] = {}
+        outcomes = await asyncio.gather(*map(ask, range(len(self.nameservers))))
+        for address, outcome in zip(self.nameservers, outcomes, strict=True):
+            if isinstance(outcome, LedgerMQError):
+                silent[address] = outcome
+            else:
+                answers[address] = outcome
+        return answers, silent
+
     async def _fetch(self, topic: str, create: bool) -> TopicRoute:
         try:
             route = await self._get_route(topic)
