@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from ledgermq.proto import log_pb2, log_pb2_grpc, route_pb2
 
 from .calls import call_group
 from .errors import FencedError, LedgerMQError, RouteError, UsageError, shortened
+from .every_group import Silent
 from .group_copy import ORDERED_TYPES, Comparison, compare_consumer_groups, compare_topics
 from .group_forgetting import GroupForgetting
 from .group_successors import OtherGroup, left_alone
@@ -74,36 +75,68 @@ class GroupAdmin(GroupForgetting):
         """Let a group take no new messages; all else goes on. Returns when that is stored on a majority of its nodes.
 
         `even_the_last`: although no other group takes messages, of all topics or of some.
-        Raises: UsageError: that is so; or messages of ordered topics are not consumed, and later ones of their message groups,
+        Raises: UsageError: that is so, or became so meanwhile, and the drain was taken back; or messages of ordered topics are not consumed, and later ones of their message groups,
         which then go to other queues, could overtake them. RouteError: who should tell does not answer.
         """
         group = await self.group(name)
-        if not (even_the_last or group.draining):
-            await self._check_successors(name)
+        needs_others = not (even_the_last or group.draining)
+        if needs_others and (alone := await self._left_alone(group)) is not None:
+            raise alone
         if not (allow_reordering or group.draining):
             await self._check_order(await self._ordered_in(group), "drain")
-        return await self._set_mode(group, route_pb2.MODE_DRAINING)
+        answer = await self._set_mode(group, route_pb2.MODE_DRAINING)
+        if needs_others and answer.changed:
+            await self._check_again(group)
+        return answer
 
-    async def _check_successors(self, name: str) -> None:
-        """Refuse to drain a group that some topic has no other group for. Raises: UsageError."""
-        groups = [each for each in await self.groups() if each.name != name]
-        others = await asyncio.gather(*(self._as_it_is(each) for each in groups))
+    async def _check_again(self, group: BrokerGroup) -> None:
+        """Two people who drain two groups at once both find before that the other group takes the topics.
+
+        Whoever looks later finds both drained, since each looks once more after its own drain, and takes that back.
+        Raises: UsageError: it was taken back; RouteError: it was not, or nobody can tell whether it should be.
+        """
+        name = group.name
+        undo = f"Take it back: ledgermq cluster undrain {name}"
+        try:
+            alone = await self._left_alone(group)
+            if alone is not None:
+                await self._set_mode(group, route_pb2.MODE_ACTIVE)
+        except LedgerMQError as error:
+            raise RouteError(
+                f"{name} is being drained, and whether another group still takes its topics is not certain: {error.what}",
+                "It was so before the drain",
+                f"See: ledgermq cluster status. {undo}",
+            ) from error
+        if alone is not None:
+            raise UsageError(
+                f"{name} was drained and taken back: {alone.what}",
+                f"That was not so before the drain: somebody drains another group, or it fell silent. {name} takes messages again",
+                alone.next_step,
+            )
+
+    async def _left_alone(self, group: BrokerGroup) -> UsageError | None:
+        """Return why a group is not to be drained: some topic has no other group that takes its messages."""
+        name = group.name
+        groups, gone = await self._routes.groups_and_gone()
+        others = await asyncio.gather(*(self._as_it_is(each) for each in groups if each.name != name))
+        others += [OtherGroup(each.name, "is down") for each in gone]
         takers = [each.name for each in others if not each.why_not]
         if not takers:
             others_are = "".join(f"; {each.name} {each.why_not}" for each in others)
-            raise UsageError(
+            return UsageError(
                 f'no other broker group takes messages than "{name}"{others_are}',
                 "Drained, it would leave producers nowhere to send to. Nothing was changed",
                 "Add a group first (docs/runbook.md, Grow and shrink), or insist: --even-the-last",
             )
-        if alone := left_alone(await self._topics_of(name), others):
+        if alone := left_alone(await self._topics_in(group), others):
             named = shortened([f"{topic} ({why})" for topic, why in alone.items()])
-            raise UsageError(
+            return UsageError(
                 f"no other broker group takes messages of: {named}",
                 f'Drained, "{name}" would leave their producers nowhere to send to. Nothing was changed',
                 f"Give another group what it lacks (ledgermq cluster add-group {takers[0]}) and repeat it, or insist: "
                 "--even-the-last",
             )
+        return None
 
     async def _as_it_is(self, group: BrokerGroup) -> OtherGroup:
         """Return a group as its leader says: a route may be old."""
@@ -138,7 +171,7 @@ class GroupAdmin(GroupForgetting):
         group = await self.group(name)
         if force:
             return await self._set_mode(group, route_pb2.MODE_REMOVED, force=True)
-        consumers, silent = await self._consumers_elsewhere(name, gone_too=True)
+        consumers, silent = await self._consumers_elsewhere(name)
         if silent:
             raise _not_heard("who consumes the topics", silent, "lose what they may lack: --force")
         return await self._set_mode(group, route_pb2.MODE_REMOVED, consumers=consumers)
@@ -167,18 +200,13 @@ class GroupAdmin(GroupForgetting):
 
     async def left(self, group: BrokerGroup) -> Left:
         """Return what a group holds that was not consumed; also one that no nameserver lists any more."""
-        consumers, silent = await self._consumers_elsewhere(group.name, gone_too=True)
+        consumers, silent = await self._consumers_elsewhere(group.name)
         answer = await self._ask_progress(group, pb.GetProgressRequest(consumers=consumers))
         return Left(answer.mode, [row for row in answer.topics if row.behind], sorted(silent))
 
-    async def _consumers_elsewhere(
-        self, name: str, *, gone_too: bool = False
-    ) -> tuple[list[pb.TopicConsumer], dict[str, LedgerMQError]]:
-        """Return who consumes what in the other broker groups, and why some of them do not tell.
-
-        `gone_too`: also those that no node of is up; consumers come back with them.
-        """
-        rows, silent = await self._progress_of_all(without=name, gone_too=gone_too)
+    async def _consumers_elsewhere(self, name: str) -> tuple[list[pb.TopicConsumer], Silent]:
+        """Return who consumes what in the other broker groups, and why some of them do not tell."""
+        rows, silent = await self._progress_of_all(without=name)
         found = sorted({(row.group, row.topic) for row in rows if row.group})
         return [pb.TopicConsumer(group=group, topic=topic) for group, topic in found], silent
 
@@ -228,7 +256,8 @@ class GroupAdmin(GroupForgetting):
         queues. Running clients take the new queues into use by themselves. May be repeated. Raises: UsageError.
         """
         group = await self.group(name)
-        names = [each.name for each in await self.groups() if each.name != name]
+        known = await (self.groups() if source else self._every_group())
+        names = [each.name for each in known if each.name != name]
         if source and source not in names:
             raise UsageError(
                 f'broker group "{source}" is not another group', f"The others: {', '.join(names)}"
@@ -299,7 +328,8 @@ class GroupAdmin(GroupForgetting):
         """As `_consumers_elsewhere`. Raises: RouteError: not every group tells."""
         consumers, silent = await self._consumers_elsewhere(name)
         if silent:
-            raise _not_heard("where consumer groups begin", silent, "stop its nodes for good")
+            insist = f"when it is lost for good, take it off the lists: ledgermq cluster forget-group {min(silent)}"
+            raise _not_heard("where consumer groups begin", silent, insist)
         return consumers
 
     async def _begin(self, group: BrokerGroup, consumer_group: str, topic: str) -> None:
@@ -347,7 +377,7 @@ class GroupAdmin(GroupForgetting):
         return list(answer.groups)
 
 
-def _not_heard(what: str, silent: Mapping[str, LedgerMQError], insist: str) -> RouteError:
+def _not_heard(what: str, silent: Silent, insist: str) -> RouteError:
     """Return the error of a change that needs every broker group's word. `insist`: what helps if one stays silent."""
     groups = ", ".join(sorted(silent))
     why = next(iter(silent.values())).what

@@ -122,11 +122,12 @@ class GroupProgress(Admin):
             raise error
         raise await self._topic_not_found(topic)
 
-    async def _progress_of_all(
-        self, *, without: str = "", gone_too: bool = False
-    ) -> tuple[list[pb.TopicProgress], Silent]:
-        """Return the progress in all broker groups, asked side by side, and why some of them do not answer."""
-        known = await self._routes.groups(gone_too=gone_too)
+    async def _progress_of_all(self, *, without: str = "") -> tuple[list[pb.TopicProgress], Silent]:
+        """Return the progress in all broker groups, asked side by side, and why some of them do not answer.
+
+        Those that no node of is up are asked, too: what they hold, and who consumes there, comes back with them.
+        """
+        known = await self._routes.groups(gone_too=True)
         groups = [each for each in known if each.name != without]
         answers, silent = await ask_all(
             groups, lambda group: self._ask_progress(group, pb.GetProgressRequest())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from ledgermq.client import GroupAdmin
-from ledgermq.client.errors import NoQuorumError, RefusedError, RouteError, UsageError
+from ledgermq.client.errors import BrokerGroupsGoneError, NoQuorumError, RefusedError, RouteError, UsageError
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.admin_pb2 import ConsumerGroupInfo
 
@@ -279,6 +279,138 @@ def test_a_group_is_not_filled_while_another_one_does_not_say_who_consumes_there
             assert (new.topics, new.modes) == ({}, []), "it is not left half filled and drained"
             third.without_leader = False
             assert len((await admin.add_group("g1")).topics.missing) == 2
+
+    run(scenario())
+
+
+def test_a_group_of_which_no_node_is_up_may_hold_ordered_messages_that_are_not_consumed() -> None:
+    async def scenario() -> None:
+        groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1", "g2")]
+        for group in groups:
+            group.types["orders"] = pb.FIFO
+        async with (
+            FakeCluster(*groups) as cluster,
+            GroupAdmin(cluster.address, timeout_ms=200) as admin,
+        ):
+            await cluster.expire(groups[1])
+            with pytest.raises(
+                RouteError,
+                match=r"messages of ordered topics are consumed in every .* not known: g1 does not",
+            ) as unknown:
+                await admin.drain("g0")
+            assert "--allow-reordering" in unknown.value.next_step
+            assert groups[0].modes == []
+            assert (await admin.drain("g0", allow_reordering=True)).changed
+            with pytest.raises(RouteError, match="not known: g1 does not"):
+                await admin.undrain("g0")
+            await cluster.revive(groups[1])
+            assert (await admin.undrain("g0")).changed
+
+    run(scenario())
+
+
+def test_a_group_is_not_filled_while_one_of_which_no_node_is_up_may_know_more() -> None:
+    async def scenario() -> None:
+        old, new = old_and_new()
+        third = FakeGroup("g2", {"orders": 2, "news": 1})
+        async with (
+            FakeCluster(old, new, third) as cluster,
+            GroupAdmin(cluster.address, timeout_ms=200) as admin,
+        ):
+            await cluster.expire(third)
+            for change in (admin.add_group("g1"), admin.add_group("g1", dry_run=True)):
+                with pytest.raises(BrokerGroupsGoneError, match='"g2" does not answer'):
+                    await change
+            with pytest.raises(
+                RouteError, match=r"where consumer groups begin.*g2 does not answer"
+            ) as unknown:
+                await admin.add_group("g1", source="g0")
+            assert "ledgermq cluster forget-group g2" in unknown.value.next_step
+            assert (new.topics, new.modes) == ({}, [])
+            await admin.forget_group("g2")
+            assert len((await admin.add_group("g1")).topics.missing) == 2
+
+    run(scenario())
+
+
+def test_a_group_of_which_no_node_is_up_takes_no_messages_of_a_drained_one() -> None:
+    async def scenario() -> None:
+        groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
+        async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+            await cluster.expire(groups[1])
+            with pytest.raises(UsageError, match=r"no other broker group takes messages .*; g1 is down"):
+                await admin.drain("g0")
+
+    run(scenario())
+
+
+# --- two drains at once -------------------------------------------------------------------------------------------
+
+
+def draining_meanwhile(cluster: FakeCluster, happens: Callable[[], None]) -> None:
+    """Let something happen in the moment in which g0 is drained, behind the back of who drains it."""
+
+    def set_mode(group: FakeGroup, mode: pb.BrokerGroupMode) -> None:
+        cluster.set_mode(group, mode)
+        if mode == pb.MODE_DRAINING:
+            happens()
+
+    cluster.node(group="g0").set_mode = set_mode
+
+
+def test_of_two_groups_that_are_drained_at_once_the_later_one_is_taken_back() -> None:
+    async def scenario() -> None:
+        groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
+        async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+            draining_meanwhile(cluster, lambda: cluster.set_mode(groups[1], pb.MODE_DRAINING))
+            with pytest.raises(
+                UsageError, match=r"g0 was drained and taken back.*g1 is being drained"
+            ) as refused:
+                await admin.drain("g0")
+            assert "g0 takes messages again" in refused.value.why
+            assert (groups[0].mode, groups[0].modes) == (pb.MODE_ACTIVE, [pb.MODE_DRAINING, pb.MODE_ACTIVE])
+            await admin.undrain("g1")
+            draining_meanwhile(cluster, lambda: None)
+            assert (await admin.drain("g0")).changed
+
+    run(scenario())
+
+
+def test_a_drain_of_the_last_group_on_purpose_is_not_taken_back() -> None:
+    async def scenario() -> None:
+        groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
+        async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+            draining_meanwhile(cluster, lambda: cluster.set_mode(groups[1], pb.MODE_DRAINING))
+            assert (await admin.drain("g0", even_the_last=True)).changed
+            assert groups[0].modes == [pb.MODE_DRAINING]
+
+    run(scenario())
+
+
+def test_a_drain_that_somebody_else_began_is_not_taken_back() -> None:
+    async def scenario() -> None:
+        groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
+        async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+            groups[0].mode = pb.MODE_DRAINING  # by somebody else, a moment ago: the route does not tell yet
+            draining_meanwhile(cluster, lambda: cluster.set_mode(groups[1], pb.MODE_DRAINING))
+            assert not (await admin.drain("g0")).changed
+            assert groups[0].modes == [pb.MODE_DRAINING]
+
+    run(scenario())
+
+
+def test_a_drain_after_which_nobody_can_tell_who_takes_the_topics_says_so() -> None:
+    async def scenario() -> None:
+        groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
+        async with (
+            FakeCluster(*groups) as cluster,
+            GroupAdmin(cluster.address, timeout_ms=200) as admin,
+        ):
+            draining_meanwhile(cluster, lambda: setattr(cluster.nameserver.table, "_nodes", {}))
+            with pytest.raises(RouteError, match="g0 is being drained, and whether") as unknown:
+                await admin.drain("g0")
+            assert "ledgermq cluster undrain g0" in unknown.value.next_step
+            assert groups[0].modes == [pb.MODE_DRAINING]
 
     run(scenario())
 
