@@ -432,7 +432,9 @@ class Admin:
         Without `broker_group` it is the group of `to_node`. Raises: UsageError (no such group; several groups, and neither
         says which).
         """
-        groups = await self.groups()
+        groups, gone = await self._routes.groups_and_gone()
+        if down := [each for each in gone if each.name == broker_group]:
+            raise down[0].refusal
         meant = [each for each in groups if each.name == broker_group or not broker_group]
         if not broker_group and len(groups) > 1:
             meant = [each for each in groups if to_node in {node.node_id for node in each.nodes}]

@@ -18,7 +18,7 @@ class GoneGroup:
 
     group: BrokerGroup  # as its last node knew it
     silent_ms: int | None = None  # since that one was heard; None: an older nameserver does not tell
-    topics: tuple[str, ...] = ()  # that it had then
+    topics: tuple[str, ...] = ()  # that it had then, where that was asked for
 
     @property
     def name(self) -> str:
@@ -33,6 +33,11 @@ class GoneGroup:
     def error(self) -> BrokerGroupsGoneError:
         """Why its part of an answer is missing."""
         return BrokerGroupsGoneError([self.name], self.since, "What it holds is missing here")
+
+    @property
+    def refusal(self) -> BrokerGroupsGoneError:
+        """Why a call that is about this group alone was not made."""
+        return BrokerGroupsGoneError([self.name], self.since, "It was not removed. Nothing was changed")
 
 
 def gone_of(listed: ns.ListGroupsResponse, every: ns.ListGroupsResponse) -> list[GoneGroup]:

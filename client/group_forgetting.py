@@ -73,7 +73,7 @@ class GroupForgetting(GroupProgress):
     async def _listed(self, stub: nameserver_pb2_grpc.NameServerServiceStub) -> Listed:
         request = ns.ListGroupsRequest(cluster=self._routes.cluster)
         listed = await stub.ListGroups(request, timeout=_TIMEOUT_S)
-        request.gone_too = True
+        request.gone_too = request.gone_topics = True
         return listed, await stub.ListGroups(request, timeout=_TIMEOUT_S)
 
     async def _check_nodes(self, name: str, found: Iterable[GoneGroup]) -> None:

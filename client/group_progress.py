@@ -13,7 +13,7 @@ from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
 
 from .admin import NEITHER, Admin, Stub
-from .errors import BrokerGroupsGoneError, NoQuorumError, UsageError
+from .errors import NoQuorumError, UsageError
 from .every_group import Silent, ask_all
 from .routes import check_address
 from .topic_route import BrokerGroup, Node
@@ -46,7 +46,7 @@ class GroupProgress(Admin):
             known = ", ".join(each.name for each in groups)
             down = next((each for each in gone if each.name == name), None)
             if down is not None:
-                raise BrokerGroupsGoneError([name], down.since, "It was not removed. Nothing was changed")
+                raise down.refusal
             raise UsageError(
                 f'broker group "{name}" is not known to the nameservers',
                 f"Known: {known}. Nothing was changed",

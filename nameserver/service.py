@@ -229,7 +229,8 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
             now = now_ms()
             for gone in self._table.remembered(cluster):
                 answer.gone.add(
-                    cluster=gone.view.cluster, group=gone.view.group, silent_ms=max(0, now - gone.heard_at), topics=gone.topics
+                    cluster=gone.view.cluster, group=gone.view.group, silent_ms=max(0, now - gone.heard_at),
+                    topics=gone.topics if request.gone_topics else (),
                 )  # fmt: skip
         answer.groups.extend(groups)
         answer.strangers.extend(self._table.strangers.lately(cluster, self._listener, now_ms()))

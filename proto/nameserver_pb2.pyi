@@ -110,12 +110,14 @@ class WatchRoutesResponse(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[_route_pb2.GroupRoute, _Mapping]]] = ...) -> None: ...
 
 class ListGroupsRequest(_message.Message):
-    __slots__ = ("cluster", "gone_too")
+    __slots__ = ("cluster", "gone_too", "gone_topics")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     GONE_TOO_FIELD_NUMBER: _ClassVar[int]
+    GONE_TOPICS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     gone_too: bool
-    def __init__(self, cluster: _Optional[str] = ..., gone_too: _Optional[bool] = ...) -> None: ...
+    gone_topics: bool
+    def __init__(self, cluster: _Optional[str] = ..., gone_too: _Optional[bool] = ..., gone_topics: _Optional[bool] = ...) -> None: ...
 
 class ListGroupsResponse(_message.Message):
     __slots__ = ("groups", "clusters", "strangers", "gone")

@@ -79,6 +79,8 @@ def test_a_group_that_is_gone_is_said_to_be_down_where_it_is_asked_for_by_its_na
                 assert 'broker group "g1" does not answer: no node of it is up (last heard: ' in text
                 assert "It was not removed. Nothing was changed. Start its nodes and repeat it" in text
                 assert text.endswith("It is lost for good: ledgermq cluster forget-group g1")
+            with pytest.raises(BrokerGroupsGoneError, match='"g1" does not answer'):
+                await admin.transfer_leadership("g1")
             with pytest.raises(UsageError, match='"g2" is not known'):
                 await admin.group("g2")
 

@@ -221,7 +221,9 @@ def test_sends_go_on_when_the_leader_of_a_group_dies(cluster: Cluster, ledgermq:
     assert "GROUP g1   DEGRADED" in text
 
 
-def test_sends_go_on_through_the_other_group_when_one_is_gone(cluster: Cluster, ledgermq: Any) -> None:
+def test_sends_go_on_through_the_other_group_when_one_is_gone_which_is_forgotten_on_demand(
+    cluster: Cluster, ledgermq: Any
+) -> None:
     async def scenario() -> None:
         async with sending(cluster, "group-dies") as send:
             await send(20)
@@ -236,11 +238,27 @@ def test_sends_go_on_through_the_other_group_when_one_is_gone(cluster: Cluster, 
     assert code == 2, text
     assert "GROUP g0   NO ANSWER" in text
     assert "GROUP g1   HEALTHY" in text
+    code, text = ledgermq("topic", "delete", "group-dies", "--yes")
+    assert code == 1 and 'broker group "g0"' in text and "Nothing was changed" in text
     known = wait_until(lambda: forgotten(cluster, "g0"), "the nameserver drops the silent group")
     assert known == ["g1"]
     code, text = ledgermq("cluster", "status")
     assert code == 2, text
     assert "GROUP g0   NO ANSWER" in text
+    code, text = ledgermq("topic", "list")
+    assert code == 0 and "group-dies" in text and "last heard: " in text
+    code, text = ledgermq("topic", "delete", "group-dies", "--yes")
+    assert code == 1 and "ledgermq cluster forget-group g0" in text
+
+    code, text = ledgermq("cluster", "forget-group", "g0", "--yes")
+    assert code == 0 and "all messages that are stored there alone" in text and "group-dies" in text
+    code, text = ledgermq("cluster", "status")
+    assert code == 0 and "GROUP g0" not in text
+    assert ledgermq("topic", "delete", "group-dies", "--yes")[0] == 0
+    cluster.start_all()
+    wait_until(lambda: forgotten(cluster, "g0") is None, "the group registers again")
+    cluster.wait_leader(group="g0")
+    assert "group-dies" in ledgermq("topic", "list")[1], "nothing was deleted in it"
 
 
 def test_with_a_dead_group_every_message_is_stored_elsewhere_within_3_s_and_the_group_is_used_when_it_is_back(
