@@ -20,6 +20,7 @@ from .cli_output import (
     print_table,
     run,
     warn_of_silent,
+    with_silent,
 )
 from .cli_times import position
 from .every_group import Silent
@@ -86,7 +87,7 @@ def list_groups(nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: Json
 
     groups = run(work())
     if as_json:
-        print_json([{**_as_dict(info), "silent_groups": sorted(silent)} for info in groups])
+        print_json(with_silent([_as_dict(info) for info in groups], silent))
     elif groups:
         print_table(
             ("GROUP", "START", "FIFO", "CLIENTS>"),

@@ -87,6 +87,11 @@ def warn_of_silent(silent: Silent) -> None:
         err.print(f"incomplete: broker group {name} does not answer: {error}", markup=False)
 
 
+def with_silent(rows: list[dict[str, Any]], silent: Silent) -> list[dict[str, Any]]:
+    """Return the rows of a list for `--json`, in each the broker groups that may know more of it, if there are any."""
+    return [{**row, "silent_groups": sorted(silent)} for row in rows] if silent else rows
+
+
 def print_json(value: object) -> None:
     """Print one JSON document to stdout."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -20,6 +20,7 @@ from .cli_output import (
     print_table,
     run,
     warn_of_silent,
+    with_silent,
 )
 from .every_group import Silent
 
@@ -108,7 +109,7 @@ def list_topics(nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: Json
 
     topics = run(work())
     if as_json:
-        print_json([{**_as_dict(info), "silent_groups": sorted(silent)} for info in topics])
+        print_json(with_silent([_as_dict(info) for info in topics], silent))
     elif topics:
         print_table(
             ("TOPIC", "QUEUES>", "TYPE", "RETENTION>"),
