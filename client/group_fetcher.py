@@ -104,6 +104,8 @@ class GroupFetcher(ABC, Generic[Q]):
         """Take a newer route."""
         if group != self.group:
             self._news.set()
+        if group.is_another(self.group):
+            self._led = (0, "")  # terms of the one say nothing of the other
         self.group = group
         if group.leader is not None:
             self.leader_is(group.term, group.leader.log_address)

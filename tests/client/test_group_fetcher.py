@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import replace
 from typing import Self
 
-from ledgermq.client import MessageQueue
+import pytest
+
+from ledgermq.client import MessageQueue, group_fetcher
 from ledgermq.client.channels import Channels
 from ledgermq.client.errors import LedgerMQError
 from ledgermq.client.fetch_buffer import FetchBuffer
@@ -68,7 +71,11 @@ def group_of(term: int, leader: str, *addresses: str) -> BrokerGroup:
     return BrokerGroup("local", "g0", term, leader, nodes, writable=True)
 
 
-def test_a_leader_that_is_stopped_while_it_is_connected_to_is_left_for_the_next_one() -> None:
+def test_a_leader_that_is_stopped_while_it_is_connected_to_is_left_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_fetcher, "_CONNECT_S", 3600.0)
+
     async def scenario() -> None:
         async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
             await fill(cluster, [b"a"])
@@ -98,6 +105,27 @@ def test_an_older_route_that_comes_late_moves_nobody() -> None:
             await fetcher.has_messages.wait()
             assert fetcher.source is not None
             assert fetcher.source.node_id == "n1"
+            await fetcher.close()
+            await channels.close()
+
+    run(scenario())
+
+
+def test_the_leader_of_a_group_that_took_the_name_is_read_whatever_its_term(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_fetcher, "_ANSWER_GRACE_S", 3600.0)
+
+    async def scenario() -> None:
+        async with FakeCluster(FakeGroup(topics={"orders": 1}), nodes=2) as cluster:
+            await fill(cluster, [b"a"])
+            nodes, channels = [cluster.node(name) for name in ("n1", "n2")], Channels()
+            addresses = [node.address for node in nodes]
+            nodes[0].running.clear()
+            fetcher = Fetcher(replace(group_of(7, "n1", *addresses), group_id=1), channels)
+            await nodes[0].polled.wait()
+            fetcher.update(replace(group_of(1, "n2", *addresses), group_id=2))
+            await fetcher.has_messages.wait()
             await fetcher.close()
             await channels.close()
 
