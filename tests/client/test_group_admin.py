@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -27,6 +28,18 @@ def old_and_new() -> tuple[FakeGroup, FakeGroup]:
     old.groups["billing"] = ConsumerGroupInfo(name="billing", start_position="latest", max_attempts=5)
     old.committed["billing", "orders", 0] = 0
     return old, new
+
+
+@asynccontextmanager
+async def with_a_third() -> AsyncIterator[tuple[FakeCluster, GroupAdmin, FakeGroup, FakeGroup]]:
+    """Yield `old_and_new` with a third group, which has the topics of the old one: the new and the third."""
+    old, new = old_and_new()
+    third = FakeGroup("g2", {"orders": 2, "news": 1})
+    async with (
+        FakeCluster(old, new, third) as cluster,
+        GroupAdmin(cluster.address, timeout_ms=200) as admin,
+    ):
+        yield cluster, admin, new, third
 
 
 def test_a_new_group_gets_topics_and_consumer_groups_which_begin_at_its_first_message() -> None:
@@ -267,12 +280,7 @@ def test_a_stranger_at_the_address_of_a_group_that_is_down_does_not_answer_for_i
 
 def test_a_group_is_not_filled_while_another_one_does_not_say_who_consumes_there() -> None:
     async def scenario() -> None:
-        old, new = old_and_new()
-        third = FakeGroup("g2", {"orders": 2, "news": 1})
-        async with (
-            FakeCluster(old, new, third) as cluster,
-            GroupAdmin(cluster.address, timeout_ms=200) as admin,
-        ):
+        async with with_a_third() as (_, admin, new, third):
             third.without_leader = True
             with pytest.raises(RouteError, match=r"where consumer groups begin.*g2 does not answer"):
                 await admin.add_group("g1")
@@ -311,12 +319,7 @@ def test_a_group_of_which_no_node_is_up_may_hold_ordered_messages_that_are_not_c
 
 def test_a_group_is_not_filled_while_one_of_which_no_node_is_up_may_know_more() -> None:
     async def scenario() -> None:
-        old, new = old_and_new()
-        third = FakeGroup("g2", {"orders": 2, "news": 1})
-        async with (
-            FakeCluster(old, new, third) as cluster,
-            GroupAdmin(cluster.address, timeout_ms=200) as admin,
-        ):
+        async with with_a_third() as (cluster, admin, new, third):
             await cluster.expire(third)
             for change in (admin.add_group("g1"), admin.add_group("g1", dry_run=True)):
                 with pytest.raises(BrokerGroupsGoneError, match='"g2" does not answer'):

@@ -13,8 +13,9 @@ import pytest
 
 from ledgermq.client import Message, MessageQueue, Producer, PullConsumer, PushConsumer
 from ledgermq.client.errors import OutcomeUnknownError, TopicNotFoundError
+from ledgermq.client.message import SendReceipt
 
-from .fakes import FakeCluster, FakeGroup
+from .fakes import FakeCluster, FakeGroup, FakeNode
 from .push_listeners import QUICK, Seen, fill, until_committed
 from .reading import read, run
 
@@ -33,6 +34,16 @@ def held(group: FakeGroup, topic: str) -> int:
     """Return how many messages a topic has."""
     topic_id, queues = group.topics[topic]
     return sum(group.queues[topic_id, queue_id].end for queue_id in range(queues))
+
+
+async def without_answer(node: FakeNode, producer: Producer) -> asyncio.Future[SendReceipt]:
+    """Send a message to "orders" that the node stores, and does not answer."""
+    await producer.send("orders", b"before")
+    node.asked.clear()
+    node.may_answer.clear()
+    sent = producer.send_nowait("orders", b"perhaps")
+    await node.asked.wait()
+    return sent
 
 
 async def until(done: Callable[[], bool]) -> None:
@@ -73,15 +84,10 @@ def test_a_message_that_the_group_before_may_have_stored_is_not_stored_again() -
     async def scenario() -> None:
         old, new = groups("orders")
         async with FakeCluster(old) as cluster, Producer(cluster.address, timeout_ms=DEADLINE_MS) as producer:
-            await producer.send("orders", b"before")
-            node = cluster.nodes["g0", "n1"]
-            node.asked.clear()
-            node.may_answer.clear()
-            sent = producer.send_nowait("orders", b"perhaps")
-            await node.asked.wait()
+            sent = await without_answer(cluster.nodes["g0", "n1"], producer)
             waits = producer.send_nowait("orders", b"waits")
             await cluster.replace(old, new)
-            node.may_answer.set()
+            cluster.nodes["g0", "n1"].may_answer.set()
             cluster.register(new)
             with pytest.raises(OutcomeUnknownError, match='broker group "g0" was replaced'):
                 await sent
@@ -119,15 +125,10 @@ def test_a_group_that_was_recovered_goes_on_as_the_same() -> None:
             FakeCluster(group) as cluster,
             Producer(cluster.address, timeout_ms=DEADLINE_MS) as producer,
         ):
-            await producer.send("orders", b"before")
-            node = cluster.nodes["g0", "n1"]
-            node.asked.clear()
-            node.may_answer.clear()
-            sent = producer.send_nowait("orders", b"perhaps")
-            await node.asked.wait()
+            sent = await without_answer(cluster.nodes["g0", "n1"], producer)
             await cluster.replace(group, group)
             group.group_id, group.former_group_ids = 9, (7,)
-            node.may_answer.set()
+            cluster.nodes["g0", "n1"].may_answer.set()
             cluster.register(group)
             receipt = await sent
             assert (receipt.queue_offset, receipt.duplicate, held(group, "orders")) == (1, True, 2)
