@@ -8,6 +8,7 @@ Must not: believe a manifest further than needed to start: what it says is check
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -233,15 +234,18 @@ def slices_of(
     """
     queues = ("complete" if dump.queues_complete else "partial") if dump.has_queues else "none"
     points = sorted(offset for _, offset in dump.index_points)
+    checksums = sorted((at, *rest) for at, rest in dump.checksums.items())
+    starts = [at for at, _, _ in checksums]
     for segment in dump.segments:
         segment_end = segment.start - segment.start % dump.segment_size + dump.segment_size
         end = min(segment.start + segment.size, segment_end)
-        for lo, hi in pairwise(_cuts(points, segment.start, end, slice_size)):
+        inside = points[bisect_left(points, segment.start) : bisect_left(points, end)]
+        for lo, hi in pairwise(_cuts(inside, segment.start, end, slice_size)):
             if ranges is None or any(low < hi and lo < high for low, high in ranges):
                 yield Slice(
                     dump.folder, dump.node, segment.path, segment.start, segment_end, lo, hi,
                     lo == segment.start, dump.commit_index, dump.commit_offset, queues,
-                    tuple((at, *dump.checksums[at]) for at in dump.checksums if lo <= at < hi),
+                    tuple(checksums[bisect_left(starts, lo) : bisect_left(starts, hi)]),
                 )  # fmt: skip
 
 
