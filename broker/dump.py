@@ -51,6 +51,8 @@ async def live_point(
         group=status.group,
         node=status.node_id,
         incarnation=status.incarnation,
+        group_id=status.group_id,
+        former_group_ids=status.former_group_ids,
         voters=tuple(voters),
         segment_size=log.segment_size,
         log_folder=log_folder,

@@ -82,6 +82,8 @@ class DumpPoint:
     log_time_ms: int
     queues: tuple[QueueSource, ...] | None  # None: left out
     queues_complete: bool = True
+    group_id: int = 0  # tells the group from others of its name; 0: not known
+    former_group_ids: tuple[int, ...] = ()  # of this group before it was recovered, or a master promoted
 
     @property
     def total_bytes(self) -> int:
@@ -228,6 +230,8 @@ def _manifest(point: DumpPoint, notes: _Notes) -> dict[str, object]:
         "group": point.group,
         "node": point.node,
         "incarnation": str(point.incarnation),
+        "group_id": f"{point.group_id:016x}",
+        "former_group_ids": [f"{each:016x}" for each in point.former_group_ids],
         "voters": list(point.voters),
         "segment_size": point.segment_size,
         "first": {"index": point.first_index, "offset": point.first_offset},

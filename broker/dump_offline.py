@@ -75,6 +75,8 @@ def _point(data: Path, folders: LogFolders, files: RealFileSystem, *, with_queue
         group=identity.group,
         node=identity.node_id,
         incarnation=identity.incarnation,
+        group_id=identity.group_id,
+        former_group_ids=identity.former_group_ids,
         voters=tuple(sorted(identity.members)) or (identity.node_id,),
         segment_size=identity.segment_size,
         log_folder=folders.segments,

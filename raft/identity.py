@@ -65,6 +65,13 @@ class Identity:
     reign: Reign | None = None  # of a group with a master; None: a majority decides
     successor: Reign | None = None  # left this folder behind: it is moved aside before anything else is done
 
+    @property
+    def former_group_ids(self) -> tuple[int, ...]:
+        """Ids that the group had before it was recovered, or before a master was promoted."""
+        former = self.reign.former_group_ids if self.reign is not None else ()
+        replaced = self.recovery.replaced_group_id if self.recovery is not None else 0
+        return former if replaced in (0, *former) else (*former, replaced)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:

@@ -125,6 +125,8 @@ class StatusView:
             group=config.group,
             node_id=config.node_id,
             incarnation=self._storage.incarnation,
+            group_id=self._rights.group_id,
+            former_group_ids=self._rights.former_group_ids,
             role=role,
             term=core.term,
             since_ms=int((time.monotonic() - self._since) * 1000),

@@ -49,6 +49,8 @@ class RaftStatus:
     group: str
     node_id: NodeId
     incarnation: int
+    group_id: int  # 0: not known yet
+    former_group_ids: tuple[int, ...]  # of this group before it was recovered, or a master promoted
     role: str  # starting | learner | follower | candidate | leader | faulted | stopped
     term: Term
     since_ms: int

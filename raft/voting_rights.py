@@ -88,10 +88,7 @@ class VotingRights:
     @property
     def former_group_ids(self) -> tuple[int, ...]:
         """Ids that the group had before it was recovered, or before a master was promoted."""
-        reign, recovery = self._config.reign, self._storage.identity.recovery
-        former = reign.former_group_ids if reign is not None else ()
-        replaced = recovery.replaced_group_id if recovery is not None else 0
-        return former if replaced in (0, *former) else (*former, replaced)
+        return self._storage.identity.former_group_ids
 
     def unmet(self) -> tuple[str, list[NodeId]]:
         """Return what a FRESH node waits for, in words, and the members it has not met in this run; else "" and nobody."""

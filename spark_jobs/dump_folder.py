@@ -54,6 +54,8 @@ class NodeDump:
     group: str
     node: str
     incarnation: str
+    group_id: int  # tells groups of one name apart; 0: not known, or the dump is older than this field
+    former_group_ids: tuple[int, ...]  # of this group before it was recovered, or a master promoted
     voters: tuple[str, ...]
     segment_size: int
     first_index: int
@@ -178,6 +180,8 @@ def _node_dump(folder: Path, fields: dict[str, Any]) -> NodeDump:
         file_sizes={str(file["path"]): _number(file["size"]) for file in fields["files"]},
         log_time_ms=_number(fields["log_time_ms"], _LATEST_MS),
         software=str(fields["software"]),
+        group_id=int(fields.get("group_id", "0"), 16),
+        former_group_ids=tuple(int(each, 16) for each in fields.get("former_group_ids", ())),
         segments=_list_segments(folder),
     )
 
@@ -216,6 +220,12 @@ def _refuse_strangers(dumps: Sequence[NodeDump]) -> None:
             )
     for i, dump in enumerate(dumps):
         for other in dumps[:i]:
+            if _are_unrelated(dump, other):
+                raise UnusableDumpError(
+                    f"{other.folder} and {dump.folder} are of two groups that are both called {dump.group} in cluster"
+                    f" {dump.cluster} (ids {other.group_id:016x} and {dump.group_id:016x}): two deployments, or the group was"
+                    " made anew in between. Only replicas of one group can be compared: remove the dumps of the other one."
+                )
             if dump.incarnation == other.incarnation or dump.node == other.node:
                 same = "incarnation" if dump.incarnation == other.incarnation else "node"
                 name = dump.incarnation if same == "incarnation" else dump.node
@@ -223,6 +233,12 @@ def _refuse_strangers(dumps: Sequence[NodeDump]) -> None:
                     f"{other.folder} and {dump.folder} are two dumps of the same {same} {name}. A replica compared"
                     " with itself proves nothing: remove one of the two folders."
                 )
+
+
+def _are_unrelated(one: NodeDump, other: NodeDump) -> bool:
+    if 0 in (one.group_id, other.group_id) or one.group_id == other.group_id:
+        return False
+    return one.group_id not in other.former_group_ids and other.group_id not in one.former_group_ids
 
 
 def slices_of(

@@ -52,6 +52,28 @@ def test_dumps_of_different_groups_are_refused(tmp_path: Path, change: dict[str,
     assert "Only replicas of one group can be compared" in refusal(tmp_path / "dumps")
 
 
+@pytest.mark.parametrize(
+    ("change", "is_refused"),
+    [
+        ({"group_id": "0000000000000008"}, True),
+        ({"group_id": "0000000000000008", "former_group_ids": ["0000000000000007"]}, False),
+        ({"group_id": "0000000000000007"}, False),
+        ({"group_id": "0000000000000000"}, False),
+    ],
+)
+def test_dumps_of_two_groups_of_one_name_are_refused(
+    tmp_path: Path, change: dict[str, Any], is_refused: bool
+) -> None:
+    """They would look like replicas that have diverged."""
+    make_dumps(tmp_path / "dumps", Log(), nodes=("n1", "n2"))
+    edit_manifest(tmp_path / "dumps" / "n1", group_id="0000000000000007")
+    edit_manifest(tmp_path / "dumps" / "n2", **change)
+    if is_refused:
+        assert "two groups that are both called" in refusal(tmp_path / "dumps")
+    else:
+        assert len(find_dumps(tmp_path / "dumps")) == 2
+
+
 def test_the_dumps_of_several_groups_are_in_a_folder_each(tmp_path: Path) -> None:
     make_dumps(tmp_path / "one", Log(), nodes=("n1",))
     assert group_folders(tmp_path / "one") == [tmp_path / "one"]
