@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import LedgerMQError, MissingExtraError, UsageError
+from .joined_groups import groups_there
 from .local_plan import LocalPlan, joining_plan, more_groups, new_plan, read_plan, with_free_ports
 from .local_ports import NodePorts, PortReservations
 from .local_processes import ServerProcess, stop_all
@@ -77,12 +78,18 @@ class LocalCluster:
             self.plan = more_groups(with_free_ports(known, self._reserved), self._reserved, groups)
             self.plan = replace(self.plan, replication=replication or known.replication)
             self.added = tuple(name for name in self.plan.groups if name not in known.groups)
-        if self.plan != known:
-            fresh = path.with_suffix(".new")  # renamed: a plan is there whole or not at all
-            fresh.write_text(self.plan.to_json())
-            fresh.replace(path)
+        if self.plan != known and not self.added:
+            self.keep_plan()
         self._make_processes(self.plan)
         return self.plan
+
+    def keep_plan(self) -> None:
+        """Store what the cluster consists of. With groups that were `added` their names are checked first, by `start`."""
+        assert self.plan is not None, "prepare() comes first"
+        path = self.folder / "cluster.json"
+        fresh = path.with_suffix(".new")  # renamed: a plan is there whole or not at all
+        fresh.write_text(self.plan.to_json())
+        fresh.replace(path)
 
     def _check_rejoin(self, name: str, count: int) -> None:
         """Refuse to let a node come back that was never there, before anything is made. `count`: nodes of a new cluster.
@@ -156,6 +163,9 @@ class LocalCluster:
         assert self.plan is not None, "prepare() comes first"
         if self.nameserver is not None:
             self.nameserver.start()
+        if self.added:
+            self.check_added()
+            self.keep_plan()
         for name, process in self.nodes.items():
             process.start(*(["--rejoin"] if name == rejoin else []))
         if self.nameserver is not None:
@@ -163,6 +173,20 @@ class LocalCluster:
         for name in self.nodes:
             self.wait_ready(name)
             on_ready(name)
+
+    def check_added(self) -> None:
+        """Refuse to add groups whose names others of the cluster have, which joined it. Its nameserver runs. Raises: UsageError."""
+        assert self.plan is not None, "prepare() comes first"
+        plan = self.plan
+        nodes = [node for group in self.added for node in plan.groups[group]]
+        if clashes := groups_there(plan.nameserver, self.added, nodes):
+            named = ", ".join(f"{group} ({', '.join(there)})" for group, there in sorted(clashes.items()))
+            raise UsageError(
+                f"{named} belongs to this cluster already, from another folder: {self.folder} cannot get {', '.join(self.added)}",
+                "Nothing was made",
+                f"Start the cluster as it is (ledgermq up --data {self.folder}), and let more groups join it from a folder of "
+                f"their own: ledgermq up --data OTHER --join {plan.nameserver}",
+            )
 
     def wait_ready(self, name: str, seconds: float = _READY_SECONDS) -> None:
         """Wait for 200 of the node's /readyz. Raises: ProcessEndedError, LedgerMQError when the time is over."""
