@@ -83,9 +83,8 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         self._changes = changes
         self._listener = listener
         self._watchers = 0
-        self._beating: dict[
-            tuple[NodeKey, int], object
-        ] = {}  # the stream that brought each node's newest beat
+        #: The stream that brought each node's newest beat; two groups may have a node of one name.
+        self._beating: dict[tuple[NodeKey, int], object] = {}
 
     def _told(self, revision: int) -> None:
         if self._table.revision != revision:
