@@ -5,7 +5,7 @@ peer. Owns: the place where the repair stands, and the vote's surrender when nob
 Must not: choose peers, wait, or write what no peer has committed.
 Invariants: every entry is verified, by itself and against the one before it, before it is written, and its term is
 durable by then; what is written is durable when `take` returns; the log is cut only after the hard state says, durably,
-that this node does not vote.
+that this node does not vote; nothing that can be read, and nothing that the log's writer may write, is given up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final
 
 from ledgermq.proto.entry import (
     HEADER_SIZE,
@@ -34,6 +33,7 @@ from .errors import InvalidWireError, LogCompactedError, OtherHistoryError
 from .files import File, FileSystem, write_zeros
 from .hard_state import HardStateFile
 from .identity import LEARNER_MARK, Identity, read_identity, read_manifest, write_identity
+from .page_writer import PAGE
 from .repair_note import Damage, RepairNote, note_path, read_note, remove_note, write_note
 from .segment import TRAILER_SIZE, create_segment, place_entry, read_marks, segment_path, segment_start
 from .segment_keeper import LogFolders
@@ -42,8 +42,6 @@ from .types import LogIndex, Term
 from .wire_batch import check_wire
 
 logger = logging.getLogger(__name__)
-
-_PAGE: Final = 4096
 
 
 class Progress(Enum):
@@ -64,6 +62,8 @@ class LogRepair:
     offset: int  # physical offset where it (or a filler before it) must stand
     #: Nothing behind this entry is written: in a running node, the last that is applied.
     last_index: LogIndex | None = None
+    #: In a running node, where that entry ends: the log's writer changes the page there, and all behind it.
+    settled_end: int | None = None
     #: Offsets of entries change when committed ones take the place of others: not below the node's own commit point.
     keeps_indexes: bool = False
     #: Places to go back to, oldest first.
@@ -73,6 +73,10 @@ class LogRepair:
     #: What stands before this offset is replaced, not looked at.
     connect_from: int = 0
     written_bytes: int = 0
+    _begin: int = field(init=False)  # what stands in front of it is believed, and not written
+
+    def __post_init__(self) -> None:
+        self._begin = self.offset
 
     @property
     def next_index(self) -> LogIndex:
@@ -155,6 +159,7 @@ class LogRepair:
             return False
         self.connect_from = max(self.connect_from, self.offset)
         self.before, self.offset = self.earlier.pop()
+        self._begin = self.offset
         return True
 
     def connects(self) -> bool:
@@ -201,11 +206,31 @@ class LogRepair:
         if file is None:
             file = opened[start] = self._open(start)
         position = header.physical_offset - start
-        _give_up_pages(file, position, len(data))
+        self._make_writable(file, start, position, len(data))
         file.pwritev([data], position)  # once: a write that fails is terminal (P15)
         if header.kind is EntryKind.FILLER:  # only its header travels; the rest are zeros by definition
             write_zeros(file, position + HEADER_SIZE, self.segment_size)
         self.written_bytes += len(data)
+
+    def _make_writable(self, file: File, start: int, position: int, size: int) -> None:
+        """Write the page at either end of a range again when the disk cannot read it, with zeros for what is lost.
+
+        A part of such a page cannot be written: the kernel would read the rest first. That is found out before the write,
+        not from its error, which says no more than that of a disk that takes no data any more. What is lost must be what
+        this repair writes: where it may be more, the node must end, and the next start looks again, with no writer beside it.
+        """
+        for page in {position // PAGE * PAGE, (position + size - 1) // PAGE * PAGE}:
+            try:
+                file.pread(PAGE, page)
+            except OSError as error:
+                if error.errno != errno.EIO or self._is_shared(start + page):
+                    raise
+                kept = min(max(self._begin - start - page, 0), PAGE)
+                file.pwritev([file.pread(kept, page), read_around(file, PAGE - kept, page + kept)], page)
+
+    def _is_shared(self, page: int) -> bool:
+        """Tell whether the log's writer may change the page at a physical offset: it knows what stands there, this does not."""
+        return self.settled_end is not None and page + PAGE > self.settled_end
 
     def _open(self, start: int) -> File:
         path = segment_path(self.folders.segments, start)
@@ -230,21 +255,6 @@ def renew_identity(files: FileSystem, folders: LogFolders, identity: Identity, i
         write_identity(files, folders.identity, identity)
     remove_note(files, folders.data)
     return identity
-
-
-def _give_up_pages(file: File, position: int, size: int) -> None:
-    """Zero the page at either end of a range when the disk cannot read it.
-
-    A part of such a page cannot be written: the kernel would read the rest first. That is found out before the write, not
-    from its error, which says no more than that of a disk that takes no data any more.
-    """
-    for page in {position // _PAGE * _PAGE, (position + size - 1) // _PAGE * _PAGE}:
-        try:
-            file.pread(_PAGE, page)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            write_zeros(file, page, page + _PAGE)
 
 
 class StoppedLog:

@@ -176,12 +176,13 @@ class RangeRepair:
         if place is None:
             return None
         last = self.settled_index()
-        until = min(error.offset + error.extent, self.log.end_of(last))
+        settled_end = self.log.end_of(last)
+        until = min(error.offset + error.extent, settled_end)
         damaged = await in_thread(lambda: self._find(place, until, last))
         if damaged is None:
             logger.warning("damage not found again path=%s offset=%d", error.path, error.offset)
             return 0
-        damaged.last_index = last
+        damaged.last_index, damaged.settled_end = last, settled_end
         self._told = told = pb.RepairProgress(from_offset=damaged.offset)
         while True:
             result = await run_round(

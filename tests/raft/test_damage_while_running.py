@@ -85,6 +85,29 @@ def test_a_sector_that_cannot_be_read_when_its_entry_is_applied_is_repaired(tmp_
     run(Cluster(tmp_path, **NEVER), scenario)
 
 
+def test_a_page_in_which_the_log_ends_is_repaired_by_the_next_start(tmp_path: Path) -> None:
+    """Nobody but the log's writer writes it in a running node."""
+
+    async def scenario(cluster: Cluster) -> None:
+        disk = BadSectors()
+        await cluster.start("n1", "n2")
+        await cluster.start("n3", files=disk)
+        await cluster.send(b"one")
+        await cluster.settle()
+        node = cluster.nodes["n3"]
+        disk.bad.add(100)
+        assert not await node.care.damage_at_read(node.log.damage_at(100, "a test"))
+        assert "start the node again" in await node.wait_fatal()
+        assert disk.bad, "nothing was written"
+        await cluster.stop("n3")
+        cluster.fatal.clear()
+        await cluster.start("n3", files=disk)
+        await settle_equal(cluster)
+        assert not disk.bad and not cluster.fatal
+
+    run(Cluster(tmp_path, **NEVER), scenario)
+
+
 def test_a_member_that_is_asked_for_entries_gives_out_no_damaged_ones_and_repairs_its_own(
     tmp_path: Path,
 ) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from ledgermq.proto.entry import HEADER_SIZE, MAGIC
+from ledgermq.proto.entry import HEADER_SIZE
 from ledgermq.raft.errors import DamagedLogError, InvalidWireError, LogCompactedError, OtherHistoryError
-from ledgermq.raft.files import Buffer
 from ledgermq.raft.log_repair import LogRepair, Progress, StoppedLog
 from ledgermq.raft.repair_note import RepairNote, note_path, read_note
 from ledgermq.raft.segment import TRAILER_SIZE
@@ -25,7 +22,6 @@ from ledgermq.raft.storage import open_storage
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.power_cut import Keep
 
-from .bad_sectors import BadFile, BadSectors
 from .log_rig import DATA, SEGMENT, LogRig, storage_config
 from .simulated_disk import PowerCut, SimulatedDisk
 
@@ -386,57 +382,6 @@ def test_a_note_that_cannot_be_read_asks_for_everything() -> None:
     with pytest.raises(DamagedLogError, match="where a repair was interrupted") as again:
         open_storage(storage_config(), disk)
     assert again.value.damage is not None and again.value.damage.note.open_ended
-
-
-def test_sectors_that_cannot_be_read_are_damage_like_any_other() -> None:
-    """A write gives them a place elsewhere on the disk, so repairing is also the cure."""
-    whole = filled()
-    for clean in (True, False):
-        disk = BadSectors(filled(clean=clean).disk.killed(), place_of(whole, 7)[0])
-        for path in [path for path in disk.names if path.parent.name == "entryindex"]:
-            del disk.names[path]
-        after, count, gave_up = repaired(disk, Peer(whole))
-        assert count and not gave_up
-        assert not disk.bad
-        assert after.read_all() == whole.entries
-
-
-def test_write_of_a_repair_that_fails_where_the_disk_can_be_read_is_not_tried_again() -> None:
-    whole = filled()
-    disk = filled().disk.killed()
-    zero(disk, *place_of(whole, 10))
-    failed: list[int] = []
-
-    def fail(step: int, operation: str, path: Path) -> None:
-        if operation == "write" and path.parent.name == "commitlog":
-            failed.append(step)
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-
-    disk.on_step = fail
-    with pytest.raises(OSError, match="Input/output error"):
-        repaired(disk, Peer(whole))
-    assert len(failed) == 1
-
-
-def test_write_of_a_repair_that_fails_beside_a_sector_that_cannot_be_read_is_not_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The sector does not explain the error (soak, seed 16870)."""
-    whole = filled()
-    disk = BadSectors(filled().disk.killed(), place_of(whole, 7)[0])
-    failed: list[int] = []
-    pwritev = BadFile.pwritev
-
-    def fail(file: BadFile, buffers: Sequence[Buffer], offset: int) -> None:
-        if file.path.parent.name == "commitlog" and bytes(buffers[0][:3]) == MAGIC:
-            failed.append(offset)
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(file.path))
-        pwritev(file, buffers, offset)
-
-    monkeypatch.setattr(BadFile, "pwritev", fail)
-    with pytest.raises(OSError, match="Input/output error"):
-        repaired(disk, Peer(whole))
-    assert len(failed) == 1
 
 
 def first_of_second_segment(rig: LogRig) -> int:
