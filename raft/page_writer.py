@@ -33,7 +33,7 @@ class PageWriter:
         """`direct_bytes`: runs of so many bytes and more go past the page cache; 0: none."""
         self._direct_bytes = direct_bytes
         self._chunk: memoryview | None = None
-        self._page: bytes | None = None  # what the page at the end holds so far; None: the file tells
+        self._page: bytes | None = None  # what the page at the end holds so far; None: only the file knows
         self._is_cached = True  # the page cache has that page, or will read it
 
     def forget(self) -> None:
@@ -49,8 +49,15 @@ class PageWriter:
         size = sum(map(len, buffers))
         zeros = _ZEROS[: min(-(begin + size) % PAGE, limit - begin - size)]
         if 0 < self._direct_bytes <= size and (begin + size + len(zeros)) % PAGE == 0:
-            self._write_direct(file, buffers, begin, zeros)
-            return
+            # What stands in front in a page that was not written here is not known, and a repair may be writing it: only the
+            # kernel puts both together without losing one of them.
+            front = 0 if self._page is not None else -begin % PAGE
+            if front < size:
+                if front:
+                    parts, buffers = _split(buffers, front)
+                    file.pwritev(parts, begin)
+                self._write_direct(file, buffers, begin + front, zeros)
+                return
         head = b"" if self._is_cached or self._page is None else self._page
         file.pwritev([head, *buffers, zeros], begin - len(head))
         if self._direct_bytes:
@@ -67,10 +74,8 @@ class PageWriter:
 
     def _write_direct(self, file: File, buffers: Sequence[Buffer], begin: int, zeros: memoryview) -> None:
         inside = begin % PAGE
-        head = self._page
-        if head is None:
-            head = file.pread(inside, begin - inside) if inside else b""
-        assert len(head) == inside
+        head = self._page if inside else b""
+        assert head is not None and len(head) == inside
         last = self._copy_out(file, chain([head], buffers, [zeros]), begin - inside)
         self._page, self._is_cached = bytes(last[: PAGE - len(zeros)]) if zeros else b"", False
 
@@ -90,6 +95,18 @@ class PageWriter:
                 used, rest = used + count, rest[count:]
         file.write_past_cache(chunk[:used], position)
         return chunk[used - PAGE : used]
+
+
+def _split(buffers: Sequence[Buffer], count: int) -> tuple[list[Buffer], list[Buffer]]:
+    """Return the first `count` bytes of all buffers, and the rest."""
+    first: list[Buffer] = []
+    rest: list[Buffer] = []
+    for part in buffers:
+        view = memoryview(part)
+        first.append(view[:count])
+        rest.append(view[count:])
+        count -= len(first[-1])
+    return first, rest
 
 
 def _last(buffers: Sequence[Buffer], count: int) -> list[memoryview]:

@@ -97,6 +97,26 @@ def test_a_limit_inside_a_page_is_kept_by_the_page_cache(file: Watched) -> None:
     file.close()
 
 
+def test_of_a_page_that_another_run_began_nothing_is_read_or_written_again(
+    file: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a start, or a cut, what stands there may be damaged, and repaired while this is written."""
+    PageWriter(PAGE).write(file, [b"of an earlier start"], 0, LIMIT)
+    file.writes.clear()
+    monkeypatch.delattr(RealFile, "pread")
+    pages, run = PageWriter(PAGE), os.urandom(2 * PAGE)
+    pages.write(file, [run[:5], run[5:4999], run[4999:]], 19, LIMIT)
+    pages.write(file, [b"x" * PAGE], 19 + len(run), LIMIT)
+    assert file.writes == [(False, 19, PAGE - 19), (True, PAGE, 2 * PAGE), (True, 2 * PAGE, 2 * PAGE)]
+    pages.forget()
+    pages.write(file, [b"y" * (PAGE - 19)], 19 + 3 * PAGE, LIMIT)
+    assert file.writes[3:] == [(False, 19 + 3 * PAGE, PAGE - 19)]
+    assert file.path.read_bytes()[: 4 * PAGE] == b"of an earlier start" + run + b"x" * PAGE + b"y" * (
+        PAGE - 19
+    )
+    file.close()
+
+
 def test_what_was_written_is_not_read_again(file: Watched) -> None:
     """Damage that came into the page meanwhile would be written back, behind a repair's back perhaps."""
     pages = PageWriter(PAGE)
