@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
-from ledgermq.raft.files import Buffer
+from tests.power_cut import Write
 
 from .log_rig import DATA, SEGMENT
 from .simulated_disk import SimulatedDisk, SimulatedFile
@@ -38,11 +37,11 @@ class BadFile(SimulatedFile):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))
         return super().pread(size, offset)
 
-    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+    def _write(self, write: Write) -> None:
         assert isinstance(self._disk, BadSectors)
-        size = sum(map(len, buffers))
-        bad = self._disk.bad & self._touched(size, offset)
-        if any(sector * 512 < offset or (sector + 1) * 512 > offset + size for _, sector in bad):
+        begin, end = write.offset, write.offset + len(write.data)
+        bad = self._disk.bad & self._touched(end - begin, begin)
+        if any(sector * 512 < begin or (sector + 1) * 512 > end for _, sector in bad):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))  # the rest would have to be read
-        super().pwritev(buffers, offset)
+        super()._write(write)
         self._disk.bad -= bad

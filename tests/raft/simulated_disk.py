@@ -1,8 +1,8 @@
 """A disk in memory that forgets what was not synced: the FileSystem of the storage tests and the simulator.
 
-Writes stay pending until fdatasync, names until the directory is synced. `crash` keeps any part of what is pending, by
-512-byte sectors, and may tear one sector. Every operation is a numbered step: a test can crash, fail or fill the disk
-at each of them.
+Writes stay pending until fdatasync, names and moves of folders until the directory is synced. `crash` keeps any part of
+what is pending, by 512-byte sectors, and may tear one sector. Every operation is a numbered step: a test can crash, fail
+or fill the disk at each of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ledgermq.raft.files import Buffer, DiskUse, LockedError, write_zeros
 from ledgermq.raft.page_writer import PAGE
-from tests.power_cut import Keep, kept_names, kept_writes, put
+from tests.power_cut import FolderMoves, Keep, Write, kept_names, kept_writes, put, relocate
 
 SECTOR = 512
 
@@ -29,23 +29,36 @@ class PowerCut(BaseException):
 class _Inode:
     durable: bytearray = field(default_factory=bytearray)
     current: bytearray = field(default_factory=bytearray)
-    pending: list[tuple[int, bytes]] = field(default_factory=list)
+    pending: list[Write] = field(default_factory=list)
     failed: bool = False  # an fsync failed: the kernel dropped the pages and called them clean
     unreadable: int = -1  # a byte whose sector cannot be read any more
 
-    def write(self, offset: int, data: bytes) -> None:
-        put(self.current, offset, data)
-        self.pending.append((offset, data))
+    def write(self, write: Write) -> None:
+        put(self.current, write.offset, write.data)
+        self.pending.append(write)
 
     def sync(self) -> None:
-        for offset, data in self.pending:
+        for offset, data, _ in self.pending:
             put(self.durable, offset, data)
         self.pending.clear()
+
+    def fail_sync(self, *, keeps_pages: bool) -> None:
+        """Do what the kernel does: pages are called clean, the next fsync "succeeds"; they are dropped or stay readable.
+
+        What went past the page cache is on its way; where pages stay it is taken to be lost by the disk, like them.
+        """
+        if keeps_pages:
+            self.pending.clear()
+            return
+        self.pending = [write for write in self.pending if write.is_direct]
+        self.current[:] = self.durable
+        for offset, data, _ in self.pending:
+            put(self.current, offset, data)
 
     def after_crash(self, rng: random.Random, keep: Keep) -> bytearray:
         """Return the bytes that the disk holds when the power comes back."""
         out = bytearray(self.durable)
-        for offset, data in kept_writes(self.pending, SECTOR, keep, rng):
+        for offset, data, _ in kept_writes(self.pending, SECTOR, keep, rng):
             put(out, offset, data)
         return out
 
@@ -57,7 +70,8 @@ class SimulatedDisk:
         self.capacity = capacity
         self.names: dict[Path, _Inode] = {}
         self.durable_names: dict[Path, _Inode] = {}
-        self.directories: set[Path] = set()
+        self.directories: dict[Path, None] = {}
+        self.moves = FolderMoves()
         self.locked: set[Path] = set()
         self.steps = 0
         self.on_step: Callable[[int, str, Path], None] | None = None
@@ -83,22 +97,17 @@ class SimulatedDisk:
         return sorted(files | folders)
 
     def make_directory(self, path: Path) -> None:
-        self.directories.update((path, *path.parents))
+        self.directories.update(dict.fromkeys((path, *path.parents)))
 
     def rename(self, old: Path, new: Path) -> None:
         self.step("rename", old)
         if old in self.directories:
-            self._rename_directory(old, new)
+            for names in (self.names, self.durable_names):
+                relocate(names, old, new)
+            relocate(self.directories, old, new)
+            self.moves.add(old, new)
         else:
             self.names[new] = self.names.pop(old)
-
-    def _rename_directory(self, old: Path, new: Path) -> None:
-        """Folders are moved aside only by rejoin, which no crash test cuts: durable at once."""
-        for names in (self.names, self.durable_names):
-            for name in [name for name in names if old in name.parents]:
-                names[new / name.relative_to(old)] = names.pop(name)
-        self.directories.discard(old)
-        self.directories.add(new)
 
     def unlink(self, path: Path) -> None:
         if path not in self.names:
@@ -113,6 +122,7 @@ class SimulatedDisk:
         for name, inode in self.names.items():
             if name.parent == path:
                 self.durable_names[name] = inode
+        self.moves.sync(path)
 
     def disk_use(self, path: Path) -> DiskUse:
         return DiskUse(self.capacity, max(0, self.capacity - self.used))
@@ -138,8 +148,11 @@ class SimulatedDisk:
     def crash(self, rng: random.Random, keep: Keep) -> SimulatedDisk:
         """Return the disk as it is after a power cut now."""
         after = SimulatedDisk(capacity=self.capacity)
-        after.directories = set(self.directories)
+        after.directories = dict(self.directories)
         names = kept_names(self.names, self.durable_names, keep, rng)
+        for new, old in self.moves.taken_back(keep, rng):
+            relocate(names, new, old)
+            relocate(after.directories, new, old)
         copies: dict[int, _Inode] = {}
         for path in sorted(names):
             inode = names[path]
@@ -153,6 +166,7 @@ class SimulatedDisk:
         """Return the disk as a new process sees it after kill -9: nothing is lost."""
         after = SimulatedDisk(capacity=self.capacity)
         after.directories, after.names, after.durable_names = self.directories, self.names, self.durable_names
+        after.moves = self.moves
         return after
 
     def flip(self, path: Path, position: int, mask: int = 1) -> None:
@@ -193,29 +207,28 @@ class SimulatedFile:
         return None if self._disk.cold else self.pread(size, offset)
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        self._write(Write(offset, b"".join(buffers)))
+
+    def _write(self, write: Write) -> None:
         assert self._writable
-        data = b"".join(buffers)
         self._disk.step("write", self._path)
-        growth = max(0, offset + len(data) - len(self._inode.current))
+        growth = max(0, write.offset + len(write.data) - len(self._inode.current))
         if growth and self._disk.used + growth > self._disk.capacity:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-        self._inode.write(offset, data)
+        self._inode.write(write)
 
     def write_zeros(self, start: int, end: int) -> None:
         write_zeros(self, start, end)
 
     def write_past_cache(self, data: memoryview, offset: int) -> None:
         assert offset % PAGE == len(data) % PAGE == 0
-        self.pwritev([data], offset)
+        self._write(Write(offset, bytes(data), is_direct=True))
 
     def fdatasync(self) -> None:
         try:
             self._disk.step("fdatasync", self._path)
         except OSError:
-            # What the kernel does: the pages are dropped and counted as clean, the next fsync "succeeds".
-            self._inode.pending.clear()
-            if not self._disk.keeps_failed_pages:
-                self._inode.current[:] = self._inode.durable
+            self._inode.fail_sync(keeps_pages=self._disk.keeps_failed_pages)
             raise
         self._inode.sync()
 

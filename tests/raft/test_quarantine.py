@@ -104,11 +104,14 @@ def check_moved(storage: RaftStorage, disk: SimulatedDisk, old: dict[str, bytes]
 
 KILLED: After = SimulatedDisk.killed
 LOST: After = lambda disk: disk.crash(random.Random(3), Keep.NONE)  # noqa: E731 (beside its twin)
+SOME: After = lambda disk: disk.crash(random.Random(disk.steps), Keep.ANY)  # noqa: E731
 WRITTEN: After = lambda disk: disk.crash(random.Random(3), Keep.ALL)  # noqa: E731
 
 
 @pytest.mark.parametrize(
-    "after", [KILLED, LOST, WRITTEN], ids=["killed", "power cut", "power cut, all written"]
+    "after",
+    [KILLED, LOST, SOME, WRITTEN],
+    ids=["killed", "power cut", "power cut, some written", "power cut, all written"],
 )
 def test_a_folder_that_was_left_behind_is_moved_whole_whatever_step_is_the_last_before_a_crash(
     after: After,
@@ -125,7 +128,7 @@ def test_a_folder_that_was_left_behind_is_moved_whole_whatever_step_is_the_last_
     assert step > 20, "every operation was cut once"
 
 
-@pytest.mark.parametrize("after", [KILLED, LOST])
+@pytest.mark.parametrize("after", [KILLED, LOST, SOME], ids=["killed", "power cut", "some written"])
 def test_a_second_crash_changes_nothing(after: After) -> None:
     for first in range(1, 40, 4):
         for second in range(1, 40, 4):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ledgermq.raft.files import Buffer, DiskUse, LockedError
 from ledgermq.raft.page_writer import PAGE
-from tests.power_cut import Keep, blocks, kept_names, kept_writes, put
+from tests.power_cut import FolderMoves, Keep, Write, blocks, kept_names, kept_writes, put, relocate
 
 SEGMENT_FOLDER = "commitlog"
 NO_SEGMENT = -1
@@ -47,8 +47,8 @@ class Inode:
     current: bytearray = field(default_factory=bytearray)
     written: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
-    pending: list[tuple[int, bytes]] = field(default_factory=list)
-    clean: list[tuple[int, bytes]] = field(default_factory=list)  # pages that a failed sync left readable
+    pending: list[Write] = field(default_factory=list)
+    clean: list[Write] = field(default_factory=list)  # pages that a failed sync left readable
     bad: list[tuple[int, int]] = field(default_factory=list)  # byte ranges that cannot be read any more
     segment: int = NO_SEGMENT  # physical start, of a segment of the log
 
@@ -59,6 +59,7 @@ class Inode:
                 version[position] ^= mask
 
 
+_NO_WRITE = Write(0, b"")
 Name = tuple[Path, Inode | None]  # a file appears under a name, or (None) goes
 
 
@@ -69,8 +70,7 @@ class _Call:
     time: int
     kind: str  # write | sync | failed_sync | names | sync_names
     inode: Inode | None = None
-    offset: int = 0
-    data: bytes = b""
+    write: Write = _NO_WRITE
     names: tuple[Name, ...] = ()
     folder: Path | None = None
     how: FailedSync = FailedSync.DROP
@@ -101,6 +101,7 @@ class SimFileSystem:
         self.written_names: dict[Path, Inode] = {}
         self.durable_names: dict[Path, Inode] = {}
         self.directories: dict[Path, None] = {}
+        self._moves = FolderMoves()
         self._calls: deque[_Call] = deque()
         self._locked: dict[Path, None] = {}
 
@@ -159,8 +160,9 @@ class SimFileSystem:
         """Bytes that files take."""
         return sum(len(inode.current) for inode in self.names.values())
 
-    def write(self, path: Path, inode: Inode, data: bytes, offset: int) -> None:
+    def write(self, path: Path, inode: Inode, write: Write) -> None:
         """Carry out one write, or fail as planned. Raises: OSError."""
+        offset, data, _ = write
         self._must_work(path, inode)
         self._spend(1, 30)
         if self.fail_write and _is_vital(path, inode):
@@ -176,7 +178,7 @@ class SimFileSystem:
         if inode.bad:  # the drive gives a sector that is written another place
             inode.bad = [(a, b) for a, b in inode.bad if b <= offset or offset + len(data) <= a]
         put(inode.current, offset, data)
-        self._calls.append(_Call(self.busy_until, "write", inode, offset, data))
+        self._calls.append(_Call(self.busy_until, "write", inode, write))
 
     def _misdirected(self, inode: Inode, data: bytes, offset: int) -> None:
         """The drive puts the bytes at another place, and says nothing (the page cache is taken to be dropped)."""
@@ -185,7 +187,7 @@ class SimFileSystem:
         kept = bytes(inode.durable[offset : offset + len(data)]).ljust(len(data), b"\0")
         for place, what in ((offset, kept), (wrong, data)):
             put(inode.current, place, what)
-            self._calls.append(_Call(self.busy_until, "write", inode, place, what))
+            self._calls.append(_Call(self.busy_until, "write", inode, Write(place, what)))
 
     def sync_call(self, path: Path, call: _Call) -> None:
         """Carry out a sync of a file or folder, or fail as planned. Raises: OSError."""
@@ -206,13 +208,12 @@ class SimFileSystem:
         self._calls.append(_Call(self.busy_until, "names", names=names))
 
     def _rename_directory(self, old: Path, new: Path) -> None:
-        """Folders are moved aside only by rejoin, behind a process that ended: durable at once."""
+        """Folders are moved aside only by rejoin, behind a process that ended, and seen by whoever comes next at once."""
         self.finish()
         for version in (self.names, self.written_names, self.durable_names):
-            for name in [name for name in version if old in name.parents]:
-                version[new / name.relative_to(old)] = version.pop(name)
-        self.directories.pop(old, None)
-        self.directories[new] = None
+            relocate(version, old, new)
+        relocate(self.directories, old, new)
+        self._moves.add(old, new)
 
     def _must_work(self, path: Path, inode: Inode | None) -> None:
         self.calls += 1
@@ -240,7 +241,7 @@ class SimFileSystem:
             inode = call.inode
             if call.kind == "write":
                 assert inode is not None
-                self._write_back(inode, call.offset, call.data)
+                self._write_back(inode, call.write)
             elif call.kind == "sync":
                 assert inode is not None
                 self._make_durable(inode, inode.pending)
@@ -254,28 +255,34 @@ class SimFileSystem:
             else:
                 self._sync_names(call.folder)
 
-    def _write_back(self, inode: Inode, offset: int, data: bytes) -> None:
-        put(inode.written, offset, data)
-        inode.pending.append((offset, data))
+    def _write_back(self, inode: Inode, write: Write) -> None:
+        put(inode.written, write.offset, write.data)
+        inode.pending.append(write)
         if self.watches_written and inode.segment != NO_SEGMENT:
-            self.on_segment_change(inode.segment, offset)
+            self.on_segment_change(inode.segment, write.offset)
 
-    def _make_durable(self, inode: Inode, writes: list[tuple[int, bytes]]) -> None:
-        for offset, data in writes:
+    def _make_durable(self, inode: Inode, writes: list[Write]) -> None:
+        for offset, data, _ in writes:
             put(inode.durable, offset, data)
             if inode.segment != NO_SEGMENT and not self.watches_written:
                 self.on_segment_change(inode.segment, offset)
 
     def _lose(self, inode: Inode, how: FailedSync) -> None:
-        """A sync failed: some of the blocks are on the platter, the rest is called clean and never will be."""
+        """A sync failed: some of the blocks are on the platter, the rest is called clean and never will be.
+
+        What went past the page cache is still on its way; where pages are kept the drive is taken to have lost it, too.
+        """
         self._make_durable(
             inode, [piece for piece in blocks(inode.pending, self.block) if self.rng.random() < 0.5]
         )
         if how is FailedSync.KEEP:
             inode.clean.extend(inode.pending)
-        else:
-            inode.written = bytearray(inode.durable)
-        inode.pending.clear()
+            inode.pending.clear()
+            return
+        inode.pending = [write for write in inode.pending if write.is_direct]
+        inode.written = bytearray(inode.durable)
+        for offset, data, _ in inode.pending:
+            put(inode.written, offset, data)
 
     def _note_segments(self, names: tuple[Name, ...]) -> None:
         for path, inode in names:
@@ -293,6 +300,8 @@ class SimFileSystem:
         for name, inode in self.written_names.items():
             if name.parent == folder:
                 self.durable_names[name] = inode
+        if folder is not None:
+            self._moves.sync(folder)
 
     # --- crashes -------------------------------------------------------------------------------------------------
     def crash(self, keep: Keep | None) -> None:
@@ -301,8 +310,9 @@ class SimFileSystem:
         if self._calls and self._calls[0].kind == "write" and self.rng.random() < 0.5:
             call = self._calls[0]  # a write that was under way
             assert call.inode is not None
-            part = call.data[: self.rng.randrange(len(call.data) + 1) // self.block * self.block]
-            self._write_back(call.inode, call.offset, part)
+            offset, data, is_direct = call.write
+            part = data[: self.rng.randrange(len(data) + 1) // self.block * self.block]
+            self._write_back(call.inode, Write(offset, part, is_direct))
         self._calls.clear()
         self._locked.clear()
         self.failed = None
@@ -315,6 +325,10 @@ class SimFileSystem:
 
     def _lose_power(self, keep: Keep) -> None:
         names = kept_names(self.written_names, self.durable_names, keep, self.rng)
+        for new, old in self._moves.taken_back(keep, self.rng):
+            relocate(names, new, old)
+            relocate(self.directories, new, old)
+        self._moves = FolderMoves()
         self.written_names, self.durable_names = names, dict(names)
         for inode in self._inodes(names):
             if inode.pending or inode.clean:
@@ -338,6 +352,7 @@ class SimFileSystem:
         for version in (self.names, self.written_names, self.durable_names, self.directories):
             version.clear()
         self._calls.clear()
+        self._moves = FolderMoves()
         self.on_segment_gone(NO_SEGMENT)
 
     def copy(self) -> dict[Path, bytes]:
@@ -399,14 +414,14 @@ class SimFile:
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         assert self._writable
-        self._files.write(self._path, self._inode, b"".join(buffers), offset)
+        self._files.write(self._path, self._inode, Write(offset, b"".join(buffers)))
 
     def write_zeros(self, start: int, end: int) -> None:
         self.pwritev([bytes(end - start)], start)
 
     def write_past_cache(self, data: memoryview, offset: int) -> None:
         assert offset % PAGE == len(data) % PAGE == 0
-        self.pwritev([data], offset)
+        self._files.write(self._path, self._inode, Write(offset, bytes(data), is_direct=True))
 
     def fdatasync(self) -> None:
         self._files.sync_call(self._path, _Call(0, "sync", self._inode))

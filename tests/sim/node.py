@@ -57,6 +57,8 @@ class SimMachine(Machine):
 
 
 SCRUB_AGAIN_US = 2_000_000
+#: From how many bytes on flushes go past the page cache, by the seed: the default, all of them, the larger ones.
+DIRECT_WRITES = (128 << 10, 1, 4 << 10)
 
 
 class SimNode:
@@ -135,6 +137,7 @@ class SimNode:
         return replace(
             storage_config(self.config),
             cache_bytes=self.world.cache_bytes,
+            direct_write_bytes=DIRECT_WRITES[self.world.seed % len(DIRECT_WRITES)],
             read_threads=0,
             machine=self.machine,
         )

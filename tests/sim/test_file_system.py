@@ -11,6 +11,7 @@ import pytest
 from ledgermq.proto.entry import EntryKind, decode_header, encode_entry
 from ledgermq.raft.checked_file import write_record
 from ledgermq.raft.identity import Manifest, write_manifest
+from ledgermq.raft.page_writer import PAGE
 from ledgermq.raft.types import LogIndex, Term
 from tests.power_cut import Keep
 
@@ -19,7 +20,7 @@ from .file_system import FailedSync, SimFileSystem, SimulationError
 
 FOLDER = Path("/data/n1/commitlog")
 PATH = FOLDER / f"{0:020d}"
-SIZE = 4096
+SIZE = PAGE
 
 
 class Clock:
@@ -116,6 +117,68 @@ def test_failed_sync_may_leave_pages_that_only_the_cache_has() -> None:
     assert again.pread(SIZE, 0) == b"x" * SIZE
     files.crash(Keep.ALL)
     assert files.open(PATH).pread(SIZE, 0) == durable(files) != b"x" * SIZE
+
+
+def test_failed_sync_takes_no_page_of_what_went_past_the_page_cache() -> None:
+    files, clock = disk()
+    file, page = files.open(PATH), b"y" * PAGE
+    file.write_past_cache(memoryview(page), SIZE)
+    files.fail_sync = FailedSync.DROP
+    with pytest.raises(OSError, match="Input/output error"):
+        file.fdatasync()
+    clock.now = files.busy_until
+    files.crash(None)
+    again = files.open(PATH)
+    assert again.pread(PAGE, SIZE) == page
+    again.fdatasync()
+    clock.now = files.busy_until
+    files.crash(Keep.NONE)
+    assert files.open(PATH).pread(PAGE, SIZE) == page, "the next flush of the drive takes it along"
+
+
+@pytest.mark.parametrize(
+    ("keep", "is_moved"), [(Keep.NONE, {False}), (Keep.ANY, {False, True}), (Keep.ALL, {True})]
+)
+def test_power_cut_takes_back_the_move_of_a_folder_that_was_not_synced(
+    keep: Keep, is_moved: set[bool]
+) -> None:
+    aside = FOLDER.parent / "aside"
+    found = set()
+    for seed in range(20):
+        files, clock = disk(seed)
+        files.make_directory(aside)
+        files.rename(FOLDER, aside / "commitlog")
+        files.sync_directory(aside)  # where it was is not
+        clock.now = files.busy_until
+        files.crash(keep)
+        moved, back = aside / "commitlog" / PATH.name, PATH
+        assert files.exists(moved) != files.exists(back)
+        assert files.exists(moved.parent) == files.exists(moved) and files.exists(FOLDER) == files.exists(
+            back
+        )
+        found.add(files.exists(moved))
+    assert found == is_moved
+
+
+def test_move_of_a_folder_stays_when_both_names_are_synced() -> None:
+    aside = FOLDER.parent / "aside"
+    files, clock = disk()
+    files.rename(FOLDER, aside)
+    files.sync_directory(FOLDER.parent)
+    clock.now = files.busy_until
+    files.crash(Keep.NONE)
+    assert files.exists(aside / PATH.name) and not files.exists(PATH)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_file_that_was_moved_to_another_folder_is_in_one_of_them_at_least(seed: int) -> None:
+    aside = FOLDER.parent / "aside"
+    files, clock = disk(seed)
+    files.make_directory(aside)
+    files.rename(PATH, aside / PATH.name)
+    clock.now = files.busy_until
+    files.crash(Keep.ANY)
+    assert files.exists(PATH) or files.exists(aside / PATH.name)
 
 
 def test_file_whose_folder_was_not_synced_may_be_gone() -> None:
