@@ -54,7 +54,7 @@ _HELP: Final = {
     "group": "name of the broker group, equal on its nodes",
     "zone": "where this node stands (a rack, a data centre): producers with the same zone prefer the groups that it leads",
     "flush": "sync, async_timed or async_notify: what an acknowledgement promises (docs/architecture.md)",
-    "direct_write_bytes": "flushes of so many bytes are written past the page cache (128KiB); 0: none",
+    "direct_write_bytes": "flushes of so many bytes are written past the page cache, in every mode (128KiB); 0: none",
     "replication": "quorum; or one node, the master, decides: async_master, sync_master (answers wait for slaves, too)",
     "master": "id of the first master; empty on a slave: asked of the nameservers",
     "min_insync_slaves": "sync_master: slaves that must hold a message on disk before it is confirmed",

@@ -36,8 +36,8 @@ class FlushMode(StrEnum):
     """When an operation counts as done (D7)."""
 
     SYNC = "sync"  # after fdatasync
-    ASYNC_TIMED = "async_timed"  # in the page cache; fdatasync every interval or so many bytes
-    ASYNC_NOTIFY = "async_notify"  # in the page cache; each turn wakes the syncing thread
+    ASYNC_TIMED = "async_timed"  # written, not synced; fdatasync every interval or so many bytes
+    ASYNC_NOTIFY = "async_notify"  # written, not synced; each turn wakes the syncing thread
 
 
 @dataclass(frozen=True, slots=True)

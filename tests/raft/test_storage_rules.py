@@ -15,6 +15,7 @@ from ledgermq.proto.entry import EntryHeader, EntryKind
 from ledgermq.raft.entry_index import read_index, write_index
 from ledgermq.raft.files import RealFile, RealFileSystem
 from ledgermq.raft.log_files import MAX_OPEN_FILES
+from ledgermq.raft.page_writer import PAGE
 from ledgermq.raft.segment import TRAILER_SIZE, Segment, place_entry, segment_path
 from ledgermq.raft.segment_keeper import LogFolders
 from ledgermq.raft.storage import StorageConfig, create_data_folder, open_storage
@@ -34,6 +35,7 @@ class HeldDisk(RealFileSystem):
         self.free = threading.Event()
         self.free.set()
         self.begun = threading.Event()  # a flush of a segment
+        self.direct_bytes = 0
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> RealFile:
         return _HeldFile(super().open(path, create=create, writable=writable), self)
@@ -43,6 +45,10 @@ class _HeldFile(RealFile):
     def __init__(self, opened: RealFile, disk: HeldDisk) -> None:
         super().__init__(opened.path, opened._fd)
         self._disk = disk
+
+    def write_past_cache(self, data: memoryview, offset: int) -> None:
+        self._disk.direct_bytes += len(data)
+        super().write_past_cache(data, offset)
 
     def fdatasync(self) -> None:
         if self.path.parent.name == "commitlog" and not self.path.suffix:
@@ -65,20 +71,24 @@ async def opened(config: StorageConfig, disk: HeldDisk) -> Session:
 
 
 @pytest.mark.parametrize("flush", ["async_timed", "async_notify"])
-def test_an_asynchronous_append_is_done_in_the_page_cache_while_the_disk_stands_still(
-    flush: str, tmp_path: Path
+@pytest.mark.parametrize("direct", [0, PAGE])
+def test_an_asynchronous_append_is_done_while_no_flush_of_the_disk_ends(
+    flush: str, direct: int, tmp_path: Path
 ) -> None:
-    """A3.5, A3.15: the disk is waited for by nobody; what is in the page cache is read like the rest."""
+    """A3.5, A3.15: no flush is waited for; what is in the page cache, or was written past it, is read like the rest."""
 
     async def scenario() -> None:
         disk = HeldDisk()
-        session = await opened(replace(config_for(tmp_path, flush), flush_interval_ms=1), disk)
+        config = replace(config_for(tmp_path, flush), flush_interval_ms=1, direct_write_bytes=direct)
+        session = await opened(config, disk)
         disk.free.clear()
+        large = b"b" * 2 * PAGE
         try:
             await session.append(b"a", 3)
             await begun(disk)
-            await session.append(b"b", 3)
-            assert await session.payloads() == [b"first", *[b"a"] * 3, *[b"b"] * 3]
+            await session.append(large, 3)
+            assert (disk.direct_bytes >= 2 * PAGE) == bool(direct)
+            assert await session.payloads() == [b"first", *[b"a"] * 3, *[large] * 3]
             assert session.storage.statistics().flushed_index < 7
         finally:
             disk.free.set()
