@@ -54,6 +54,7 @@ class FetchBuffer(Intake[AssignedQueue]):
         if not assigned.sought:  # so far brokers had said that it exists
             assigned.end_offset = max(assigned.end_offset, assigned.fetch_offset)
         assigned.sought, assigned.beyond = True, False
+        assigned.parked = False  # it was refused elsewhere
         assigned.position = assigned.fetch_offset = offset
 
     def skip_to(self, assigned: AssignedQueue, offset: int) -> None:

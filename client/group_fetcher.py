@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from .waiting import happens
 
 logger = logging.getLogger(__name__)
 
-#: How long to wait after a refusal before asking again, s.
+#: How long to wait after a refusal before asking again, s. Of a queue: the others go on meanwhile.
 REFUSED_PAUSE_S: Final = 0.1
 #: A queue of a topic that is gone is asked for again after so long, s; the others go on meanwhile.
 PARKED_S: Final = 1.0
@@ -86,8 +87,18 @@ class GroupFetcher(ABC, Generic[Q]):
             # Not the call: one that is cancelled while it is opened leaves whoever writes waiting for ever.
             self._exchanging.cancel()
 
+    def ask_soon(self, queues: Sequence[Q]) -> None:
+        """Leave these, which will be there in a moment, out so long: the others must not wait with them."""
+        self._leave_out(queues, REFUSED_PAUSE_S)
+
     def ask_later(self, queues: Sequence[Q]) -> None:
         """Leave these out for a while: every answer would refuse them, and the other queues would wait for that."""
+        self._leave_out(queues, PARKED_S)
+
+    def _leave_out(self, queues: Sequence[Q], seconds: float) -> None:
+        """No request that is open then is given up for them: it ends by itself when they are due (`_poll_ms_now`)."""
+        if not queues:
+            return
         for each in queues:
             each.parked = True
 
@@ -95,10 +106,18 @@ class GroupFetcher(ABC, Generic[Q]):
             self._timers.discard(timer)
             for each in queues:
                 each.parked = False
-            self.restart()
+            self.changed.set()
 
-        timer = asyncio.get_running_loop().call_later(PARKED_S, ask_again)
+        timer = asyncio.get_running_loop().call_later(seconds, ask_again)
         self._timers.add(timer)
+
+    def _poll_ms_now(self) -> int:
+        """Return how long a node may hold the next request."""
+        if self._read.follower:  # one that has nothing for so long is left: that must not come sooner
+            return min(_FOLLOWER_POLL_MS, self._poll_ms)
+        now = asyncio.get_running_loop().time()
+        due = min((math.ceil((timer.when() - now) * 1000) for timer in self._timers), default=self._poll_ms)
+        return max(min(due, self._poll_ms), 1)
 
     def update(self, group: BrokerGroup) -> None:
         """Take a newer route."""
@@ -199,7 +218,7 @@ class GroupFetcher(ABC, Generic[Q]):
             while not self._intake.has_room:
                 self.changed.clear()
                 await self.changed.wait()
-            poll_ms = min(_FOLLOWER_POLL_MS, self._poll_ms) if self._read.follower else self._poll_ms
+            poll_ms = self._poll_ms_now()
             request, asked = self._intake.next_request(poll_ms)
             async with asyncio.timeout(_CONNECT_S):
                 await call.write(request)

@@ -20,7 +20,7 @@ from .channels import Channels
 from .consumer_group import ensure_group
 from .errors import LedgerMQError, error_of
 from .fetched_records import tag_hashes
-from .group_fetcher import REFUSED_PAUSE_S, GroupFetcher
+from .group_fetcher import GroupFetcher
 from .group_membership import GroupMembership
 from .intake import OutOfRange, Refused
 from .listener_calls import ListenerCalls
@@ -168,9 +168,10 @@ class QueueGroup:
     async def on_refused(self, refused: list[Refused[OwnedQueue]]) -> None:
         """Go on where retention left something; what else is wrong with a queue shows in the next assignment.
 
-        One question and one pause for all of them: meanwhile nothing is fetched, of the other queues neither.
+        One question for all of them: meanwhile nothing is fetched, of the other queues neither.
         """
         stale: list[OwnedQueue] = []
+        behind: list[OwnedQueue] = []
         ahead: list[OutOfRange[OwnedQueue]] = []
         for each in refused:
             if isinstance(each, OutOfRange):
@@ -180,16 +181,17 @@ class QueueGroup:
                     ahead.append(each)
             elif (error := error_of(each[1])).refresh_route:
                 stale.append(each[0])
-            elif not error.retryable:
+            elif error.retryable:
+                behind.append(each[0])
+            else:
                 self.intake.remove(each[0])
                 self.fail(error)
+        self._fetcher.ask_soon([*behind, *(each.assigned for each in ahead)])
         if ahead:
             await self.on_ahead(ahead)
         if stale:
             self._fetcher.ask_later(stale)
             await self.refresh()
-        if ahead or any(not isinstance(each, OutOfRange) for each in refused):
-            await asyncio.sleep(REFUSED_PAUSE_S)
 
     async def on_ahead(self, ahead: list[OutOfRange[OwnedQueue]]) -> None:
         """These were read beyond what the node has. It has not applied so far, or does not lead any more: it will."""

@@ -15,7 +15,7 @@ from .channels import Channels
 from .consumer_statistics import PulledQueue
 from .errors import LedgerMQError, MessagesDeletedError, UsageError, error_of
 from .fetch_buffer import MAX_BUFFER_BYTES, FetchBuffer, check_queue
-from .group_fetcher import REFUSED_PAUSE_S, GroupFetcher
+from .group_fetcher import GroupFetcher
 from .intake import AssignedQueue, OutOfRange, Refused
 from .message import MessageQueue, MessageView
 from .read_source import FetchSource
@@ -272,25 +272,25 @@ class QueueReader:
     async def on_refused(self, fetcher: _Fetcher, refused: list[Refused[AssignedQueue]]) -> None:
         """Heal what can be healed: offsets that were deleted, a node that is behind, a topic that was re-created.
 
-        One question and one pause for all of them: meanwhile nothing is fetched, of the other queues neither.
+        One question for all of them: meanwhile nothing is fetched, of the other queues neither.
         """
         stale: list[AssignedQueue] = []
-        behind = False
+        behind: list[AssignedQueue] = []
         for each in refused:
             if isinstance(each, OutOfRange):
-                behind |= not self._went_on(fetcher, each)
+                if not self._went_on(fetcher, each):
+                    behind.append(each.assigned)
                 continue
             assigned, refusal = each
             error = error_of(refusal)
             if error.refresh_route:
                 stale.append(assigned)
             elif error.retryable:
-                behind = True
+                behind.append(assigned)
             else:
                 self.give_up([assigned.queue])
                 self.fail(error)
-        if stale or behind:
-            await asyncio.sleep(REFUSED_PAUSE_S)
+        fetcher.ask_soon(behind)
         if stale:
             await self.refresh({assigned.queue.topic for assigned in stale})
             fetcher.ask_later([each for each in stale if not self._read_newest(fetcher, each)])
@@ -330,6 +330,7 @@ class QueueReader:
         logger.warning("topic was created again, reading it from its beginning queue=%s", assigned.queue)
         fetcher.buffer.remove(assigned)
         self.read(part, assigned.queue, 0)
+        fetcher.ask_soon([self._assigned[assigned.queue]])  # the node may not know it yet
         return True
 
 

@@ -143,6 +143,8 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
         self.running = asyncio.Event()  # cleared: it answers nothing, as a node that is stopped
         self.running.set()
         self.polled = asyncio.Event()  # a fetch came
+        self.streams = 0  # of fetches
+        self.max_wait_ms = 0  # of the last fetch
         self.fetches = 0  # fetches that were answered with messages
         self.meant: list[int] = []  # ids of the groups that callers meant
         self._server: aio.Server | None = None
@@ -235,6 +237,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
         return answer
 
     async def Fetch(self, request: log_pb2.FetchRequest, context: Any) -> log_pb2.FetchResponse:
+        self.max_wait_ms = request.max_wait_ms
         self.polled.set()
         await self.running.wait()
         grown = self.group.grown
@@ -250,6 +253,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
 
     async def FetchStream(self, request_iterator: AsyncIterator[log_pb2.FetchRequest], context: Any) -> Any:
         is_stranger = self._is_stranger(context)
+        self.streams += 1
         async for request in request_iterator:
             if is_stranger:
                 yield log_pb2.FetchResponse(refusal=_OTHER_GROUP, node_id=self.node_id)

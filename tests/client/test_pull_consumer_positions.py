@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.client import MessageQueue, PullConsumer
+from ledgermq.client import MessageQueue, PullConsumer, group_fetcher
 from ledgermq.client.errors import BrokerUnreachableError, RefusedError, UsageError
 
 from .fakes import FakeCluster, FakeGroup
@@ -188,6 +188,48 @@ def test_a_seek_beyond_the_end_is_told_once_and_invents_no_end(caplog: pytest.Lo
 
     run(scenario())
     assert sum("seek beyond the end" in each.getMessage() for each in caplog.records) == 1
+
+
+def test_a_queue_that_stands_beyond_its_end_does_not_hold_up_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_fetcher, "REFUSED_PAUSE_S", 1000.0)
+
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1, "ahead": 1})
+        async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
+            await consumer.subscribe("orders")
+            await consumer.subscribe("ahead")
+            consumer.seek(MessageQueue("ahead", "g0", 0), 1)
+            for number in range(5):  # each by a question of its own
+                await fill(cluster, [b"%d" % number])
+                assert await read(consumer, 1) == [b"%d" % number]
+            assert consumer._reader.beyond == {MessageQueue("ahead", "g0", 0): 0}
+            consumer.seek(MessageQueue("ahead", "g0", 0), 0)  # asks at once
+            await fill(cluster, [b"a"], "ahead")
+            assert await read(consumer, 1) == [b"a"]
+
+    run(scenario())
+
+
+def test_a_queue_that_stands_beyond_its_end_goes_on_when_it_has_grown_so_far() -> None:
+    """The question that waits for the other queue ends for it, and its stream is not given up."""
+
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 1, "ahead": 1})
+        async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
+            await consumer.subscribe("orders")
+            await consumer.subscribe("ahead")
+            consumer.seek(MessageQueue("ahead", "g0", 0), 1)
+            node = cluster.node()
+            while not (consumer._reader.beyond and node.max_wait_ms <= 1000 * group_fetcher.REFUSED_PAUSE_S):
+                await consumer.poll(1, 20)
+            streams = node.streams
+            await fill(cluster, [b"a", b"b"], "ahead")
+            assert await read(consumer, 1) == [b"b"]
+            assert node.streams == streams
+
+    run(scenario())
 
 
 def test_wrong_arguments_are_usage_errors_and_the_consumer_goes_on() -> None:

@@ -22,7 +22,7 @@ from ledgermq.raft.hard_state import (
     encode_state,
 )
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
-from tests.power_cut import Keep
+from tests.power_cut import Keep, Write
 
 from .simulated_disk import SimulatedDisk
 
@@ -69,9 +69,9 @@ def test_power_cut_between_any_two_operations_leaves_the_old_or_the_new_record(k
         file.write(state(1, "n1"))
         inode = disk.names[PATH]
         record = encode_state(state(2, "n2"), 3)
-        inode.write(BLOCK, record)
+        inode.write(Write(BLOCK, record))
         if rng.random() < 0.5:
-            inode.write(3 * BLOCK, record)
+            inode.write(Write(3 * BLOCK, record))
         assert HardStateFile.open(disk.crash(rng, keep), PATH).state in (state(1, "n1"), state(2, "n2"))
 
 
