@@ -50,7 +50,7 @@ def test_runs_stand_in_the_file_one_behind_the_other(
     monkeypatch.setattr(page_writer, "_CHUNK", 4 * PAGE)
     rng = random.Random(seed)
     pages, expected = PageWriter(direct), bytearray()
-    while True:
+    for _ in range(150):
         run = rng.randbytes(rng.choice((1, 40, 1200, PAGE, 3 * PAGE, rng.randint(1, 9 * PAGE))))
         if len(expected) + len(run) > LIMIT:
             break
@@ -166,16 +166,37 @@ def test_a_short_write_is_finished(file: Watched, monkeypatch: pytest.MonkeyPatc
     file.close()
 
 
-def test_a_failed_write_is_not_tried_again_through_the_cache(
+def test_a_file_system_that_refuses_only_some_writes_gets_the_rest_through_its_cache(
     file: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P15: what the disk holds after EIO is unknown."""
+    monkeypatch.setattr(page_writer, "_CHUNK", 2 * PAGE)
+    run, more, real = os.urandom(7 * PAGE - 100), os.urandom(200), os.pwrite
+
+    def refuse(fd: int, data: Buffer, offset: int) -> int:
+        if offset == 4 * PAGE:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    pages = PageWriter(PAGE)
+    pages.write(file, [run], 0, LIMIT)
+    pages.write(file, [more], len(run), LIMIT)
+    assert file.path.read_bytes() == (run + more).ljust(LIMIT, b"\0") + TRAILER
+    assert next(each for each in file.writes if not each[0]) == (False, 4 * PAGE, 2 * PAGE)
+    file.close()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_failed_write_is_not_tried_again_through_the_cache(
+    file: Watched, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P15: what the disk holds then is unknown."""
 
     def fail(*_: object) -> int:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "pwrite", fail)
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+    with pytest.raises(OSError, match=os.strerror(code)):
         PageWriter(1).write(file, [bytes(PAGE)], 0, LIMIT)
     assert file.writes == [(True, 0, PAGE)]
     file.close()
