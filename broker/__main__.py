@@ -154,10 +154,10 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
             return EXIT_FAULT
         if stop.is_set():
             return 0
-        if node.is_promoted:
+        if (plan := node.promotion_plan) is not None:
             from .promotion import promote
 
-            await asyncio.to_thread(promote, config.data_dir, files or RealFileSystem())
+            await asyncio.to_thread(promote, config.data_dir, files or RealFileSystem(), plan)
         else:
             logger.warning("starting again with the leader's state node=%s", config.node_id)
         # It has its folder now: the flag must not give that up again.

@@ -15,7 +15,7 @@ import grpc
 from ledgermq.proto import admin_pb2, log_pb2, route_pb2
 from ledgermq.raft.types import NodeId
 
-from . import admin_changes, admin_reads, group_mode, promotion
+from . import admin_changes, admin_reads, group_mode, promotion, promotion_claims
 from .context import NodeContext
 from .dump_service import dump_chunks
 from .group_view import status
@@ -114,6 +114,7 @@ class AdminService:
                 "DescribeGroup": self._read("DescribeGroup", admin_reads.describe_group, listener),
                 "GetProgress": self._read("GetProgress", group_mode.get_progress, listener),
                 "Promote": self._promote(listener),
+                "NoteClaim": self._note_claim(listener),
                 "Dump": self._dump(listener),
                 "QueryMessages": self._query(listener),
             }
@@ -165,6 +166,17 @@ class AdminService:
 
         return grpc.unary_unary_rpc_method_handler(
             handle, response_serializer=admin_pb2.PromoteResponse.SerializeToString
+        )
+
+    def _note_claim(self, listener: str) -> Any:
+        async def handle(raw: bytes, context: Any) -> admin_pb2.NoteClaimResponse:
+            try:
+                return await promotion_claims.note(self._context, parsed(admin_pb2.NoteClaimRequest, raw))
+            except RefusedError as error:
+                return admin_pb2.NoteClaimResponse(refusal=refusal(self._context, error, listener))
+
+        return grpc.unary_unary_rpc_method_handler(
+            handle, response_serializer=admin_pb2.NoteClaimResponse.SerializeToString
         )
 
     def _dump(self, listener: str) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ledgermq.proto import route_pb2
 from ledgermq.proto.route_pb2 import ListenerAddresses
+from ledgermq.raft.group_recovery import PromotionPlan
 from ledgermq.raft.node import RaftNode
 
 from .config import BrokerConfig
@@ -59,6 +60,7 @@ class NodeContext:
     slaves: SlaveGate | None = None  # sync_master: what an answer to a producer waits for besides commit
     promotion: asyncio.Event = field(default_factory=asyncio.Event)  # this node is to become the master
     promoting: str = ""  # what it does before that
+    promotion_plan: PromotionPlan | None = None  # what it begins then
     retention: RetentionView = field(default_factory=RetentionView)
     waiting_readers: int = 0
     stopping: bool = False  # long polls end

@@ -10,6 +10,7 @@ from ledgermq.raft.status import PeerStatus
 
 from .commands import BrokerGroupMode
 from .context import NodeContext
+from .promotion_claims import to_proto
 from .topics import Topic
 
 
@@ -126,6 +127,7 @@ def status(context: NodeContext, listener: str, started: float) -> admin_pb2.Get
         promoting=context.promoting,
         slaves_needed=slaves.needed if slaves is not None else 0,
         slaves_in_contact=slaves.in_contact if slaves is not None else 0,
+        claims=[to_proto(claim) for claim in context.raft.storage.identity.claims],
     )
 
 

@@ -4,7 +4,8 @@ Everything that takes long, or may be refused, comes first, while the node serve
 it may, asks the other nodes what they know, and reads and verifies its whole log. Then it looks once more, and in the same
 turn falls silent (RaftNode.step_aside), stops, begins a new generation with its folder (raft/group_recovery.py, as
 `ledgermq cluster recover`), and starts again as the master. Whoever was master before finds out by the first greeting,
-from this node or from one that follows it.
+from this node or from one that follows it. Before the last look every node that answers stores what is about to begin
+(promotion_claims.py): so nobody is promoted beside this one while it starts again.
 Must not: promote by itself, or believe that a master is dead that nobody hears: that is for the person to know.
 """
 
@@ -12,17 +13,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.raft.errors import DamagedLogError, RaftError, StorageError
 from ledgermq.raft.files import FileSystem
-from ledgermq.raft.group_recovery import inspect, promote_folder, stopped_folder
-from ledgermq.raft.reign import Reign
+from ledgermq.raft.group_recovery import (
+    PromotionPlan,
+    claim_of,
+    inspect,
+    promote_folder,
+    stopped_folder,
+)
+from ledgermq.raft.reign import Claim, Reign
+from ledgermq.raft.types import NodeId
 
 from .context import NodeContext
 from .forwarding import ForwardError
+from .promotion_claims import given_up, known_claims, refusal_by_claims, tell
 from .refusals import RefusedError
 
 logger = logging.getLogger(__name__)
@@ -42,7 +53,7 @@ async def accept(context: NodeContext, request: admin_pb2.PromoteRequest) -> adm
 
     Raises: RefusedError: nothing was changed.
     """
-    reign = _judge(context, request)
+    _judge(context, request)
     if context.promoting:
         raise RefusedError(
             route_pb2.ALREADY_EXISTS,
@@ -52,9 +63,10 @@ async def accept(context: NodeContext, request: admin_pb2.PromoteRequest) -> adm
     # Before it does: of two that are promoted at once one sees the other, unless that one is just starting again.
     context.promoting = "asks the other nodes"
     try:
-        await _verify_what_is_promoted(context, request)
-        reign = _judge(context, request)
-        if refusal := context.raft.step_aside():
+        plan = await _prepare(context, request)
+        _judge(context, request)
+        generation = _claim(context, plan).reign.generation
+        if refusal := context.raft.step_aside(though_leading=bool(request.instead_of)):
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
                 f"{refusal}, as {context.config.node_id} has heard just now. Look again: ledgermq cluster status; nothing was"
@@ -67,26 +79,43 @@ async def accept(context: NodeContext, request: admin_pb2.PromoteRequest) -> adm
     logger.warning(
         "to be promoted: this node stops, and starts again as the master node=%s", context.config.node_id
     )
+    context.promotion_plan = plan
     context.promotion.set()
-    return admin_pb2.PromoteResponse(generation=reign.generation + 1)
+    return admin_pb2.PromoteResponse(generation=generation)
 
 
-async def _verify_what_is_promoted(context: NodeContext, request: admin_pb2.PromoteRequest) -> None:
-    """Return when all of the log has been verified and, after that, no other node knew of a master.
+async def _prepare(context: NodeContext, request: admin_pb2.PromoteRequest) -> PromotionPlan:
+    """Return when all of the log has been verified, everybody who answers knows what begins, and nobody knew of a master.
 
-    A master that comes and goes meanwhile may bring entries: then it is read again. Raises: RefusedError.
+    A master that comes and goes meanwhile may bring entries: then it is read again; who answers later is told later.
+    Raises: RefusedError.
     """
+    plan, told = PromotionPlan(), set[str]()
     verified: tuple[int, int] | None = None
     while True:
-        await _judge_others(context, _judge(context, request))
+        answers = await _judge_others(context, _judge(context, request), request)
         status = context.raft.status()
         end = (status.last_term, status.last_index)
-        if verified == end:
-            return
-        index = await _verify(context)
-        verified = (
-            end if index == status.last_index else None
-        )  # else its last entries were not on the disk yet
+        # What the master itself has written since then, it has just written.
+        if verified is None or (verified != end and status.leader_id != context.config.node_id):
+            index = await _verify(context)
+            verified = (
+                end if index == status.last_index else None
+            )  # else its last entries were not on the disk yet
+            continue
+        claims = given_up(context, request.instead_of, known_claims(context, answers))
+        if claims != plan.claims:
+            plan, told = replace(plan, claims=claims), set()
+        there = {each.node_id for each in answers}
+        if there <= told:
+            return plan
+        context.promoting = "tells the other nodes"
+        await tell(context, _claim(context, plan), there - told)
+        told |= there
+
+
+def _claim(context: NodeContext, plan: PromotionPlan) -> Claim:
+    return claim_of(context.raft.storage.identity, plan, context.raft.status().last_index)
 
 
 async def _verify(context: NodeContext) -> int:
@@ -136,11 +165,11 @@ def _judge(context: NodeContext, request: admin_pb2.PromoteRequest) -> Reign:
             f" generation {request.generation}: somebody promoted a node meanwhile. Look again: ledgermq cluster status;"
             " nothing was changed",
         )
-    if status.leader_id == node:
+    if status.leader_id == node and not _named_rivals(context, request):
         raise RefusedError(
             route_pb2.ALREADY_EXISTS, f"{node} is the master already, and leads; nothing was changed"
         )
-    if status.leader_id is not None:
+    if status.leader_id not in (None, node):
         raise _master_is_alive(reign, node, node)
     if _is_rebuilding(context):
         raise RefusedError(
@@ -163,18 +192,33 @@ def _judge(context: NodeContext, request: admin_pb2.PromoteRequest) -> Reign:
     return reign
 
 
-async def _judge_others(context: NodeContext, reign: Reign) -> None:
-    """Ask the other nodes, those that answer, what this one may not know. Raises: RefusedError."""
+def _named_rivals(context: NodeContext, request: admin_pb2.PromoteRequest) -> set[NodeId]:
+    """Return the masters of generations that began beside this one, as far as a person has given them up."""
+    beside = {claim.reign.master for claim in context.raft.generations_beside()}
+    return {master for master in beside if master in request.instead_of}
+
+
+async def _judge_others(
+    context: NodeContext, reign: Reign, request: admin_pb2.PromoteRequest
+) -> list[admin_pb2.GetStatusResponse]:
+    """Ask the other nodes what this one may not know; return what those say that answer. Raises: RefusedError."""
     loop = asyncio.get_running_loop()
     end = loop.time() + BELIEF_S
+    node = context.config.node_id
     while True:
         answers = await _ask_others(context)
-        refusal = refusal_by_others(context.config.node_id, reign, answers)
+        claims = known_claims(context, answers)
+        refusal = refusal_by_claims(context, reign, request.instead_of, answers, claims)
         if refusal is None:
-            refusal = _refusal_by_absence(context, reign, {each.node_id for each in answers})
+            refusal = refusal_by_others(node, reign, answers, _named_rivals(context, request))
         if refusal is None:
-            return
-        believes = any(each.leader_id and each.generation == reign.generation for each in answers)
+            there = {each.node_id for each in answers}
+            refusal = _refusal_by_absence(context, reign, there | set(request.instead_of))
+        if refusal is None:
+            return answers
+        believes = any(
+            each.leader_id not in ("", node) and each.generation == reign.generation for each in answers
+        )
         if not believes or loop.time() >= end:
             raise refusal
         await asyncio.sleep(_ASK_AGAIN_S)
@@ -195,26 +239,41 @@ async def _ask_others(context: NodeContext) -> list[admin_pb2.GetStatusResponse]
 
 
 def refusal_by_others(
-    node: str, reign: Reign, answers: list[admin_pb2.GetStatusResponse]
+    node: str,
+    reign: Reign,
+    answers: list[admin_pb2.GetStatusResponse],
+    given_up: Collection[str] = (),
 ) -> RefusedError | None:
-    """Return why what other nodes say forbids a promotion."""
+    """Return why what other nodes say forbids a promotion. `given_up`: masters of generations beside this one."""
     for other in answers:
-        if other.generation > reign.generation:
+        if other.generation > reign.generation and other.master_id not in given_up:
             return RefusedError(
                 route_pb2.INVALID_ARGUMENT,
                 f"{other.node_id} is of generation {other.generation} with the master {other.master_id}, and {node} has not"
                 f" heard of that promotion yet: it follows as soon as they reach each other. Look again: ledgermq cluster"
                 " status; nothing was changed",
             )
-        if other.promoting and other.generation == reign.generation:
+        if other.promoting and other.generation >= reign.generation:
             return RefusedError(
                 route_pb2.INVALID_ARGUMENT,
                 f"{other.node_id} is being promoted just now (it {other.promoting}): of two masters one would lose"
                 " everything. Wait for it: ledgermq cluster status; nothing was changed",
             )
-        if other.leader_id and other.generation == reign.generation:
-            return _master_is_alive(reign, node, other.node_id)
+        if other.generation != reign.generation or other.master_id in given_up:
+            continue
+        if other.leader_id not in ("", node):
+            is_beside = other.master_id not in ("", reign.master)
+            return (_is_beside if is_beside else _master_is_alive)(reign, node, other.node_id)
     return None
+
+
+def _is_beside(reign: Reign, node: str, told_by: str) -> RefusedError:
+    return RefusedError(
+        route_pb2.CATCHING_UP,
+        f"{told_by} is of generation {reign.generation}, too, with another master than {reign.master}, and {node} has not heard"
+        " that from it yet. Repeat this in a few seconds; nothing was changed",
+        retryable=True,
+    )
 
 
 def _refusal_by_absence(context: NodeContext, reign: Reign, answered: set[str]) -> RefusedError | None:
@@ -261,7 +320,7 @@ def _is_rebuilding(context: NodeContext) -> bool:
     )
 
 
-def promote(data: Path, files: FileSystem) -> bool:
+def promote(data: Path, files: FileSystem, plan: PromotionPlan) -> bool:
     """Begin a new generation with the folder of this node, which has verified its log and is stopped (blocking).
 
     It takes as long as opening the folder does. Returns whether it was done; why not stands in the log. The folder is
@@ -269,7 +328,8 @@ def promote(data: Path, files: FileSystem) -> bool:
     """
     try:
         with stopped_folder(data, files) as folder:
-            identity = promote_folder(folder, inspect(folder, verified=True))
+            survivor = inspect(folder, verified=True)
+            identity = promote_folder(folder, survivor, plan)
     except (RaftError, OSError) as error:
         logger.error("not promoted: %s", error)
         return False

@@ -17,6 +17,7 @@ from ledgermq.proto.route_pb2 import ListenerAddresses, NodeInfo
 from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.errors import NotLeaderError, TransferFailedError
 from ledgermq.raft.files import FileSystem, RealFileSystem
+from ledgermq.raft.group_recovery import PromotionPlan
 from ledgermq.raft.node import RaftNode
 from ledgermq.raft.reign import Replication
 from ledgermq.raft.scrub_plan import ScrubPlan
@@ -391,9 +392,9 @@ class BrokerNode:
         await self._context.promotion.wait()
 
     @property
-    def is_promoted(self) -> bool:
-        """This node's folder is to begin a new generation when it has stopped, and nobody else was promoted meanwhile."""
-        return self._context.promotion.is_set() and not self._raft.is_left_behind
+    def promotion_plan(self) -> PromotionPlan | None:
+        """What this node's folder begins when it has stopped; None: nothing, or another node was promoted meanwhile."""
+        return None if self._raft.is_left_behind else self._context.promotion_plan
 
     def ready_line(self) -> str:
         """Return the line that tells whoever started the process where everything is."""

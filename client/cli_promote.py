@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated
 
 import grpc.aio
@@ -42,11 +42,16 @@ def promote(
         str,
         typer.Option("--yes-lose-data", metavar="GROUP", help="The group's name, instead of the question."),
     ] = "",
+    instead_of: Annotated[
+        list[str] | None,
+        typer.Option("--instead-of", metavar="OTHER", help="Node that was promoted too, and is given up."),
+    ] = None,
 ) -> int:
     """Make a slave the master of its group, for good. What only the former master had is lost to the group.
 
     Only for groups with replication async_master or sync_master; a quorum group elects by itself. The former master
     must be stopped. When it comes back it is a slave; its old log is kept in its data folder. The runbook has the steps.
+    With --instead-of: of two nodes that were both promoted, NODE stays the master, and the other becomes its slave.
     """
     group = run(_group_of(name, nameserver, node or []))
     answer = group.answers.get(name)
@@ -58,13 +63,17 @@ def promote(
             "Nothing was changed",
             f"Move the lead: ledgermq cluster transfer {name}",
         )
-    check_nobody_leads(name, group.answers)  # the node would refuse it, too: do not ask before
-    out.print(escape("\n".join(consequences(name, group.answers))))
+    check_nobody_leads(
+        name, group.answers, instead_of or ()
+    )  # the node would refuse it, too: do not ask before
+    out.print(escape("\n".join(consequences(name, group.answers, instead_of or ()))))
     _confirm(group.group, yes_lose_data)
     address = _own_address(answer)
-    request = pb.PromoteRequest(node_id=name, generation=answer.generation, incomplete=incomplete)
+    request = pb.PromoteRequest(
+        node_id=name, generation=answer.generation, incomplete=incomplete, instead_of=instead_of
+    )
     out.print(
-        f"{name} goes on as a slave, and reads and verifies its log ({size(answer.log_bytes)}). How far it is: ledgermq"
+        f"{name} goes on as it is, and reads and verifies its log ({size(answer.log_bytes)}). How far it is: ledgermq"
         " cluster status; Ctrl-C gives it up ..."
     )
     generation = run(_promote(address, request))
@@ -79,15 +88,34 @@ def promote(
     return 0
 
 
-def check_nobody_leads(name: str, answers: Mapping[str, pb.GetStatusResponse]) -> None:
-    """Raises: UsageError, when a master is alive (or is that node), or another node was promoted already."""
+def check_nobody_leads(
+    name: str, answers: Mapping[str, pb.GetStatusResponse], instead_of: Collection[str] = ()
+) -> None:
+    """Raises: UsageError, when a master is alive (or is that node), or another node was promoted already.
+
+    Masters that are given up are no obstacle; whether there is anything to give up the node knows.
+    """
     own = answers[name]
     newest = all(other.generation <= own.generation for other in answers.values())
-    if newest and own.master_id == name and own.leader_id == name:
+    beside = [
+        node
+        for node, other in answers.items()
+        if node == other.master_id == other.leader_id != own.master_id and other.generation == own.generation
+    ]
+    if newest and own.master_id == name and own.leader_id == name and not (instead_of or beside):
         raise UsageError(
             f"{name} is the master already", "Nothing was changed", "Look at it: ledgermq cluster status"
         )
     for node, other in sorted(answers.items(), key=lambda item: (item[0] != name, item[0])):
+        if other.master_id in instead_of:
+            continue
+        if node in beside:
+            raise UsageError(
+                f"{node} is a master of generation {own.generation}, too: it was promoted beside {own.master_id}",
+                "Nothing was changed",
+                f"To go on with {name}, and give up what the group has from {node} since then: ledgermq cluster promote"
+                f" {name} --instead-of {node}",
+            )
         if other.generation > own.generation:
             raise UsageError(
                 f"{node} is of generation {other.generation} with the master {other.master_id}, and {name} has not heard of"
@@ -102,13 +130,46 @@ def check_nobody_leads(name: str, answers: Mapping[str, pb.GetStatusResponse]) -
                 "Nothing was changed",
                 f"To change the master without a loss, stop {other.leader_id} first (SIGTERM), and run this again",
             )
+    _check_nobody_is_starting(name, answers, instead_of)
 
 
-def consequences(name: str, answers: Mapping[str, pb.GetStatusResponse]) -> list[str]:
+def _check_nobody_is_starting(
+    name: str, answers: Mapping[str, pb.GetStatusResponse], instead_of: Collection[str]
+) -> None:
+    """Raises: UsageError, when another node told one that answers that it is to become the master, and is not heard since."""
+    own = answers[name]
+    for told, other in sorted(answers.items()):
+        for claim in other.claims:
+            is_known = claim.master in (name, *instead_of, *answers)
+            if not is_known and claim.generation > own.generation:
+                raise UsageError(
+                    f"{claim.master} is to become the master (generation {claim.generation}), as {told} was told, and does not"
+                    " answer",
+                    "It may be starting. Nothing was changed",
+                    f"Wait for it: ledgermq cluster status. If it does not come back: ledgermq cluster promote {name}"
+                    f" --instead-of {claim.master}",
+                )
+
+
+def consequences(
+    name: str, answers: Mapping[str, pb.GetStatusResponse], instead_of: Collection[str] = ()
+) -> list[str]:
     """Return in plain words what becomes of the group, what is lost, and whether another slave has more."""
     own = answers[name]
     master = own.master_id
     lines = [f"PROMOTING {name} TO THE MASTER OF GROUP {own.group}"]
+    for given_up in sorted(instead_of):
+        lines += [
+            f"* {given_up} is given up: what it has stored as the master since it was promoted, and confirmed, is lost to the",
+            f"  group. {given_up} and its slaves stop as soon as they hear {name} or a node that follows it, and keep it in",
+            "  their data folders (quarantine-N), where it can be read.",
+        ]
+    if master == name and instead_of:
+        return [
+            *lines,
+            f"* {name} starts again, with all that it has; its own slaves fetch its log anew.",
+            "",
+        ]
     lines += [f"* {text}" for text in (_what_is_lost(name, master, answers), *_others(name, answers))]
     lines += [
         f"* Made valid: every entry of {name}'s log, up to {own.last_index:,}, also those that were never confirmed to anybody.",

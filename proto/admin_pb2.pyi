@@ -271,7 +271,7 @@ class LogCheck(_message.Message):
     def __init__(self, read_bytes: _Optional[int] = ..., passes: _Optional[int] = ..., found: _Optional[int] = ..., repaired: _Optional[int] = ..., last: _Optional[str] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("cluster", "group", "node_id", "role", "term", "term_age_ms", "leader_id", "leader", "voters", "voters_in_contact", "flush", "nodes", "produce_refused", "produce_refused_reason", "version", "incarnation", "first_index", "log_bytes", "uptime_ms", "log_start_ms", "log_start_offset", "disk_step", "disk_step_text", "disk_used_bytes", "disk_limit_bytes", "segments_going", "protection", "held_back", "mode", "mode_since_ms", "replication", "master_id", "generation", "last_index", "last_term", "promoting", "slaves_needed", "slaves_in_contact")
+    __slots__ = ("cluster", "group", "node_id", "role", "term", "term_age_ms", "leader_id", "leader", "voters", "voters_in_contact", "flush", "nodes", "produce_refused", "produce_refused_reason", "version", "incarnation", "first_index", "log_bytes", "uptime_ms", "log_start_ms", "log_start_offset", "disk_step", "disk_step_text", "disk_used_bytes", "disk_limit_bytes", "segments_going", "protection", "held_back", "mode", "mode_since_ms", "replication", "master_id", "generation", "last_index", "last_term", "promoting", "slaves_needed", "slaves_in_contact", "claims")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -310,6 +310,7 @@ class GetStatusResponse(_message.Message):
     PROMOTING_FIELD_NUMBER: _ClassVar[int]
     SLAVES_NEEDED_FIELD_NUMBER: _ClassVar[int]
     SLAVES_IN_CONTACT_FIELD_NUMBER: _ClassVar[int]
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     group: str
     node_id: str
@@ -348,7 +349,22 @@ class GetStatusResponse(_message.Message):
     promoting: str
     slaves_needed: int
     slaves_in_contact: int
-    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., term_age_ms: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader: _Optional[_Union[_route_pb2.ListenerAddresses, _Mapping]] = ..., voters: _Optional[int] = ..., voters_in_contact: _Optional[int] = ..., flush: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., produce_refused: _Optional[bool] = ..., produce_refused_reason: _Optional[str] = ..., version: _Optional[str] = ..., incarnation: _Optional[str] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., log_start_ms: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., disk_step: _Optional[int] = ..., disk_step_text: _Optional[str] = ..., disk_used_bytes: _Optional[int] = ..., disk_limit_bytes: _Optional[int] = ..., segments_going: _Optional[int] = ..., protection: _Optional[str] = ..., held_back: _Optional[str] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., mode_since_ms: _Optional[int] = ..., replication: _Optional[str] = ..., master_id: _Optional[str] = ..., generation: _Optional[int] = ..., last_index: _Optional[int] = ..., last_term: _Optional[int] = ..., promoting: _Optional[str] = ..., slaves_needed: _Optional[int] = ..., slaves_in_contact: _Optional[int] = ...) -> None: ...
+    claims: _containers.RepeatedCompositeFieldContainer[GenerationClaim]
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., term_age_ms: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader: _Optional[_Union[_route_pb2.ListenerAddresses, _Mapping]] = ..., voters: _Optional[int] = ..., voters_in_contact: _Optional[int] = ..., flush: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., produce_refused: _Optional[bool] = ..., produce_refused_reason: _Optional[str] = ..., version: _Optional[str] = ..., incarnation: _Optional[str] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., log_start_ms: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., disk_step: _Optional[int] = ..., disk_step_text: _Optional[str] = ..., disk_used_bytes: _Optional[int] = ..., disk_limit_bytes: _Optional[int] = ..., segments_going: _Optional[int] = ..., protection: _Optional[str] = ..., held_back: _Optional[str] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., mode_since_ms: _Optional[int] = ..., replication: _Optional[str] = ..., master_id: _Optional[str] = ..., generation: _Optional[int] = ..., last_index: _Optional[int] = ..., last_term: _Optional[int] = ..., promoting: _Optional[str] = ..., slaves_needed: _Optional[int] = ..., slaves_in_contact: _Optional[int] = ..., claims: _Optional[_Iterable[_Union[GenerationClaim, _Mapping]]] = ...) -> None: ...
+
+class GenerationClaim(_message.Message):
+    __slots__ = ("master", "generation", "group_id", "began_after", "former_group_ids")
+    MASTER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_AFTER_FIELD_NUMBER: _ClassVar[int]
+    FORMER_GROUP_IDS_FIELD_NUMBER: _ClassVar[int]
+    master: str
+    generation: int
+    group_id: int
+    began_after: int
+    former_group_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, master: _Optional[str] = ..., generation: _Optional[int] = ..., group_id: _Optional[int] = ..., began_after: _Optional[int] = ..., former_group_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TransferLeadershipRequest(_message.Message):
     __slots__ = ("to_node",)
@@ -365,14 +381,16 @@ class TransferLeadershipResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., leader_id: _Optional[str] = ...) -> None: ...
 
 class PromoteRequest(_message.Message):
-    __slots__ = ("node_id", "generation", "incomplete")
+    __slots__ = ("node_id", "generation", "incomplete", "instead_of")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
+    INSTEAD_OF_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     generation: int
     incomplete: bool
-    def __init__(self, node_id: _Optional[str] = ..., generation: _Optional[int] = ..., incomplete: _Optional[bool] = ...) -> None: ...
+    instead_of: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_id: _Optional[str] = ..., generation: _Optional[int] = ..., incomplete: _Optional[bool] = ..., instead_of: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PromoteResponse(_message.Message):
     __slots__ = ("refusal", "generation")
@@ -381,6 +399,18 @@ class PromoteResponse(_message.Message):
     refusal: _route_pb2.Refusal
     generation: int
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class NoteClaimRequest(_message.Message):
+    __slots__ = ("claim",)
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    claim: GenerationClaim
+    def __init__(self, claim: _Optional[_Union[GenerationClaim, _Mapping]] = ...) -> None: ...
+
+class NoteClaimResponse(_message.Message):
+    __slots__ = ("refusal",)
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ...) -> None: ...
 
 class DumpRequest(_message.Message):
     __slots__ = ("without_consume_queues",)

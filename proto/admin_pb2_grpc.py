@@ -100,6 +100,11 @@ class AdminServiceStub:
                 request_serializer=ledgermq_dot_proto_dot_admin__pb2.PromoteRequest.SerializeToString,
                 response_deserializer=ledgermq_dot_proto_dot_admin__pb2.PromoteResponse.FromString,
                 _registered_method=True)
+        self.NoteClaim = channel.unary_unary(
+                '/ledgermq.v1.AdminService/NoteClaim',
+                request_serializer=ledgermq_dot_proto_dot_admin__pb2.NoteClaimRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_admin__pb2.NoteClaimResponse.FromString,
+                _registered_method=True)
         self.Dump = channel.unary_stream(
                 '/ledgermq.v1.AdminService/Dump',
                 request_serializer=ledgermq_dot_proto_dot_admin__pb2.DumpRequest.SerializeToString,
@@ -211,6 +216,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def NoteClaim(self, request, context):
+        """Has this node store that another one of its group is about to begin a generation. Between nodes; never forwarded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Dump(self, request, context):
         """This node's log up to its commit point, as files of a dump (D20). Never forwarded.
         """
@@ -313,6 +325,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Promote,
                     request_deserializer=ledgermq_dot_proto_dot_admin__pb2.PromoteRequest.FromString,
                     response_serializer=ledgermq_dot_proto_dot_admin__pb2.PromoteResponse.SerializeToString,
+            ),
+            'NoteClaim': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoteClaim,
+                    request_deserializer=ledgermq_dot_proto_dot_admin__pb2.NoteClaimRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_admin__pb2.NoteClaimResponse.SerializeToString,
             ),
             'Dump': grpc.unary_stream_rpc_method_handler(
                     servicer.Dump,
@@ -691,6 +708,33 @@ class AdminService:
             '/ledgermq.v1.AdminService/Promote',
             ledgermq_dot_proto_dot_admin__pb2.PromoteRequest.SerializeToString,
             ledgermq_dot_proto_dot_admin__pb2.PromoteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoteClaim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ledgermq.v1.AdminService/NoteClaim',
+            ledgermq_dot_proto_dot_admin__pb2.NoteClaimRequest.SerializeToString,
+            ledgermq_dot_proto_dot_admin__pb2.NoteClaimResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,7 +21,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +40,7 @@ from .hard_state import NO_BOOT_ID, DurableState, HardStateFile
 from .identity import Identity, Manifest, Recovery, read_identity, read_manifest, write_identity
 from .overlay_files import OverlayFiles
 from .recovery import LogRecovery, RecoveredLog
-from .reign import Reign, first_term_of
+from .reign import Claim, Reign, first_term_of
 from .segment_keeper import LogFolders
 from .types import NO_INDEX, HardState, LogIndex, NodeId, Term
 
@@ -268,31 +268,53 @@ def recover_folder(folder: StoppedFolder, survivor: Survivor) -> Identity:
     `survivor` is what `inspect` found under the same lock. Raises: GroupRecoveryError, OSError.
     """
     check_recoverable(folder)
-    return _begin_anew(folder, survivor)
+    return _begin_anew(folder, survivor, _new_incarnation())
 
 
-def promote_folder(folder: StoppedFolder, survivor: Survivor) -> Identity:
+def _new_incarnation() -> int:
+    return secrets.randbits(63) | 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromotionPlan:
+    """What a folder is to begin. The other nodes can be told before, for it fixes the id of the group (`claim_of`)."""
+
+    incarnation: int = field(default_factory=_new_incarnation)
+    claims: frozenset[Claim] = frozenset()  # left behind, besides those that the folder knows
+
+
+def promote_folder(folder: StoppedFolder, survivor: Survivor, plan: PromotionPlan | None = None) -> Identity:
     """Make the folder that of the master of a new generation, which begins with its log; return its new identity.
 
-    `survivor` is what `inspect` found under the same lock. Raises: GroupRecoveryError, OSError.
+    `survivor` is what `inspect` found under the same lock; without a plan nobody was told. Raises: GroupRecoveryError, OSError.
     """
-    identity = folder.identity
+    plan, identity = plan or PromotionPlan(), folder.identity
     if identity.reign is None or not identity.group_id or identity.successor is not None:
         raise GroupRecoveryError(
             f"{identity.node_id} cannot be promoted: its folder is not that of a node of a group with a master, or was"
             " never part of one; nothing was changed."
         )
-    return _begin_anew(
-        folder, survivor, identity.reign.next(identity.node_id, identity.group_id, survivor.last_index)
+    claim = claim_of(identity, plan, survivor.last_index)
+    return _begin_anew(folder, survivor, plan.incarnation, claim.reign)
+
+
+def claim_of(identity: Identity, plan: PromotionPlan, last_index: LogIndex) -> Claim:
+    """Return the generation that a folder begins by this plan."""
+    assert identity.reign is not None
+    others = (*identity.claims, *plan.claims)
+    return Claim(
+        group_id=group_id_of(identity.cluster_id, identity.group, {identity.node_id: plan.incarnation}),
+        reign=identity.reign.next(identity.node_id, identity.group_id, last_index, others),
     )
 
 
-def _begin_anew(folder: StoppedFolder, survivor: Survivor, reign: Reign | None = None) -> Identity:
+def _begin_anew(
+    folder: StoppedFolder, survivor: Survivor, incarnation: int, reign: Reign | None = None
+) -> Identity:
     """Begin a group with this folder's log: one that waits for copies of it, or (`reign`) one that works at once."""
     _settle(folder)
     old, state = folder.identity, folder.hard.state
     term = max(state.hard.term, survivor.last_term)
-    incarnation = secrets.randbits(63) | 1
     return _replace_identity(
         folder,
         replace(
@@ -301,6 +323,7 @@ def _begin_anew(folder: StoppedFolder, survivor: Survivor, reign: Reign | None =
             group_id=group_id_of(old.cluster_id, old.group, {old.node_id: incarnation}),
             members={**dict.fromkeys(old.members, 0), old.node_id: incarnation},
             reign=reign,
+            claims=(),
             recovery=Recovery(
                 replaced_group_id=old.group_id,
                 from_incarnation=state.incarnation,
@@ -329,7 +352,7 @@ def clone_folder(folder: StoppedFolder, node_id: NodeId, survivor: Survivor) -> 
             " nothing was changed."
         )
     _settle(folder)
-    incarnation = secrets.randbits(63) | 1
+    incarnation = _new_incarnation()
     return _replace_identity(
         folder,
         replace(

@@ -13,7 +13,7 @@ from typing import Final
 
 from ledgermq.proto import raft_pb2 as pb
 
-from .reign import Reign, Replication, explain_reign, successor_of
+from .reign import Claim, Reign, Replication, explain_reign, successor_of
 from .types import LogIndex, NodeId, Term
 
 FORMAT: Final = 1
@@ -194,8 +194,7 @@ def _of_another_generation(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
     if _are_rivals(mine, theirs):
         text = (
             f"{who} and {mine.node_id} are of generations of group {mine.group} that began beside each other: "
-            f"{_said(theirs)}; {_said(mine)}. One of the two must be given up: stop the master that has less, and let "
-            "it fetch everything from the other: ledgermq broker --rejoin; nothing was changed"
+            f"{_said(theirs)}; {_said(mine)}. One of the two must be given up: {_choice(mine, theirs)}; nothing was changed"
         )
         yield Refusal(RefusalKind.OTHER_GROUP, text)
     text = (
@@ -240,12 +239,13 @@ def _of_other_settings(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
         yield Refusal(RefusalKind.REPLICATION, text)
 
 
-def is_rival(mine: Hello, theirs: Hello) -> bool:
-    """Tell whether a master of `theirs` was promoted beside that of `mine`, and not in a generation before it."""
-    if mine.reign is None or theirs.reign is None or theirs.reign.generation < mine.reign.generation:
-        return False
+def claim_beside(mine: Hello, theirs: Hello) -> Claim | None:
+    """Return the generation of the sender of `theirs`, if it began beside that of `mine`: none of the two follows the other."""
     knows = 0 not in (mine.group_id, theirs.group_id) and mine.group_id != theirs.group_id
-    return knows and _are_rivals(mine, theirs) and successor_of(mine, theirs) is None
+    if not knows or theirs.reign is None or not _are_rivals(mine, theirs):
+        return None
+    follows = successor_of(mine, theirs) or successor_of(theirs, mine)
+    return None if follows is not None else Claim(group_id=theirs.group_id, reign=theirs.reign)
 
 
 def _name(hello: Hello) -> str:
@@ -263,6 +263,13 @@ def _promoted(hello: Hello) -> str:
         f"{hello.reign.master} was promoted to its master (generation {hello.reign.generation}), which took over the "
         f"entries up to {hello.reign.began_after}"
     )
+
+
+def _choice(mine: Hello, theirs: Hello) -> str:
+    masters = [hello.reign.master for hello in (mine, theirs) if hello.reign is not None]
+    ways = zip(masters, reversed(masters), strict=True)
+    commands = [f"ledgermq cluster promote {one} --instead-of {other}" for one, other in ways]
+    return f"{commands[0]}, or {commands[1]}; what only the other one has is kept in its data folder"
 
 
 def _is_other_reign(mine: Hello, theirs: Hello) -> bool:

@@ -16,7 +16,7 @@ from ledgermq.proto.errors import CorruptError, NewerFormatError
 from .checked_file import read_record, write_record
 from .errors import DamagedFolderError, ForeignFolderError, NewerFolderError
 from .files import FileSystem
-from .reign import Reign
+from .reign import Claim, Reign
 from .types import HardState, LogIndex, NodeId, Term
 
 #: Stand in a learner's own entry of its member record, where a new node has its incarnation (which is odd): of one
@@ -24,8 +24,10 @@ from .types import HardState, LogIndex, NodeId, Term
 LEARNER_MARK: Final = 0
 REJOINED_MARK: Final = 2
 #: Written for a folder that a former build must not use: it would not see who the master is, or that the folder was left
-#: behind. All others stay in the version that every build reads.
-IDENTITY_VERSION: Final = 2
+#: behind, or (3) would promote it beside a generation that another node has claimed. All others stay in the version that
+#: every build reads.
+IDENTITY_VERSION: Final = 3
+_MASTER_VERSION: Final = 2
 _QUORUM_VERSION: Final = 1
 MANIFEST_VERSION: Final = 1
 _FIRST_INDEX: Final = LogIndex(1)
@@ -64,6 +66,9 @@ class Identity:
     recovery: Recovery | None = None  # None: the group was never recovered, or this folder was made later
     reign: Reign | None = None  # of a group with a master; None: a majority decides
     successor: Reign | None = None  # left this folder behind: it is moved aside before anything else is done
+    claims: tuple[
+        Claim, ...
+    ] = ()  # of other nodes, the last one of each: whatever begins here leaves them behind
 
     @property
     def former_group_ids(self) -> tuple[int, ...]:
@@ -122,8 +127,16 @@ def write_identity(files: FileSystem, path: Path, identity: Identity) -> None:
         fields["reign"] = asdict(identity.reign)
     if identity.successor is not None:
         fields["successor"] = asdict(identity.successor)
+    if identity.claims:
+        fields["claims"] = [asdict(claim) for claim in identity.claims]
+    write_record(files, path, "identity", _version_of(identity), fields)
+
+
+def _version_of(identity: Identity) -> int:
+    if identity.claims:
+        return IDENTITY_VERSION
     has_master = identity.reign is not None or identity.successor is not None
-    write_record(files, path, "identity", IDENTITY_VERSION if has_master else _QUORUM_VERSION, fields)
+    return _MASTER_VERSION if has_master else _QUORUM_VERSION
 
 
 def read_identity(files: FileSystem, path: Path, node: str) -> Identity:
@@ -137,7 +150,9 @@ def read_identity(files: FileSystem, path: Path, node: str) -> Identity:
 
 def _identity(fields: dict[str, Any]) -> Identity:
     recovery = fields.pop("recovery", None)
+    claims = [(claim["group_id"], reign_of(claim["reign"])) for claim in fields.pop("claims", ())]
     return Identity(
+        claims=tuple(Claim(group_id=number, reign=reign) for number, reign in claims if reign is not None),
         recovery=Recovery(**recovery) if recovery else None,
         reign=reign_of(fields.pop("reign", None)),
         successor=reign_of(fields.pop("successor", None)),

@@ -38,6 +38,7 @@ from .outputs import Role
 from .peer_gate import PeerGate
 from .read_batcher import ReadBatcher
 from .refetch import RefetchService
+from .reign import Claim
 from .resets import Resets
 from .start_repair import StartRepair
 from .state_machine import Proposal, StateMachine
@@ -317,9 +318,17 @@ class RaftNode:
         """
         return await self._leadership.transfer(to)
 
-    def step_aside(self) -> str:
+    def step_aside(self, *, though_leading: bool = False) -> str:
         """Fall silent for ever, for this folder to be promoted; or return why not. See Succession."""
-        return self._resets.succession.step_aside()
+        return self._resets.succession.step_aside(though_leading=though_leading)
+
+    def generations_beside(self) -> frozenset[Claim]:
+        """Return those that began beside this node's, as greetings say: none of the two follows the other (D24)."""
+        return frozenset(self._rights.beside.values())
+
+    async def note_claim(self, claim: Claim) -> None:
+        """Store durably that another node is about to begin a generation (D24). Raises: OSError."""
+        await self._rights.store_claim(claim)
 
     @property
     def is_left_behind(self) -> bool:

@@ -8,11 +8,17 @@ the list of the ids that it follows. Hence, between two nodes of one group:
 - who finds the id of its own folder among the former ids is left behind. It stops at once, for ever in that
   generation; its folder is moved aside, whole, and it fetches the log from the new master (`successor_of`);
 - who does not find it there is of another group, or of a generation that was promoted beside this one. Nothing is
-  inferred: a person decides, and gives up one of the two (`--rejoin`).
+  inferred: a person decides, and gives up one of the two.
+
+So that no two begin beside each other unless their nodes cannot reach each other, whoever is about to begin a generation
+tells the others its id before (`Claim`), and they store it. A generation that one of them begins after that is a later
+one, and names the claimed id among the former ones: if that generation begins all the same, whenever that is, it was left
+behind. So does one that a person wants in the place of another that is heard (`Reign.next`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
@@ -45,18 +51,35 @@ class Reign:
     """Who is the master of a group. Equal generations of one group have the same master."""
 
     master: NodeId
-    generation: int = 0  # promotions so far; 0: as it was configured
+    generation: int = 0  # promotions so far, and those that were only claimed; 0: as it was configured
     began_after: LogIndex = NO_INDEX  # the last entry that this generation took over from the one before
-    former_group_ids: tuple[int, ...] = ()  # of the generations before, oldest first
+    former_group_ids: tuple[int, ...] = ()  # of the generations that it leaves behind, oldest first
 
-    def next(self, master: NodeId, group_id: int, last_index: LogIndex) -> Reign:
-        """Return the generation that begins when `master` goes on alone with its log up to `last_index`."""
+    def next(
+        self, master: NodeId, group_id: int, last_index: LogIndex, claims: Iterable[Claim] = ()
+    ) -> Reign:
+        """Return the generation that begins when `master` goes on alone with its log up to `last_index`.
+
+        `group_id` is that of this generation; those of `claims` are left behind, too, whether they ever began or not.
+        """
+        others = sorted(claims, key=lambda claim: (claim.reign.generation, claim.group_id))
+        former = [*self.former_group_ids, group_id]
+        for claim in others:
+            former += (*claim.reign.former_group_ids, claim.group_id)
         return Reign(
             master=master,
-            generation=self.generation + 1,
+            generation=max(self.generation, *(claim.reign.generation for claim in others), 0) + 1,
             began_after=last_index,
-            former_group_ids=(*self.former_group_ids, group_id)[-MAX_FORMER:],
+            former_group_ids=tuple(dict.fromkeys(former))[-MAX_FORMER:],
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A generation that a node is about to begin, or has begun, of which others do not know more than that."""
+
+    group_id: int
+    reign: Reign
 
 
 def first_term_of(generation: int, term: Term) -> Term:

@@ -39,7 +39,7 @@ from .log_files import LogFiles
 from .log_repair import renew_identity
 from .log_writer import LogWriter, PersistOp, Position
 from .recovery import LogRecovery, RecoveredLog
-from .reign import Reign
+from .reign import Claim, Reign
 from .repair_note import RepairNote, read_note_of, write_note
 from .reset_install import InstallState, settle_reset
 from .segment import create_segment, segment_start
@@ -232,6 +232,14 @@ class RaftStorage:
     def learn_successor(self, reign: Reign) -> None:
         """Store durably that the next opening moves this folder aside. Blocking; call it in a thread. Raises: OSError."""
         self._store(replace(self.identity, successor=reign))
+
+    def learn_claim(self, claim: Claim) -> None:
+        """Store durably what another node is about to begin, in the place of what it claimed before: that never began.
+
+        Blocking; call it in a thread. Raises: OSError.
+        """
+        others = [known for known in self.identity.claims if known.reign.master != claim.reign.master]
+        self._store(replace(self.identity, claims=(*others, claim)))
 
     def _store(self, identity: Identity) -> None:
         write_identity(self._files, self._folders.identity, identity)

@@ -88,19 +88,22 @@ class Succession:
         self._driver.pump()
         self._making_way = asyncio.get_running_loop().create_task(self._make_way(reign))
 
-    def step_aside(self) -> str:
+    def step_aside(self, *, though_leading: bool = False) -> str:
         """Fall silent for ever, so that this folder can begin a generation of its own; or return why that must not be.
 
         Look and step are one turn: no master that is heard later gets an acknowledgement from here, nor entries into this
         log. Next: stop the node, and promote its folder, unless it `is_left_behind` then; a node that only starts again is the
-        slave that it was.
+        slave that it was. `though_leading`: also the master itself, which is to begin a generation in the place of another one.
         """
         if self._core.is_silent or self._driver.closed:
             return "another node was promoted, or this one is to start again from its folder"
         self._driver.settle()
-        if self._core.leader_id is not None:
-            return f"{self._core.leader_id} leads"
+        leader = self._core.leader_id
+        if leader is not None and not (though_leading and leader == self._config.node_id):
+            return f"{leader} leads"
         self._stepped_aside = True
+        if self._listening is not None:
+            self._listening.cancel()
         self._core.leave()
         self._driver.pump()
         return ""

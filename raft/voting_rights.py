@@ -15,8 +15,8 @@ from .bootstrap import MemberRecord, Rejoin, find_group_id, is_vouched_for, know
 from .config import RaftConfig
 from .core import RaftCore
 from .errors import NotLeaderError
-from .hello import Hello, Refusal, RefusalKind, Standing, is_rival, refusal_of
-from .reign import Reign, successor_of
+from .hello import Hello, Refusal, RefusalKind, Standing, claim_beside, refusal_of
+from .reign import Claim, Reign, successor_of
 from .storage import RaftStorage
 from .storage_opening import is_learner
 from .threads import in_thread
@@ -43,7 +43,9 @@ class VotingRights:
         on_left_behind: Callable[[Reign], None],
     ) -> None:
         self.hellos: dict[NodeId, Hello] = {}
-        self.rivals: dict[NodeId, Reign] = {}  # who follows a master that was promoted beside this node's
+        self.beside: dict[
+            NodeId, Claim
+        ] = {}  # who is of a generation that began beside this node's, and of which
         self._config = config
         self._storage = storage
         self._core = core
@@ -148,10 +150,17 @@ class VotingRights:
 
     async def store_successor(self, reign: Reign) -> None:
         """Store durably that this folder was left behind. Raises: OSError."""
+        await self._store_in_turn(lambda: self._storage.learn_successor(reign))
+
+    async def store_claim(self, claim: Claim) -> None:
+        """Store durably that another node is about to begin a generation. Raises: OSError."""
+        await self._store_in_turn(lambda: self._storage.learn_claim(claim))
+
+    async def _store_in_turn(self, write: Callable[[], None]) -> None:
         async with self._lock:
             if self._closed:
                 raise OSError(errno.ESHUTDOWN, "this node is stopping")
-            await in_thread(lambda: self._storage.learn_successor(reign))
+            await in_thread(write)
 
     def look_at_generation(self, hello: Hello) -> None:
         """Stop leading, and everything else, if the group goes on without this folder; remember a rival (D24)."""
@@ -165,23 +174,27 @@ class VotingRights:
         reign = successor_of(mine, hello)
         if reign is not None:
             self._on_left_behind(reign)
-        elif hello.reign is not None and is_rival(mine, hello):
-            self.rivals[hello.node_id] = hello.reign
+        elif (claim := claim_beside(mine, hello)) is not None:
+            self.beside[hello.node_id] = claim
         else:
-            self.rivals.pop(hello.node_id, None)
+            self.beside.pop(hello.node_id, None)
 
     def explain_rivals(self) -> str:
         """Return why a master that heard of a rival does not lead, and what to do; "" when it has heard of none."""
         mine, me = self._config.reign, self._config.node_id
-        if mine is None or self._config.is_slave or not self.rivals:
+        if mine is None or self._config.is_slave:
             return ""
-        other = max(self.rivals.values(), key=lambda reign: reign.generation)
+        reigns = {node: claim.reign for node, claim in self.beside.items()}
+        rivals = {node: reign for node, reign in reigns.items() if reign.generation >= mine.generation}
+        if not rivals:
+            return ""
+        other = max(rivals.values(), key=lambda reign: reign.generation)
         return (
-            f"{me} does not lead: {other.master} was promoted beside it, as {', '.join(sorted(self.rivals))} says (generation"
+            f"{me} does not lead: {other.master} was promoted beside it, as {', '.join(sorted(rivals))} says (generation"
             f" {other.generation}, which took over the entries up to {other.began_after}; generation {mine.generation} of {me}"
-            f" those up to {mine.began_after}). One of the two must be given up. If {other.master} leads, that is {me}: stop"
-            f" {me}, and start it with --rejoin. To go on with {me} instead: stop {other.master} and its slaves, start {me}"
-            " again, and then those with --rejoin; nothing was changed"
+            f" those up to {mine.began_after}). One of the two must be given up. To go on with {me}: ledgermq cluster promote"
+            f" {me} --instead-of {other.master}. To go on with {other.master}: ledgermq cluster promote {other.master}"
+            f" --instead-of {me}; or, if it leads, stop {me}, and start it with --rejoin; nothing was changed"
         )
 
     async def _store(self, hello: Hello) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.broker import promotion
+from ledgermq.broker import promotion, promotion_claims
 from ledgermq.broker.forwarding import ForwardError
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.server import BrokerNode
@@ -20,7 +20,9 @@ from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
 from ledgermq.raft.errors import DamagedLogError, StorageFailedError
 from ledgermq.raft.files import RealFileSystem
-from ledgermq.raft.reign import Reign
+from ledgermq.raft.group_recovery import PromotionPlan
+from ledgermq.raft.identity import Identity
+from ledgermq.raft.reign import Claim, Reign
 from ledgermq.raft.types import LogIndex, NodeId
 
 SECOND = Reign(master=NodeId("n1")).next(NodeId("n2"), 0xA, LogIndex(7))
@@ -44,6 +46,12 @@ class Slave:
         default_factory=list
     )  # what happens while the log is read, each once
     log: list[str] = field(default_factory=list)  # what was done
+    claims: tuple[Claim, ...] = ()  # that n3 was told
+    beside: tuple[Claim, ...] = ()  # that it hears
+    older: tuple[str, ...] = ()  # nodes that do not know claims
+    told: dict[str, pb.GenerationClaim] = field(default_factory=dict)
+    refuses: dict[str, route_pb2.Refusal] = field(default_factory=dict)  # to store a claim
+    disk_error: OSError | None = None
     context: Any = None
 
     def __post_init__(self) -> None:
@@ -56,6 +64,7 @@ class Slave:
             forwarder=self,
             promotion=asyncio.Event(),
             promoting="",
+            promotion_plan=None,
         )
 
     # --- RaftNode -------------------------------------------------------------------------------------------
@@ -65,7 +74,26 @@ class Slave:
 
     @property
     def storage(self) -> Any:
-        return SimpleNamespace(identity=SimpleNamespace(group_id=self.group_id))
+        identity = Identity(
+            cluster_id="c",
+            group="g0",
+            node_id=NodeId("n3"),
+            incarnation=3,
+            segment_size=1 << 20,
+            group_id=self.group_id,
+            reign=self.reign,
+            claims=self.claims,
+        )
+        return SimpleNamespace(identity=identity)
+
+    def generations_beside(self) -> frozenset[Claim]:
+        return frozenset(self.beside)
+
+    async def note_claim(self, claim: Claim) -> None:
+        self.log.append(f"stores the claim of {claim.reign.master}")
+        if self.disk_error is not None:
+            raise self.disk_error
+        self.claims = (*self.claims, claim)
 
     @property
     def care(self) -> Slave:
@@ -90,25 +118,31 @@ class Slave:
             self.on_read.pop(0)()
         return durable
 
-    def step_aside(self) -> str:
+    def step_aside(self, *, though_leading: bool) -> str:
         self.log.append("steps aside")
-        return f"{self.leader} leads" if self.leader else ""
+        return f"{self.leader} leads" if self.leader and not (though_leading and self.leader == "n3") else ""
 
     # --- Forwarder ------------------------------------------------------------------------------------------
     async def unary(self, node: str, method: str, request: bytes, _metadata: object, timeout: float) -> bytes:
         assert self.context.promoting, "another node that is promoted at the same time sees it"
-        self.log.append(f"asks {node}")
+        told = method == promotion_claims.NOTE
+        self.log.append(f"{'tells' if told else 'asks'} {node}")
         if node not in self.others:
             raise ForwardError(True, "away")
-        return self.others[node].SerializeToString()
+        if not told:
+            return self.others[node].SerializeToString()
+        if node in self.older:
+            raise ForwardError(True, "no such method", unknown_there=True)
+        self.told[node] = pb.NoteClaimRequest.FromString(request).claim
+        return pb.NoteClaimResponse(refusal=self.refuses.get(node)).SerializeToString()
 
 
 def says(node: str, **fields: Any) -> pb.GetStatusResponse:
     return pb.GetStatusResponse(**{"node_id": node, "generation": 1, "master_id": "n2", **fields})
 
 
-def ask(slave: Slave, *, node: str = "n3", generation: int = 1, incomplete: bool = False) -> int:
-    request = pb.PromoteRequest(node_id=node, generation=generation, incomplete=incomplete)
+def ask(slave: Slave, *, node: str = "n3", generation: int = 1, **more: Any) -> int:
+    request = pb.PromoteRequest(node_id=node, generation=generation, **more)
     return asyncio.run(promotion.accept(slave.context, request)).generation
 
 
@@ -135,7 +169,8 @@ def test_the_log_is_verified_while_it_serves_and_everybody_is_asked_before_and_a
     slave = Slave(others={"n1": says("n1"), "n2": says("n2")})
     ask(slave)
     asked = ["asks n1", "asks n2"]
-    assert slave.log == [*asked, "reads and verifies its log (34%)", *asked, "steps aside"]
+    told = ["tells n1", "tells n2"]
+    assert slave.log == [*asked, "reads and verifies its log (34%)", *asked, *told, *asked, "steps aside"]
 
 
 @pytest.mark.parametrize(
@@ -206,12 +241,12 @@ def test_who_has_been_away_for_long_and_the_master_that_is_gone_are_no_obstacle(
 
 def test_a_promotion_is_given_up_when_another_node_was_promoted_before() -> None:
     """That may be heard while the node stops for its own."""
-    is_promoted = vars(BrokerNode)["is_promoted"].fget
+    plan_of = vars(BrokerNode)["promotion_plan"].fget
     slave = Slave()
     ask(slave)
     for left_behind in (False, True):
         node: Any = SimpleNamespace(_context=slave.context, _raft=SimpleNamespace(is_left_behind=left_behind))
-        assert is_promoted(node) is not left_behind
+        assert (plan_of(node) is None) is left_behind
 
 
 def test_the_former_generation_of_another_node_is_no_obstacle() -> None:
@@ -254,7 +289,7 @@ def test_the_last_look_and_the_step_are_one() -> None:
     slave = Slave()
     slave.context.raft = SimpleNamespace(
         config=slave.config, status=slave.status, role="follower", storage=slave.storage, care=slave,
-        step_aside=lambda: "n2 leads",
+        generations_beside=frozenset, step_aside=lambda though_leading: "n2 leads",
     )  # fmt: skip
     assert "n2 leads, as n3 has heard just now" in refused(slave).message
 
@@ -315,7 +350,7 @@ def test_who_hangs_up_while_the_log_is_read_ends_it() -> None:
     async def scenario() -> None:
         slave.context.raft = SimpleNamespace(
             config=slave.config, status=slave.status, role="follower", storage=slave.storage,
-            care=SimpleNamespace(verify=verify),
+            care=SimpleNamespace(verify=verify), generations_beside=frozenset,
         )  # fmt: skip
         request = pb.PromoteRequest(node_id="n3", generation=1)
         asking = asyncio.create_task(promotion.accept(slave.context, request))
@@ -332,6 +367,6 @@ def test_a_folder_that_cannot_be_promoted_is_left_as_it_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):
-        assert not promotion.promote(tmp_path, RealFileSystem())
+        assert not promotion.promote(tmp_path, RealFileSystem(), PromotionPlan())
     assert "not promoted" in caplog.text
     assert not list(tmp_path.iterdir())

@@ -120,6 +120,43 @@ def test_a_node_that_has_not_heard_of_a_promotion_is_not_promoted_beside_it() ->
     assert "n3 is of generation 1" in text
 
 
+def test_a_node_that_is_to_become_the_master_and_may_be_starting_is_waited_for() -> None:
+    told = answer("n3", 1)
+    told.claims.add(master="n4", generation=1, group_id=7)
+    text = refused("n2", answer("n2", 1), told)
+    assert "n4 is to become the master (generation 1), as n3 was told" in text and "--instead-of n4" in text
+    answers = {"n2": answer("n2", 1), "n3": told}
+    check_nobody_leads("n2", answers, ["n4"])
+    check_nobody_leads("n2", {**answers, "n4": answer("n4", 1)})  # it is there, and did not become it
+
+
+def masters() -> dict[str, pb.GetStatusResponse]:
+    """n2 and n3 were promoted beside each other; n4 follows n3."""
+    answers = [
+        answer(name, 9, generation=1, leader=master)
+        for name, master in (("n2", "n2"), ("n3", "n3"), ("n4", "n3"))
+    ]
+    for each in answers:
+        each.master_id = each.leader_id
+    return {each.node_id: each for each in answers}
+
+
+def test_of_two_masters_one_is_promoted_again_when_the_other_is_named() -> None:
+    for name, other in (("n2", "n3"), ("n3", "n2")):
+        text = refused(name, *masters().values())
+        assert (
+            f"{other} is a master of generation 1, too" in text
+            and f"promote {name} --instead-of {other}" in text
+        )
+        check_nobody_leads(name, masters(), [other])
+    lines = "\n".join(consequences("n2", masters(), ["n3"]))
+    assert (
+        "n3 is given up: what it has stored as the master since it was promoted, and confirmed, is lost"
+        in lines
+    )
+    assert "If n2 can come back" not in lines
+
+
 def test_nobody_leads() -> None:
     check_nobody_leads("n2", {"n2": answer("n2", 1), "n1": answer("n1", 9), "n3": answer("n3", 1)})
     old = answer("n3", 1, leader="n1")  # of the generation before

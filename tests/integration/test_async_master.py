@@ -16,6 +16,8 @@ from ledgermq.client.errors import SendTimeoutError
 from ledgermq.client.sync import Producer as SyncProducer
 from ledgermq.proto import admin_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.raft.files import RealFileSystem
+from ledgermq.raft.group_recovery import inspect, promote_folder, stopped_folder
 from ledgermq.raft.reign import Reign
 from ledgermq.raft.types import NodeId
 
@@ -31,6 +33,10 @@ def send(cluster: Cluster, *bodies: bytes) -> None:
     with SyncProducer(cluster.nameserver_addresses[0], timeout_ms=20_000) as producer:
         for body in bodies:
             producer.send(TOPIC, body)
+
+
+def knows_its_group(cluster: Cluster, name: str) -> bool:
+    return "group id known" in cluster.nodes[name].log(1000)
 
 
 def test_while_the_master_is_away_slaves_are_read_and_nothing_is_stored(tmp_path: Path) -> None:
@@ -100,7 +106,7 @@ def test_a_node_that_is_to_be_promoted_is_told_by_the_others_that_the_master_liv
 def test_a_promoted_slave_goes_on_and_the_former_master_is_fenced(tmp_path: Path) -> None:
     with cluster_of(tmp_path, "async_master") as cluster:
         send(cluster, b"everywhere")
-        wait_until(lambda: "group id known" in cluster.nodes["n2"].log(1000), "n2 belongs to the group")
+        wait_until(partial(knows_its_group, cluster, "n2"), "n2 belongs to the group")
         wait_level(cluster, "n1")
         for name in ("n2", "n3"):
             cluster.kill(name)
@@ -145,6 +151,28 @@ def test_a_promoted_slave_goes_on_and_the_former_master_is_fenced(tmp_path: Path
         assert again.returncode == 1 and "is the master already" in again.stderr
         refused = promote(cluster, "n3")
         assert refused.returncode == 1 and "n2 is alive: n3 hears it" in refused.stderr
+
+
+def test_of_two_nodes_that_were_promoted_beside_each_other_a_person_chooses_one(tmp_path: Path) -> None:
+    """What becomes of their messages: tests/raft/test_rival_masters.py."""
+    with cluster_of(tmp_path, "async_master") as cluster:
+        for name in ("n2", "n3"):
+            wait_until(partial(knows_its_group, cluster, name), f"{name} has a group")
+        for name in cluster.nodes:
+            cluster.kill(name)
+        for name in ("n2", "n3"):
+            with stopped_folder(tmp_path / name, RealFileSystem()) as folder:
+                promote_folder(folder, inspect(folder))
+            cluster.start(name)
+        wait_until(lambda: "n3 does not lead" in cluster.nodes["n3"].log(1000), "n3 hears n2")
+        done = promote(cluster, "n3", "--instead-of", "n2")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "n2 is given up" in done.stdout and "generation 2" in done.stdout
+        wait_until(
+            lambda: (status := cluster.status("n2")) is not None and status.leader_id == "n3",
+            "n2 follows n3",
+        )
+        assert list((tmp_path / "n2").glob("quarantine-*"))
 
 
 def test_a_master_that_was_cut_off_is_fenced_while_it_runs(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ledgermq.raft.errors import (
 )
 from ledgermq.raft.files import RealFileSystem
 from ledgermq.raft.group_recovery import (
+    PromotionPlan,
     StoppedFolder,
     Survivor,
     inspect,
@@ -59,12 +60,14 @@ class Masters(Cluster):
         await self.settle()
         await self.until(lambda: all(node.hello().group_id for node in self.nodes.values()), "group ids")
 
-    async def promote(self, name: str, *, verified: bool = False) -> Identity:
+    async def promote(
+        self, name: str, *, verified: bool = False, plan: PromotionPlan | None = None
+    ) -> Identity:
         """Stop a node if it runs, promote its folder and start it."""
         if name in self.nodes:
             await self.stop(name)
         with stopped_folder(self.folder / name, RealFileSystem()) as folder:
-            identity = promote_folder(folder, inspect(folder, verified=verified))
+            identity = promote_folder(folder, inspect(folder, verified=verified), plan)
         await self.start(name)
         return identity
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ledgermq.raft.hello import Hello, RefusalKind, Standing, is_rival, refusal_of
+from ledgermq.raft.hello import Hello, RefusalKind, Standing, claim_beside, refusal_of
 from ledgermq.raft.reign import (
     MAX_FORMER,
     TERMS_PER_GENERATION,
+    Claim,
     Reign,
     Replication,
     first_term_of,
@@ -94,21 +96,37 @@ def test_two_nodes_that_were_promoted_beside_each_other_wait_for_a_person() -> N
     assert successor_of(one, other) is successor_of(other, one) is None
     refusal = refusal_of(one, other, MEMBERS)
     assert refusal is not None and refusal.kind is RefusalKind.OTHER_GROUP
-    assert "--rejoin" in refusal.text and "beside each other" in refusal.text
+    assert "beside each other" in refusal.text
+    assert (
+        "cluster promote n2 --instead-of n3, or ledgermq cluster promote n3 --instead-of n2" in refusal.text
+    )
 
 
-def test_a_rival_is_one_of_this_generation_or_of_a_later_one() -> None:
+def test_of_generations_that_began_beside_each_other_none_follows_the_other() -> None:
     one, other = hello(N2, SECOND, 0xB), hello(N3, BESIDE, 0xC)
-    assert is_rival(one, other) and is_rival(other, one)
+    assert claim_beside(one, other) == Claim(group_id=0xC, reign=BESIDE)
+    assert claim_beside(other, one) == Claim(group_id=0xB, reign=SECOND)
     later = hello(N1, BESIDE.next(N1, 0xC, LogIndex(90)), 0xD)
-    assert is_rival(one, later) and not is_rival(later, one)
-    for no_rival in (
+    assert claim_beside(one, later) is not None and claim_beside(later, one) is not None
+    for not_beside in (
         hello(N3, THIRD, 0xC),
         hello(N1, FIRST, 0xA),
         hello(N3, BESIDE, 0),
         hello(N3, SECOND, 0xB),
     ):
-        assert not is_rival(one, no_rival)
+        assert claim_beside(one, not_beside) is claim_beside(not_beside, one) is None
+
+
+def test_a_generation_that_begins_in_the_place_of_another_one_leaves_both_behind() -> None:
+    claim = Claim(group_id=0xC, reign=BESIDE)
+    both = SECOND.next(N2, 0xB, LogIndex(99), [claim, claim])
+    assert (both.generation, both.former_group_ids) == (2, (0xA, 0xB, 0xC))
+    new = hello(N2, both, 0xD)
+    for old in (hello(N3, BESIDE, 0xC), hello(N2, SECOND, 0xB), hello(N1, FIRST, 0xA)):
+        assert successor_of(old, new) == both and successor_of(new, old) is None
+    later = Claim(group_id=0xE, reign=replace(BESIDE, generation=7, former_group_ids=(0xA, 0xF)))
+    highest = SECOND.next(N2, 0xB, LogIndex(99), [later, claim])
+    assert (highest.generation, highest.former_group_ids) == (8, (0xA, 0xB, 0xC, 0xF, 0xE))
 
 
 def test_a_master_that_was_given_up_goes_with_its_rival_and_its_slaves_with_it() -> None:

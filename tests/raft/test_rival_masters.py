@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ledgermq.raft.group_recovery import promote_folder
+from ledgermq.raft import succession
+from ledgermq.raft.group_recovery import PromotionPlan, claim_of, promote_folder
 from ledgermq.raft.hello import Standing
 
 from .node_cluster import run
@@ -81,6 +82,7 @@ def test_a_promoted_node_that_hears_a_rival_does_not_lead_and_joins_it_when_it_i
         await cluster.start("n3")
         await is_held(cluster, "n3", caplog)
         assert "n2 was promoted beside it" in caplog.text and "start it with --rejoin" in caplog.text
+        assert "cluster promote n3 --instead-of n2" in caplog.text
         assert cluster.nodes["n2"].is_leader_ready
         await cluster.stop("n3")
         await cluster.start("n3", rejoin=True)
@@ -148,5 +150,74 @@ def test_a_slave_of_a_rival_tells_of_it_and_goes_with_its_master_when_that_is_gi
         await cluster.send(b"four")
         await cluster.settle()
         assert cluster.applied("n1") == cluster.applied("n2") == [*FIRST, b"four"]
+
+    run(Masters(tmp_path), scenario)
+
+
+async def lead_beside(cluster: Masters, patience: pytest.MonkeyPatch) -> None:
+    """n2 and n3 lead, each alone, store something, and hear each other."""
+    await begin_with_rivals(cluster)
+    await cluster.start("n3")
+    await cluster.send(b"only at n3")
+    patience.setattr(succession, "PATIENCE_S", 0.0)
+    await cluster.start("n2")
+    nodes = cluster.nodes
+    await cluster.until(lambda: nodes["n2"].is_leader_ready and nodes["n3"].is_leader_ready, "both lead")
+    await nodes["n2"].propose([b"only at n2"], 1).committed
+    await cluster.until(
+        lambda: all(node.generations_beside() for node in nodes.values()), "they hear each other"
+    )
+
+
+def kept(cluster: Masters, name: str) -> bytes:
+    [folder] = cluster.quarantined(name)
+    return b"".join(path.read_bytes() for path in sorted((folder / "commitlog").iterdir()))
+
+
+def test_of_two_masters_that_lead_the_one_that_is_promoted_again_stays_and_the_other_one_keeps_what_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(cluster: Masters) -> None:
+        await lead_beside(cluster, monkeypatch)
+        await cluster.start("n1")  # goes with the one that it hears first
+        await cluster.start_over("n1")
+        chosen = cluster.nodes["n2"]
+        assert chosen.step_aside() == "n2 leads"
+        assert chosen.step_aside(though_leading=True) == "" and not chosen.is_leader
+        made = await cluster.promote("n2", plan=PromotionPlan(claims=chosen.generations_beside()))
+        assert made.reign is not None and (made.reign.generation, len(made.reign.former_group_ids)) == (2, 3)
+        await cluster.start_over("n3")
+        await cluster.start_over("n1")
+        await cluster.send(b"four")
+        await cluster.settle()
+        assert await cluster.leader() == "n2"
+        expected = [*FIRST, b"only at n2", b"four"]
+        assert {tuple(cluster.applied(name)) for name in cluster.nodes} == {tuple(expected)}
+        assert b"only at n3" in kept(cluster, "n3")
+
+    run(Masters(tmp_path), scenario)
+
+
+def test_who_is_promoted_after_a_claim_leaves_it_behind_however_late_that_one_comes(tmp_path: Path) -> None:
+    async def scenario(cluster: Masters) -> None:
+        await cluster.begin()
+        await cluster.kill("n1")
+        late, plan = cluster.nodes["n2"], PromotionPlan()
+        claim = claim_of(late.storage.identity, plan, late.last_index)
+        await cluster.nodes["n3"].note_claim(claim)
+        await cluster.kill("n2")
+        await cluster.kill("n3")  # what it was told it knows after a crash, too
+        assert change(tmp_path / "n3", lambda folder, _: folder.identity).claims == (claim,)
+        made = await cluster.promote("n3")
+        assert made.reign is not None and made.claims == ()
+        assert made.reign.generation == 2 and claim.group_id in made.reign.former_group_ids
+        await cluster.send(b"four")
+        begun = change(tmp_path / "n2", lambda folder, survivor: promote_folder(folder, survivor, plan))
+        assert (begun.group_id, begun.reign) == (claim.group_id, claim.reign)
+        await cluster.start("n2")
+        await cluster.start_over("n2")
+        await cluster.settle()
+        assert cluster.applied("n2") == cluster.applied("n3") == [*FIRST, b"four"]
+        assert len(cluster.quarantined("n2")) == 1
 
     run(Masters(tmp_path), scenario)

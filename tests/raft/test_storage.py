@@ -25,7 +25,7 @@ from ledgermq.raft.errors import (
 from ledgermq.raft.files import Buffer, RealFile, RealFileSystem
 from ledgermq.raft.identity import Recovery, read_identity, write_identity
 from ledgermq.raft.quarantine import rejoin
-from ledgermq.raft.reign import Reign
+from ledgermq.raft.reign import Claim, Reign
 from ledgermq.raft.storage import (
     RaftStorage,
     StorageConfig,
@@ -234,7 +234,7 @@ def test_record_of_a_newer_version_is_refused(config: StorageConfig, name: str) 
     create_data_folder(config, files)
     path = config.data_dir / name
     path.write_bytes(path.read_bytes().replace(f"LMQ {name} 1".encode(), f"LMQ {name} 7".encode()))
-    known = {"identity": 2, "manifest": 1}[name]
+    known = {"identity": 3, "manifest": 1}[name]
     with pytest.raises(NewerFolderError, match=rf"version 7.*version {known}") as caught:
         open_storage(config, files)
     assert str(path) in str(caught.value)
@@ -298,9 +298,25 @@ def test_a_folder_that_knows_a_master_is_refused_by_builds_that_know_none(
     # The first builds with a master wrote the same fields as version 1.
     write_record(files, path, "identity", 1, fields)
     assert read_identity(files, path, "n1") == identity
-    write_record(files, path, "identity", 3, fields)
+    write_record(files, path, "identity", 4, fields)
     with pytest.raises(NewerFolderError):
         read_identity(files, path, "n1")
+
+
+def test_a_folder_that_was_told_of_a_promotion_is_refused_by_builds_that_would_pass_over_it(
+    config: StorageConfig,
+) -> None:
+    files, path = RealFileSystem(), config.data_dir / "identity"
+    create_data_folder(replace(config, reign=REIGN), files)
+    claims = [Claim(group_id=9, reign=REIGN.next(NodeId(n), 5, LogIndex(3))) for n in ("n2", "n3")]
+    storage = open_storage(replace(config, reign=REIGN), files)
+    for claim in claims:
+        storage.learn_claim(claim)
+    again = replace(claims[0], group_id=11)
+    storage.learn_claim(again)
+    storage.close()
+    assert fields_of(path)[0] == "LMQ identity 3"
+    assert read_identity(files, path, "n1").claims == (claims[1], again), "the last one of each node"
 
 
 def test_rejoin_moves_everything_aside_and_keeps_the_vote(config: StorageConfig) -> None:
