@@ -165,7 +165,7 @@ def _judge(context: NodeContext, request: admin_pb2.PromoteRequest) -> Reign:
             f" generation {request.generation}: somebody promoted a node meanwhile. Look again: ledgermq cluster status;"
             " nothing was changed",
         )
-    if status.leader_id == node and not _named_rivals(context, request):
+    if status.leader_id == node and not context.raft.generations_beside():
         raise RefusedError(
             route_pb2.ALREADY_EXISTS, f"{node} is the master already, and leads; nothing was changed"
         )

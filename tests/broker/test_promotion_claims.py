@@ -135,6 +135,8 @@ def test_a_generation_beside_this_one_must_be_named_to_be_given_up() -> None:
 
 def test_a_master_that_leads_goes_on_in_the_place_of_one_beside_it() -> None:
     slave = Slave(leader="n3", beside=(BESIDE,), others={"n1": says("n1", master_id="n1", leader_id="n1")})
+    assert "--instead-of n1" in refused(slave).message
+    slave.log.clear()
     slave.on_read = [lambda: setattr(slave, "end", (4, 170))]  # it goes on storing messages
     assert ask(slave, instead_of=["n1"]) == 2
     assert slave.log[-1] == "steps aside"
