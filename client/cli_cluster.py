@@ -203,7 +203,7 @@ async def known_nodes(nameserver: str, nodes: list[str]) -> list[KnownNode]:
     else:
         found = {
             (route.group, told.node_id): told.listeners[0].log_address
-            for route in (await _list_groups(nameserver)).groups
+            for route in (await list_groups(nameserver)).groups
             for told in route.nodes
             if told.listeners
         }
@@ -211,7 +211,7 @@ async def known_nodes(nameserver: str, nodes: list[str]) -> list[KnownNode]:
 
 
 async def _groups_by_nameserver(nameserver: str) -> list[GroupAnswers]:
-    listed = await _list_groups(nameserver)
+    listed = await list_groups(nameserver)
     groups = await asyncio.gather(*(_ask_group(route) for route in listed.groups))
     for route, group in zip(listed.groups, groups, strict=True):
         key = (route.cluster, route.group)
@@ -220,10 +220,10 @@ async def _groups_by_nameserver(nameserver: str) -> list[GroupAnswers]:
     return groups
 
 
-async def _list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
+async def list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
     """Ask one nameserver after the other.
 
-    Raises: InvalidAddressError, NameserversDownError, NotANameserverError, LedgerMQError (no group is known).
+    Raises: InvalidAddressError, NameserversDownError, NotANameserverError, LedgerMQError (no group is known, or several clusters).
     """
     addresses, stranger = parse_addresses(nameserver), ""
     for address in addresses:
@@ -238,6 +238,12 @@ async def _list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
                 continue
         if listed.groups:
             return listed
+        if len(listed.clusters) > 1:
+            raise LedgerMQError(
+                f"the nameserver {address} knows several clusters: {', '.join(listed.clusters)}",
+                "Which of them is meant cannot be said here",
+                "Ask a node itself: ledgermq cluster status --node HOST:8082",
+            )
         raise LedgerMQError(
             f"no broker group is registered at the nameserver {address}",
             "The brokers are down, or know another nameserver",

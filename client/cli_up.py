@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from .cli_cluster import collect, known_nodes
+from .cli_cluster import collect, list_groups
 from .cli_output import DEFAULT_NAMESERVER, out, run
 from .errors import UsageError
 from .local_cluster import LocalCluster, require_server
@@ -25,6 +25,7 @@ from .status_report import exit_code
 from .text_table import text_table
 
 MAX_GROUPS = 16
+_CLUSTER = "local"  # of a broker that is told no other name
 _REPLICATIONS = ("quorum", "async_master", "sync_master")
 _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 _RESTART_SECONDS = 3.0
@@ -141,9 +142,17 @@ def _check(nodes: int | None, data: Path, groups: int | None, replication: str |
 
 
 async def _known_by(nameserver: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the groups and nodes of a cluster. Raises: LedgerMQError."""
-    known = await known_nodes(nameserver, [])
-    return frozenset(each.group for each in known), frozenset(each.node_id for each in known)
+    """Return the groups and nodes of a cluster that brokers of here can join. Raises: LedgerMQError."""
+    listed = await list_groups(nameserver)
+    if others := sorted({route.cluster for route in listed.groups} - {_CLUSTER}):
+        name = others[0]
+        raise UsageError(
+            f"the cluster at {nameserver} is named {name}, and the brokers of ledgermq up belong to one named {_CLUSTER}",
+            "Nobody there would find them. Nothing was made",
+            f"Start them one by one: ledgermq broker --cluster {name} --nameservers {nameserver} (all flags: --help)",
+        )
+    nodes = frozenset(node.node_id for route in listed.groups for node in route.nodes)
+    return frozenset(route.group for route in listed.groups), nodes
 
 
 async def _until_healthy(nameserver: str) -> None:
