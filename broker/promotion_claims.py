@@ -71,17 +71,8 @@ async def note(context: NodeContext, request: admin_pb2.NoteClaimRequest) -> adm
             " it: ledgermq cluster status; nothing was changed",
             retryable=True,
         )
-    former = claim.reign.former_group_ids
-    for known in identity.claims:
-        if known.reign.master != master and known.group_id not in former:
-            raise RefusedError(
-                route_pb2.CATCHING_UP,
-                f"{node} was told just now that {known.reign.master} is to become the master. Look again: ledgermq cluster"
-                " status; nothing was changed",
-                retryable=True,
-            )
     try:
-        await context.raft.note_claim(claim)
+        known = await context.raft.note_claim(claim)
     except OSError as error:
         raise RefusedError(
             route_pb2.INTERNAL,
@@ -89,6 +80,13 @@ async def note(context: NodeContext, request: admin_pb2.NoteClaimRequest) -> adm
             " this; nothing was changed",
             retryable=True,
         ) from None
+    if known is not None:
+        raise RefusedError(
+            route_pb2.CATCHING_UP,
+            f"{node} was told just now that {known.reign.master} is to become the master. Look again: ledgermq cluster"
+            " status; nothing was changed",
+            retryable=True,
+        )
     return admin_pb2.NoteClaimResponse()
 
 

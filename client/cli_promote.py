@@ -339,7 +339,7 @@ async def _until_it_leads(address: str, name: str, generation: int) -> int:
     end = time.monotonic() + _WAIT_SECONDS
     while time.monotonic() < end:
         answer = await ask(address)
-        if answer is not None and answer.generation == generation and answer.leader_id == name:
+        if answer is not None and answer.generation >= generation and answer.leader_id == name:
             return answer.term
         await asyncio.sleep(_POLL_SECONDS)
     raise LedgerMQError(

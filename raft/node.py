@@ -326,9 +326,12 @@ class RaftNode:
         """Return those that began beside this node's, as greetings say: none of the two follows the other (D24)."""
         return frozenset(self._rights.beside.values())
 
-    async def note_claim(self, claim: Claim) -> None:
-        """Store durably that another node is about to begin a generation (D24). Raises: OSError."""
-        await self._rights.store_claim(claim)
+    async def note_claim(self, claim: Claim) -> Claim | None:
+        """Store durably that another node is about to begin a generation (D24); or return the claim that it passes over.
+
+        Raises: OSError.
+        """
+        return await self._rights.store_claim(claim)
 
     @property
     def is_left_behind(self) -> bool:

@@ -82,6 +82,15 @@ class Claim:
     reign: Reign
 
 
+def passed_over(claims: Iterable[Claim], claim: Claim) -> Claim | None:
+    """Return one of `claims`, of another node, that `claim` does not leave behind: both would begin beside each other."""
+    former = claim.reign.former_group_ids
+    for known in claims:
+        if known.reign.master != claim.reign.master and known.group_id not in former:
+            return known
+    return None
+
+
 def first_term_of(generation: int, term: Term) -> Term:
     """Return the term in which a generation begins; `term` is the highest that the promoted node knows."""
     return Term(max(term, generation * TERMS_PER_GENERATION) + 1)

@@ -16,7 +16,7 @@ from .config import RaftConfig
 from .core import RaftCore
 from .errors import NotLeaderError
 from .hello import Hello, Refusal, RefusalKind, Standing, claim_beside, refusal_of
-from .reign import Claim, Reign, successor_of
+from .reign import Claim, Reign, passed_over, successor_of
 from .storage import RaftStorage
 from .storage_opening import is_learner
 from .threads import in_thread
@@ -150,17 +150,25 @@ class VotingRights:
 
     async def store_successor(self, reign: Reign) -> None:
         """Store durably that this folder was left behind. Raises: OSError."""
-        await self._store_in_turn(lambda: self._storage.learn_successor(reign))
-
-    async def store_claim(self, claim: Claim) -> None:
-        """Store durably that another node is about to begin a generation. Raises: OSError."""
-        await self._store_in_turn(lambda: self._storage.learn_claim(claim))
-
-    async def _store_in_turn(self, write: Callable[[], None]) -> None:
         async with self._lock:
-            if self._closed:
-                raise OSError(errno.ESHUTDOWN, "this node is stopping")
-            await in_thread(write)
+            self._check_open()
+            await in_thread(lambda: self._storage.learn_successor(reign))
+
+    async def store_claim(self, claim: Claim) -> Claim | None:
+        """Store durably that another node is about to begin a generation; or return the claim that it passes over.
+
+        The look and the write are one: of two claims that come at once the second one meets the first. Raises: OSError.
+        """
+        async with self._lock:
+            self._check_open()
+            if (known := passed_over(self._storage.identity.claims, claim)) is not None:
+                return known
+            await in_thread(lambda: self._storage.learn_claim(claim))
+        return None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OSError(errno.ESHUTDOWN, "this node is stopping")
 
     def look_at_generation(self, hello: Hello) -> None:
         """Stop leading, and everything else, if the group goes on without this folder; remember a rival (D24)."""
@@ -198,8 +206,7 @@ class VotingRights:
         )
 
     async def _store(self, hello: Hello) -> None:
-        if self._closed:
-            raise OSError(errno.ESHUTDOWN, "this node is stopping")
+        self._check_open()
         changed = {**self._record.known, hello.node_id: hello.incarnation}
         await in_thread(lambda: self._storage.learn_members(changed))
         replaced = self._record.known.get(hello.node_id)

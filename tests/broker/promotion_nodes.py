@@ -20,7 +20,7 @@ from ledgermq.proto import admin_pb2 as pb
 from ledgermq.raft.core_config import CoreConfig
 from ledgermq.raft.hello import Hello, Standing, claim_beside
 from ledgermq.raft.identity import Identity
-from ledgermq.raft.reign import Claim, Reign, Replication, successor_of
+from ledgermq.raft.reign import Claim, Reign, Replication, passed_over, successor_of
 from tests.raft.core_cluster import Cluster, core_config
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class Run:
         self.is_left_behind = self.stepped_aside = False
         self.acked_to = 0
         self.beside: dict[str, Claim] = {}
+        self.lock = asyncio.Lock()  # one write of the folder at a time
         self.over = asyncio.Event()  # it is to start again from its folder
         self.tasks: set[asyncio.Task[Any]] = set()
         self.asking: list[asyncio.Task[str]] = []  # who waits for the answer to a promotion
@@ -207,12 +208,19 @@ class Run:
     def generations_beside(self) -> frozenset[Claim]:
         return frozenset(self.beside.values())
 
-    async def note_claim(self, claim: Claim) -> None:
-        await self.world.hop()
-        if not self.is_up:
-            raise OSError("stopping")
-        others = [known for known in self.folder.identity.claims if known.reign.master != claim.reign.master]
-        self.folder.identity = replace(self.folder.identity, claims=(*others, claim))
+    async def note_claim(self, claim: Claim) -> Claim | None:
+        async with self.lock:
+            if (known := passed_over(self.folder.identity.claims, claim)) is not None:
+                return known
+            await self.world.hop()
+            if not self.is_up:
+                raise OSError("stopping")
+            self.folder.takes_part_in(claim)
+            others = [
+                known for known in self.folder.identity.claims if known.reign.master != claim.reign.master
+            ]
+            self.folder.identity = replace(self.folder.identity, claims=(*others, claim))
+        return None
 
     def step_aside(self, *, though_leading: bool) -> str:
         leader = self.core.leader_id
@@ -248,7 +256,8 @@ class Run:
         response = pb.NoteClaimResponse()
         try:
             await asyncio.shield(served)
-            if self.is_up and self.folder.identity.group_id in claim.reign.former_group_ids:
+            is_concerned = self.folder.identity.group_id in claim.reign.former_group_ids
+            if self.is_up and is_concerned and claim not in self.folder.hands:
                 self.folder.takes_part_in(claim)
         except RefusedError as error:
             response.refusal.CopyFrom(error.refusal)

@@ -22,7 +22,7 @@ from ledgermq.raft.errors import DamagedLogError, StorageFailedError
 from ledgermq.raft.files import RealFileSystem
 from ledgermq.raft.group_recovery import PromotionPlan
 from ledgermq.raft.identity import Identity
-from ledgermq.raft.reign import Claim, Reign
+from ledgermq.raft.reign import Claim, Reign, passed_over
 from ledgermq.raft.types import LogIndex, NodeId
 
 SECOND = Reign(master=NodeId("n1")).next(NodeId("n2"), 0xA, LogIndex(7))
@@ -89,11 +89,13 @@ class Slave:
     def generations_beside(self) -> frozenset[Claim]:
         return frozenset(self.beside)
 
-    async def note_claim(self, claim: Claim) -> None:
+    async def note_claim(self, claim: Claim) -> Claim | None:
         self.log.append(f"stores the claim of {claim.reign.master}")
         if self.disk_error is not None:
             raise self.disk_error
-        self.claims = (*self.claims, claim)
+        if (known := passed_over(self.claims, claim)) is None:
+            self.claims = (*self.claims, claim)
+        return known
 
     @property
     def care(self) -> Slave:

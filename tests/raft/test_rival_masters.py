@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from ledgermq.raft import succession
 from ledgermq.raft.group_recovery import PromotionPlan, claim_of, promote_folder
 from ledgermq.raft.hello import Standing
+from ledgermq.raft.reign import Claim
+from ledgermq.raft.types import NodeId
 
 from .node_cluster import run
 from .test_node_master import FIRST, Masters, change
@@ -204,7 +208,10 @@ def test_who_is_promoted_after_a_claim_leaves_it_behind_however_late_that_one_co
         await cluster.kill("n1")
         late, plan = cluster.nodes["n2"], PromotionPlan()
         claim = claim_of(late.storage.identity, plan, late.last_index)
-        await cluster.nodes["n3"].note_claim(claim)
+        other = Claim(group_id=1, reign=replace(claim.reign, master=NodeId("n1")))
+        told = cluster.nodes["n3"]
+        first, second = await asyncio.gather(told.note_claim(claim), told.note_claim(other))
+        assert (first, second) == (None, claim), "in turn"
         await cluster.kill("n2")
         await cluster.kill("n3")  # what it was told it knows after a crash, too
         assert change(tmp_path / "n3", lambda folder, _: folder.identity).claims == (claim,)
