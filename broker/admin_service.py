@@ -148,10 +148,10 @@ class AdminService:
     def _status(self, listener: str) -> Any:
         async def handle(raw: bytes, context: Any) -> admin_pb2.GetStatusResponse:
             try:
-                parsed(admin_pb2.GetStatusRequest, raw)
+                request = parsed(admin_pb2.GetStatusRequest, raw)
             except RefusedError as error:  # its response has no place for a refusal
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            return status(self._context, listener, self._started)
+            return status(self._context, listener, self._started, readers=request.readers)
 
         return grpc.unary_unary_rpc_method_handler(
             handle, response_serializer=admin_pb2.GetStatusResponse.SerializeToString

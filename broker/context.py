@@ -20,6 +20,7 @@ from .forwarding import Forwarder
 from .key_index import KeyIndex
 from .leader_calls import LeaderCalls
 from .leadership import Leadership
+from .live_readers import LiveReaders
 from .log_reader import LogReader
 from .members import Members
 from .messaging_telemetry import TelemetryStreams
@@ -57,6 +58,7 @@ class NodeContext:
     deliveries: RecentDeliveries
     coordination: Coordination
     advice: ReadAdvice
+    readers: LiveReaders = field(default_factory=LiveReaders)
     slaves: SlaveGate | None = None  # sync_master: what an answer to a producer waits for besides commit
     promotion: asyncio.Event = field(default_factory=asyncio.Event)  # this node is to become the master
     promoting: str = ""  # what it does before that

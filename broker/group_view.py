@@ -10,6 +10,7 @@ from ledgermq.raft.status import PeerStatus
 
 from .commands import BrokerGroupMode
 from .context import NodeContext
+from .live_readers import Reading
 from .promotion_claims import to_proto
 from .topics import Topic
 
@@ -83,8 +84,10 @@ def package_version() -> str:
         return "unknown"
 
 
-def status(context: NodeContext, listener: str, started: float) -> admin_pb2.GetStatusResponse:
-    """Return this node's own view. `started`: monotonic seconds."""
+def status(
+    context: NodeContext, listener: str, started: float, *, readers: bool = False
+) -> admin_pb2.GetStatusResponse:
+    """Return this node's own view. `started`: monotonic seconds; `readers`: also who reads here and stores no progress."""
     raft, refusal = context.raft.status(), context.replica.produce_refusal
     retention, log, slaves = context.retention, context.raft.log, context.slaves
     first = log.header_nowait(log.first_index) if log.first_index <= log.last_index else None
@@ -127,8 +130,15 @@ def status(context: NodeContext, listener: str, started: float) -> admin_pb2.Get
         promoting=context.promoting,
         slaves_needed=slaves.needed if slaves is not None else 0,
         slaves_in_contact=slaves.in_contact if slaves is not None else 0,
+        readers=[_live_reading(each) for each in context.readers.unseen(context.replica.state)]
+        if readers
+        else [],
         claims=[to_proto(claim) for claim in context.raft.storage.identity.claims],
     )
+
+
+def _live_reading(each: Reading) -> admin_pb2.LiveReading:
+    return admin_pb2.LiveReading(group=each.group, topic=each.topic, streams=each.streams, behind=each.behind)
 
 
 def _node_status(

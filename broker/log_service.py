@@ -27,6 +27,7 @@ from .errors import NotThereError
 from .fetch import fetch, offset_at_time
 from .leader_handlers import leader_handler, parsed, refusal
 from .leader_view import Verdict
+from .live_readers import CONSUMER_GROUP, LiveReader
 from .log_wire import BadProduceRequestError, checked_sections, split_produce_request
 from .meant_group import refused_caller
 from .membership_service import membership_handler
@@ -216,11 +217,16 @@ class LogService:
     async def _fetch(self, raw: bytes, context: Any) -> bytes:
         return await self._fetched(raw, refused_caller(self._context, context))
 
-    async def _fetched(self, raw: bytes, refused: RefusedError | None) -> bytes:
+    async def _fetched(
+        self, raw: bytes, refused: RefusedError | None, reader: LiveReader | None = None
+    ) -> bytes:
         try:
             if refused is not None:
                 raise refused
-            return await fetch(self._context, parsed(log_pb2.FetchRequest, raw))
+            request = parsed(log_pb2.FetchRequest, raw)
+            if reader is not None:
+                reader.request = request
+            return await fetch(self._context, request)
         except REFUSABLE as error:
             response = log_pb2.FetchResponse(
                 refusal=refusal(self._context, error, ""), node_id=self._context.config.node_id
@@ -230,8 +236,10 @@ class LogService:
     async def _fetch_stream(self, _requests: Any, context: Any) -> None:
         """One answer per request; the client writes the next when it has taken in the last."""
         refused = refused_caller(self._context, context)
-        while (raw := await context.read()) is not _EOF:
-            await context.write(await self._fetched(raw, refused))
+        group = dict(context.invocation_metadata() or ()).get(CONSUMER_GROUP, "")
+        with self._context.readers.open(group) as reader:
+            while (raw := await context.read()) is not _EOF:
+                await context.write(await self._fetched(raw, refused, reader))
 
     # --- offsets --------------------------------------------------------------------------------------------
     async def _query_offsets(self, raw: bytes, context: Any) -> log_pb2.QueryOffsetsResponse:

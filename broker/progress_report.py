@@ -65,6 +65,11 @@ def progress(
     return found
 
 
+def consumers_by_topic(state: BrokerState) -> dict[int, set[int]]:
+    """Return the ids of the groups that consume each topic here, by topic id: those that `progress` counts."""
+    return _consumers(state, state.consumption.copy())
+
+
 def _consumers(state: BrokerState, table: Iterable[ConsumptionKey]) -> dict[int, set[int]]:
     """Return the ids of the groups that consume each topic here, by topic id."""
     found: dict[int, set[int]] = {}

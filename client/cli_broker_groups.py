@@ -29,7 +29,7 @@ from .cli_output import (
     run,
 )
 from .errors import LedgerMQError, RouteError
-from .group_admin import AddedGroup, GroupAdmin, Left
+from .group_admin import AddedGroup, GroupAdmin, Left, reading_text
 from .lengths_of_time import parse_duration
 from .topic_route import BrokerGroup
 
@@ -166,7 +166,7 @@ def drain(
     else:
         _print_left(group, left, in_time=seconds if wait else None)
     taken_back = left.mode == route_pb2.MODE_ACTIVE
-    return 1 if taken_back or (wait and (left.waiting or left.unheard)) else 0
+    return 1 if taken_back or (wait and (left.waiting or left.unheard or left.reading)) else 0
 
 
 def _drain_as_dict(group: str, answer: pb.SetBrokerGroupModeResponse, left: Left) -> dict[str, Any]:
@@ -178,6 +178,10 @@ def _drain_as_dict(group: str, answer: pb.SetBrokerGroupModeResponse, left: Left
         "left": [progress_as_dict(group, row) for row in left.waiting],
         "nobody_consumes": {row.topic: row.behind for row in left.rows if not row.group},
         "not_heard": list(left.unheard),
+        "reading": [
+            {"group": each.group, "topic": each.topic, "streams": each.streams, "behind": each.behind}
+            for each in left.reading
+        ],
     }
 
 
@@ -208,7 +212,9 @@ async def _left(nameserver: str, group: str, seconds: float, *, quiet: bool) -> 
                     raise _not_told(group, error) from error
                 text = f"an answer of {group}: {error.what}"
             else:
-                is_over = left.mode != route_pb2.MODE_DRAINING or not (left.waiting or left.unheard)
+                is_over = left.mode != route_pb2.MODE_DRAINING or not (
+                    left.waiting or left.unheard or left.reading
+                )
                 if late or is_over:
                     return left
                 text = _waiting_text(left)
@@ -238,6 +244,7 @@ def _not_told(group: str, error: LedgerMQError) -> RouteError:
 
 def _waiting_text(left: Left) -> str:
     texts = [f"{row.group} on {row.topic}: {row.behind:,}" for row in left.waiting]
+    texts += [reading_text(each) for each in left.reading]
     return ", ".join(texts + [f"an answer of {group}, who consumes there" for group in left.unheard])
 
 
@@ -252,13 +259,15 @@ def _print_left(group: str, left: Left, in_time: float | None) -> None:
             ("CONSUMER GROUP", "TOPIC", "BEHIND>", "LEASED>", "MEMBERS>"),
             [(row.group, row.topic, row.behind, row.leased, row.members) for row in left.waiting],
         )
+    for each in left.reading:
+        out.print(escape(f"{reading_text(each)}, and stores no progress in {group}"))
     if left.mode == route_pb2.MODE_ACTIVE:
         print_error(
             f"{group} was taken back meanwhile and takes messages. Drain it again: ledgermq cluster drain {group} --wait"
         )
     elif left.mode == route_pb2.MODE_REMOVED:
         _print_removed(group, left)
-    elif left.waiting or left.unheard:
+    elif left.waiting or left.unheard or left.reading:
         for name in left.unheard:
             out.print(
                 f"{name} did not say who consumes there: it has no leader, or does not answer. See: ledgermq cluster status"
@@ -352,6 +361,7 @@ def _lost_texts(left: Left) -> list[str]:
         + (f'that consumer group "{row.group}" has not consumed' if row.group else "that nobody has consumed")
         for row in left.rows
     ]
+    texts += [f"lost to a consumer that stores no progress: {reading_text(each)}" for each in left.reading]
     return texts + [
         f"{group} does not say who consumes there: those may lose messages, too" for group in left.unheard
     ]

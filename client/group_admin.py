@@ -57,11 +57,20 @@ class Left:
     mode: route_pb2.BrokerGroupMode
     rows: Sequence[pb.TopicProgress]  # `group` "": nobody consumes that topic anywhere
     unheard: Sequence[str] = ()  # broker groups that did not say who consumes in them
+    reading: Sequence[
+        pb.LiveReading
+    ] = ()  # consumers that store no progress there, read just now and are behind
 
     @property
     def waiting(self) -> list[pb.TopicProgress]:
         """Those that somebody is to consume."""
         return [row for row in self.rows if row.group]
+
+
+def reading_text(each: pb.LiveReading) -> str:
+    """Return who reads what, and how far behind, in words."""
+    who = f'consumer group "{each.group}"' if each.group else "a consumer without a group"
+    return f'{who} reads topic "{each.topic}", {each.behind:,} messages behind'
 
 
 class GroupAdmin(GroupForgetting):
@@ -166,7 +175,8 @@ class GroupAdmin(GroupForgetting):
         """Take a drained and consumed group out of the cluster: no nameserver lists it any more. Its nodes keep their data.
 
         Consumer groups that consume its topics only in other groups have consumed nothing of it. `force`: also one that takes
-        messages or holds some that nobody consumed. Raises: RefusedError; RouteError: a group does not say who consumes there.
+        messages or holds some that nobody consumed. Raises: RefusedError; RouteError: a group does not say who consumes there;
+        UsageError: consumers that store no progress there read it just now, and are behind.
         """
         group = await self.group(name)
         if force:
@@ -174,6 +184,12 @@ class GroupAdmin(GroupForgetting):
         consumers, silent = await self._consumers_elsewhere(name)
         if silent:
             raise _not_heard("who consumes the topics", silent, "lose what they may lack: --force")
+        if reading := await self._reading(group):
+            raise UsageError(
+                f"{shortened([reading_text(each) for each in reading])}, and broker group {name} does not know how far they are",
+                "Nothing was changed",
+                f"Wait for them (ledgermq cluster drain {name} --wait), or let them lose it: --force",
+            )
         return await self._set_mode(group, route_pb2.MODE_REMOVED, consumers=consumers)
 
     async def _set_mode(
@@ -202,7 +218,8 @@ class GroupAdmin(GroupForgetting):
         """Return what a group holds that was not consumed; also one that no nameserver lists any more."""
         consumers, silent = await self._consumers_elsewhere(group.name)
         answer = await self._ask_progress(group, pb.GetProgressRequest(consumers=consumers))
-        return Left(answer.mode, [row for row in answer.topics if row.behind], sorted(silent))
+        behind = [row for row in answer.topics if row.behind]
+        return Left(answer.mode, behind, sorted(silent), await self._reading(group))
 
     async def _consumers_elsewhere(self, name: str) -> tuple[list[pb.TopicConsumer], Silent]:
         """Return who consumes what in the other broker groups, and why some of them do not tell."""

@@ -43,12 +43,24 @@ _ANSWER_GRACE_S: Final = 3.0  # a node that is silent for longer than the poll a
 _CONNECT_S: Final = 3.0  # a node that cannot be connected to, or takes no request, for so long is left
 
 
+#: Metadata of a fetch stream: the consumer group that it reads for.
+CONSUMER_GROUP: Final = "x-ledgermq-consumer-group"
+
+
 class GroupFetcher(ABC, Generic[Q]):
     """Reads queues of one broker group into an intake, from its leader or from a follower."""
 
-    def __init__(self, group: BrokerGroup, channels: Channels, intake: Intake[Q], poll_ms: int) -> None:
-        """`poll_ms`: how long a node may hold a request while nothing is there."""
+    def __init__(
+        self,
+        group: BrokerGroup,
+        channels: Channels,
+        intake: Intake[Q],
+        poll_ms: int,
+        consumer_group: str = "",
+    ) -> None:
+        """`poll_ms`: how long a node may hold a request while nothing is there. `consumer_group`: brokers name who reads."""
         self.group = group
+        self._reads_for = ((CONSUMER_GROUP, consumer_group),) if consumer_group else ()
         self.changed = asyncio.Event()  # the assignment changed, or there is room again
         self.source: FetchSource | None = None  # of the last answer
         self._channels = channels
@@ -173,7 +185,7 @@ class GroupFetcher(ABC, Generic[Q]):
     async def _read_from(self, address: str) -> None:
         """Fetch from one node until its stream breaks or the assignment changes."""
         call = log_pb2_grpc.LogServiceStub(self._channels.get(address)).FetchStream(
-            metadata=self.group.metadata
+            metadata=(*self.group.metadata, *self._reads_for)
         )
         self._exchanging, self._address = asyncio.create_task(self._exchange(call)), address
         try:

@@ -5,9 +5,12 @@ Owns: which broker groups are asked, and how it shows that one is silent or gone
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+
+import grpc
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
@@ -18,6 +21,8 @@ from .every_group import Silent, ask_all
 from .routes import check_address
 from .topic_route import BrokerGroup, Node
 from .trace_events import TRACE_TOPIC
+
+_READING_S: Final = 2.0  # a node that does not say so soon who reads there is left out
 
 T = TypeVar("T")
 
@@ -65,6 +70,26 @@ class GroupProgress(Admin):
             for group in groups
             for each in (await self._ask_progress(group, request)).topics
         ]
+
+    async def _reading(self, group: BrokerGroup) -> list[pb.LiveReading]:
+        """Return who reads the group's topics just now, stores no progress there, and has not fetched all, of the nodes that tell."""
+
+        async def ask(node: Node) -> Sequence[pb.LiveReading]:
+            stub = Stub(self._channels.get(node.log_address))
+            try:
+                answer = await stub.GetStatus(pb.GetStatusRequest(readers=True), timeout=_READING_S)
+            except grpc.RpcError:
+                return ()
+            return answer.readers if answer.group == group.name else ()
+
+        found: dict[tuple[str, str], pb.LiveReading] = {}
+        for told in await asyncio.gather(*map(ask, group.nodes)):
+            for each in told:
+                known = found.setdefault((each.group, each.topic), each)
+                if known is not each:
+                    known.streams += each.streams
+                    known.behind = max(known.behind, each.behind)
+        return [found[key] for key in sorted(found)]
 
     async def _ask_progress(
         self, group: BrokerGroup, request: pb.GetProgressRequest

@@ -72,7 +72,11 @@ class PullConsumer:
         self._channels = Channels()
         self._routes = Routes(nameservers, self._channels, cluster)
         self._reader = QueueReader(
-            self._routes, self._channels, max_buffer_bytes=max_buffer_bytes, when_deleted=when_deleted
+            self._routes,
+            self._channels,
+            max_buffer_bytes=max_buffer_bytes,
+            when_deleted=when_deleted,
+            consumer_group=group,
         )
         self._offsets = GroupOffsets(group, self._channels, self._find)
         self._wanted = WantedQueues(self._routes, self._reader, self._offsets, start)

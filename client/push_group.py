@@ -55,9 +55,10 @@ class Shared:
 
 
 class _Fetcher(GroupFetcher[OwnedQueue]):
-    def __init__(self, owner: QueueGroup, group: BrokerGroup, channels: Channels, poll_ms: int) -> None:
+    def __init__(self, owner: QueueGroup, group: BrokerGroup, shared: Shared) -> None:
         self._owner = owner
-        super().__init__(group, channels, owner.intake, poll_ms)
+        poll_ms, name = shared.options.poll_ms, shared.consumer_group
+        super().__init__(group, shared.channels, owner.intake, poll_ms, name)
 
     async def refresh(self) -> None:
         await self._owner.refresh()
@@ -84,7 +85,7 @@ class QueueGroup:
         self.warnings: tuple[str, ...] = ()
         self._shared = shared
         self._ended: dict[QueueKey, OwnedQueue] = {}  # lost, and a listener still has messages of them
-        self._fetcher = _Fetcher(self, group, shared.channels, shared.options.poll_ms)
+        self._fetcher = _Fetcher(self, group, shared)
 
     @property
     def group(self) -> BrokerGroup:

@@ -38,8 +38,9 @@ class QueueReader:
         *,
         max_buffer_bytes: int = MAX_BUFFER_BYTES,
         when_deleted: str = "earliest",
+        consumer_group: str = "",
     ) -> None:
-        """`max_buffer_bytes`: of each broker group. `when_deleted`: see PullConsumer. Raises: UsageError."""
+        """`max_buffer_bytes`: of each broker group. `consumer_group`: brokers name who reads. `when_deleted`: see PullConsumer. Raises: UsageError."""
         if when_deleted not in ("earliest", "latest", "raise"):
             raise UsageError(
                 f"when_deleted is {when_deleted!r}", "", 'It must be "earliest", "latest" or "raise"'
@@ -49,6 +50,7 @@ class QueueReader:
         #: Messages that retention deleted before they were read.
         self.deleted_count = 0
         self.when_deleted = when_deleted
+        self.consumer_group = consumer_group
         self._routes = routes
         self._routes.on_change(self._on_route)
         self._max_buffer_bytes = max_buffer_bytes
@@ -355,7 +357,7 @@ class _Fetcher(GroupFetcher[AssignedQueue]):
         self.buffer = FetchBuffer(max_bytes)
         self.topics: set[str] = set()
         self._owner = owner
-        super().__init__(group, owner.channels, self.buffer, _POLL_MS)
+        super().__init__(group, owner.channels, self.buffer, _POLL_MS, owner.consumer_group)
 
     async def refresh(self) -> None:
         await self._owner.refresh(self.topics)

@@ -221,8 +221,10 @@ class ResetOffsetsRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., earliest: _Optional[bool] = ..., latest: _Optional[bool] = ..., timestamp_ms: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("readers",)
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    readers: bool
+    def __init__(self, readers: _Optional[bool] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
     __slots__ = ("node_id", "role", "addresses", "durable_index", "commit_index", "applied_index", "behind_bytes", "fsync_p50_ms", "fsync_p99_ms", "disk_used_ratio", "last_contact_ms", "state", "log_check", "refused")
@@ -271,7 +273,7 @@ class LogCheck(_message.Message):
     def __init__(self, read_bytes: _Optional[int] = ..., passes: _Optional[int] = ..., found: _Optional[int] = ..., repaired: _Optional[int] = ..., last: _Optional[str] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("cluster", "group", "node_id", "role", "term", "term_age_ms", "leader_id", "leader", "voters", "voters_in_contact", "flush", "nodes", "produce_refused", "produce_refused_reason", "version", "incarnation", "first_index", "log_bytes", "uptime_ms", "log_start_ms", "log_start_offset", "disk_step", "disk_step_text", "disk_used_bytes", "disk_limit_bytes", "segments_going", "protection", "held_back", "mode", "mode_since_ms", "replication", "master_id", "generation", "last_index", "last_term", "promoting", "slaves_needed", "slaves_in_contact", "claims")
+    __slots__ = ("cluster", "group", "node_id", "role", "term", "term_age_ms", "leader_id", "leader", "voters", "voters_in_contact", "flush", "nodes", "produce_refused", "produce_refused_reason", "version", "incarnation", "first_index", "log_bytes", "uptime_ms", "log_start_ms", "log_start_offset", "disk_step", "disk_step_text", "disk_used_bytes", "disk_limit_bytes", "segments_going", "protection", "held_back", "mode", "mode_since_ms", "replication", "master_id", "generation", "last_index", "last_term", "promoting", "slaves_needed", "slaves_in_contact", "readers", "claims")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -310,6 +312,7 @@ class GetStatusResponse(_message.Message):
     PROMOTING_FIELD_NUMBER: _ClassVar[int]
     SLAVES_NEEDED_FIELD_NUMBER: _ClassVar[int]
     SLAVES_IN_CONTACT_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     group: str
@@ -349,8 +352,21 @@ class GetStatusResponse(_message.Message):
     promoting: str
     slaves_needed: int
     slaves_in_contact: int
+    readers: _containers.RepeatedCompositeFieldContainer[LiveReading]
     claims: _containers.RepeatedCompositeFieldContainer[GenerationClaim]
-    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., term_age_ms: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader: _Optional[_Union[_route_pb2.ListenerAddresses, _Mapping]] = ..., voters: _Optional[int] = ..., voters_in_contact: _Optional[int] = ..., flush: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., produce_refused: _Optional[bool] = ..., produce_refused_reason: _Optional[str] = ..., version: _Optional[str] = ..., incarnation: _Optional[str] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., log_start_ms: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., disk_step: _Optional[int] = ..., disk_step_text: _Optional[str] = ..., disk_used_bytes: _Optional[int] = ..., disk_limit_bytes: _Optional[int] = ..., segments_going: _Optional[int] = ..., protection: _Optional[str] = ..., held_back: _Optional[str] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., mode_since_ms: _Optional[int] = ..., replication: _Optional[str] = ..., master_id: _Optional[str] = ..., generation: _Optional[int] = ..., last_index: _Optional[int] = ..., last_term: _Optional[int] = ..., promoting: _Optional[str] = ..., slaves_needed: _Optional[int] = ..., slaves_in_contact: _Optional[int] = ..., claims: _Optional[_Iterable[_Union[GenerationClaim, _Mapping]]] = ...) -> None: ...
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., term_age_ms: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader: _Optional[_Union[_route_pb2.ListenerAddresses, _Mapping]] = ..., voters: _Optional[int] = ..., voters_in_contact: _Optional[int] = ..., flush: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., produce_refused: _Optional[bool] = ..., produce_refused_reason: _Optional[str] = ..., version: _Optional[str] = ..., incarnation: _Optional[str] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., log_start_ms: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., disk_step: _Optional[int] = ..., disk_step_text: _Optional[str] = ..., disk_used_bytes: _Optional[int] = ..., disk_limit_bytes: _Optional[int] = ..., segments_going: _Optional[int] = ..., protection: _Optional[str] = ..., held_back: _Optional[str] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., mode_since_ms: _Optional[int] = ..., replication: _Optional[str] = ..., master_id: _Optional[str] = ..., generation: _Optional[int] = ..., last_index: _Optional[int] = ..., last_term: _Optional[int] = ..., promoting: _Optional[str] = ..., slaves_needed: _Optional[int] = ..., slaves_in_contact: _Optional[int] = ..., readers: _Optional[_Iterable[_Union[LiveReading, _Mapping]]] = ..., claims: _Optional[_Iterable[_Union[GenerationClaim, _Mapping]]] = ...) -> None: ...
+
+class LiveReading(_message.Message):
+    __slots__ = ("group", "topic", "streams", "behind")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topic: str
+    streams: int
+    behind: int
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., streams: _Optional[int] = ..., behind: _Optional[int] = ...) -> None: ...
 
 class GenerationClaim(_message.Message):
     __slots__ = ("master", "generation", "group_id", "began_after", "former_group_ids")

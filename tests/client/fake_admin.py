@@ -37,6 +37,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
     page = 1000  # messages of an answer at most
     unsearched = 0  # bytes, in every answer
     stale = False
+    reading: tuple[pb.LiveReading, ...] = ()  # who reads here and stores no progress
 
     def _no_group(self, name: str) -> route_pb2.Refusal | None:
         if name in self.group.groups:
@@ -96,6 +97,8 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
             addresses = route_pb2.ListenerAddresses(log_address=node.address, messaging_address=node.address)
             role = "leader" if node.node_id == self.group.leader else "follower"
             answer.nodes.add(node_id=node.node_id, role=role, addresses=addresses)
+        if request.readers:
+            answer.readers.extend(self.reading)
         return answer
 
     async def TransferLeadership(

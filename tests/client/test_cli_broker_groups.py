@@ -13,6 +13,7 @@ import pytest
 from ledgermq.client import GroupAdmin, cli_broker_groups
 from ledgermq.client.cli import run_cli
 from ledgermq.client.group_admin import Left
+from ledgermq.proto import admin_pb2
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.admin_pb2 import ConsumerGroupInfo
 
@@ -218,6 +219,36 @@ def test_a_wait_is_also_for_who_never_came_to_the_group(ledgermq: Any, cluster: 
     code, out, _ = ledgermq("cluster", "drain", "g0", "--wait", "--timeout", "0s")
     assert code == 1
     assert ["audit", "orders", "5", "0", "0"] in [line.split() for line in out.splitlines()]
+
+
+def test_consumers_that_store_no_progress_are_waited_for_while_they_read_and_named(
+    ledgermq: Any, cluster: Served[FakeCluster]
+) -> None:
+    assert ledgermq("cluster", "add-group", "g1")[0] == 0
+    group, node = cluster.cluster.groups[0], cluster.cluster.node("n1", "g0")
+    group.committed["billing", "orders", 0] = 5
+    group.queues[2, 0] = FakeQueue()
+    node.reading = (admin_pb2.LiveReading(group="audit", topic="orders", streams=2, behind=1234),)
+    code, out, _ = ledgermq("cluster", "drain", "g0", "--wait", "--timeout", "0s")
+    assert code == 1
+    reads = 'consumer group "audit" reads topic "orders", 1,234 messages behind'
+    assert f"{reads}, and stores no progress in g0" in out
+    code, out, _ = ledgermq("cluster", "drain", "g0", "--json")
+    assert json.loads(out)["reading"] == [{"group": "audit", "topic": "orders", "streams": 2, "behind": 1234}]
+    code, _, err = ledgermq("cluster", "remove-group", "g0")
+    assert code == 1 and group.mode == pb.MODE_DRAINING
+    assert reads in err and "ledgermq cluster drain g0 --wait" in err and "--force" in err
+    code, out, _ = ledgermq("cluster", "remove-group", "g0", "--force", "--yes")
+    assert code == 0 and f"lost to a consumer that stores no progress: {reads}" in out
+
+
+def test_a_reader_that_has_everything_holds_up_nothing(ledgermq: Any, cluster: Served[FakeCluster]) -> None:
+    assert ledgermq("cluster", "add-group", "g1")[0] == 0
+    group = cluster.cluster.groups[0]
+    group.committed["billing", "orders", 0] = 5
+    group.queues[2, 0] = FakeQueue()
+    assert ledgermq("cluster", "drain", "g0", "--wait", "--timeout", "0s")[0] == 0
+    assert ledgermq("cluster", "remove-group", "g0")[0] == 0
 
 
 def test_a_removal_is_refused_before_a_drain_and_by_force_names_what_is_lost(

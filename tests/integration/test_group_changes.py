@@ -174,6 +174,16 @@ def test_what_is_not_consumed_holds_up_a_removal_and_is_named(
     assert f'rocketmq_consumer_lag_messages{{consumer_group="billing",topic="{TOPIC}"}} 2.0' in metrics
     assert "ledgermq_broker_group_mode 1.0" in metrics
     assert f"billing {TOPIC} g1 2 1 0 0 0".split() in map(str.split, ledgermq("group", "lag")[1].splitlines())
+
+    async def read_without_committing() -> None:
+        async with PullConsumer(address, group="audit", max_buffer_bytes=1) as consumer:
+            await consumer.subscribe(TOPIC)
+            await until(lambda: "g1" in consumer.sources)  # one message came, and there is no room for more
+            code, text = await asyncio.to_thread(ledgermq, "cluster", "remove-group", "g1")
+            assert code == 1
+            assert f'consumer group "audit" reads topic "{TOPIC}"' in text
+
+    run(read_without_committing())
     code, text = ledgermq("cluster", "remove-group", "g1", "--force", "--yes")
     assert code == 0
     assert 'lost to consumers: 2 messages of topic "lonely" that nobody has consumed' in text
