@@ -96,12 +96,13 @@ async def _prepare(context: NodeContext, request: admin_pb2.PromoteRequest) -> P
         answers = await _judge_others(context, _judge(context, request), request)
         status = context.raft.status()
         end = (status.last_term, status.last_index)
-        # What the master itself has written since then, it has just written.
-        if verified is None or (verified != end and status.leader_id != context.config.node_id):
+        leads = (
+            status.leader_id == context.config.node_id
+        )  # goes on storing: what it writes now, it has just written
+        if verified is None or (verified != end and not leads):
             index = await _verify(context)
-            verified = (
-                end if index == status.last_index else None
-            )  # else its last entries were not on the disk yet
+            # Else its last entries were not on the disk yet.
+            verified = end if leads or index == status.last_index else None
             continue
         claims = given_up(context, request.instead_of, known_claims(context, answers))
         if claims != plan.claims:

@@ -237,6 +237,13 @@ class StatusView:
         """Return what a group without its master needs; "" while this node, the master, is about to lead."""
         master = self._config.voters[0]
         promote = "ledgermq cluster promote NODE"
+        if self._config.is_slave and (claims := self._storage.identity.claims):
+            newest = max(claims, key=lambda claim: claim.reign.generation).reign
+            return (
+                f"the master {master} is away; {newest.master} told this node that it is to become the master (generation "
+                f"{newest.generation}), and has not been heard as that yet: it may be starting. Wait for it. If it does not "
+                f"become it, promote the slave with the most: {promote}"
+            )
         if self._config.is_slave:
             return (
                 f"the master {master} is away; messages can be read here, and none be stored. Start it. If it does not come "

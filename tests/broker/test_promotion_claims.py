@@ -137,6 +137,7 @@ def test_a_master_that_leads_goes_on_in_the_place_of_one_beside_it() -> None:
     slave = Slave(leader="n3", beside=(BESIDE,), others={"n1": says("n1", master_id="n1", leader_id="n1")})
     assert "--instead-of n1" in refused(slave).message
     slave.log.clear()
+    slave.durable = 97
     slave.on_read = [lambda: setattr(slave, "end", (4, 170))]  # it goes on storing messages
     assert ask(slave, instead_of=["n1"]) == 2
     assert slave.log[-1] == "steps aside"

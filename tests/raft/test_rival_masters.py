@@ -213,6 +213,8 @@ def test_who_is_promoted_after_a_claim_leaves_it_behind_however_late_that_one_co
         first, second = await asyncio.gather(told.note_claim(claim), told.note_claim(other))
         assert (first, second) == (None, claim), "in turn"
         await cluster.kill("n2")
+        await cluster.until(lambda: told.leader_id is None, "n3 has no master")
+        assert "n2 told this node that it is to become the master (generation 1)" in told.status().held_back
         await cluster.kill("n3")  # what it was told it knows after a crash, too
         assert change(tmp_path / "n3", lambda folder, _: folder.identity).claims == (claim,)
         made = await cluster.promote("n3")
