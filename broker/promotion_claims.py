@@ -145,12 +145,16 @@ def refusal_by_claims(
     node = context.config.node_id
     beside = {claim.reign.master: claim.reign for claim in context.raft.generations_beside()}
     claimed = {claim.reign.master: claim.reign for claim in claims}
-    for master in sorted(beside.keys() - set(instead_of)):
+    if unnamed := sorted(beside.keys() - set(instead_of)):
+        of_each = [
+            f"{n} (generation {beside[n].generation}, from entry {beside[n].began_after + 1:,} on)"
+            for n in unnamed
+        ]
+        names = " ".join(f"--instead-of {n}" for n in sorted({*unnamed, *instead_of}))
         return RefusedError(
             route_pb2.INVALID_ARGUMENT,
-            f"{master} was promoted beside {reign.master} (generation {beside[master].generation}, from entry"
-            f" {beside[master].began_after + 1:,} on). To give up what the group has from it since then: ledgermq cluster"
-            f" promote {node} --instead-of {master}; nothing was changed",
+            f"promoted beside {reign.master}: {', '.join(of_each)}. To give up what the group has from there since then:"
+            f" ledgermq cluster promote {node} {names}; nothing was changed",
         )
     if unknown := sorted(set(instead_of) - beside.keys() - claimed.keys()):
         return RefusedError(

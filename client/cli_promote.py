@@ -113,8 +113,8 @@ def check_nobody_leads(
             raise UsageError(
                 f"{node} is a master of generation {own.generation}, too: it was promoted beside {own.master_id}",
                 "Nothing was changed",
-                f"To go on with {name}, and give up what the group has from {node} since then: ledgermq cluster promote"
-                f" {name} --instead-of {node}",
+                f"To go on with {name}, and give up what the group has from there since then: ledgermq cluster promote {name} "
+                + " ".join(f"--instead-of {each}" for each in sorted({*beside, *instead_of})),
             )
         if other.generation > own.generation:
             raise UsageError(

@@ -229,10 +229,10 @@ class World:
                 await promotion.accept(run.context, request)
             except RefusedError as error:
                 self.said.append(str(error))
-                named = re.search(r"--instead-of (n\d)", str(error))
-                if named is not None and self.rng.random() < 0.7:
+                named = {*re.findall(r"--instead-of (n\d)", str(error))} - {*instead_of}
+                if named and self.rng.random() < 0.7:
                     self.happened.add("named")
-                    return await self.promote(name, {*instead_of, named[1]} - {name})
+                    return await self.promote(name, {*instead_of, *named})
                 return str(error)
             return ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -126,8 +127,11 @@ def test_a_claim_that_this_generation_follows_or_that_is_its_own_is_none() -> No
 def test_a_generation_beside_this_one_must_be_named_to_be_given_up() -> None:
     slave = Slave(beside=(BESIDE,))
     message = refused(slave).message
-    assert "n1 was promoted beside n2 (generation 1, from entry 6 on)" in message
+    assert "promoted beside n2: n1 (generation 1, from entry 6 on)." in message
     assert "cluster promote n3 --instead-of n1" in message
+    another = Claim(group_id=0xF, reign=replace(BESIDE.reign, master=NodeId("n4")))
+    message = refused(Slave(beside=(BESIDE, another)), instead_of=["n4"]).message
+    assert "cluster promote n3 --instead-of n1 --instead-of n4" in message
     slave.others = {"n1": says("n1", master_id="n1", leader_id="n1")}
     assert ask(slave, instead_of=["n1"]) == 2
     assert set(from_proto(slave.told["n1"]).reign.former_group_ids) == {0xA, 0xB, 0xC}
