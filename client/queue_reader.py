@@ -40,7 +40,10 @@ class QueueReader:
         when_deleted: str = "earliest",
         consumer_group: str = "",
     ) -> None:
-        """`max_buffer_bytes`: of each broker group. `consumer_group`: brokers name who reads. `when_deleted`: see PullConsumer. Raises: UsageError."""
+        """`max_buffer_bytes`: of each broker group. `when_deleted`: see PullConsumer. `consumer_group`: brokers name who reads.
+
+        Raises: UsageError.
+        """
         if when_deleted not in ("earliest", "latest", "raise"):
             raise UsageError(
                 f"when_deleted is {when_deleted!r}", "", 'It must be "earliest", "latest" or "raise"'

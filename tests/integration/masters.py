@@ -34,14 +34,31 @@ def promote(cluster: Cluster, name: str, *more: str) -> subprocess.CompletedProc
 
 
 def wait_level(cluster: Cluster, master: str) -> None:
-    """Wait until the master says that every other node has everything."""
+    """Wait until the master says that every other node has everything, and each of these can do without it.
+
+    It shows what it knows to be committed, and names the nodes whose addresses it was told.
+    """
 
     def level() -> bool:
         status = cluster.status(master)
         others = [node for node in status.nodes if node.node_id != master] if status else []
         return bool(others) and all(
-            node.role == "follower" and not node.behind_bytes and not node.state for node in others
+            node.role == "follower"
+            and not node.behind_bytes
+            and not node.state
+            and committed(node.node_id) >= committed(master)
+            and is_acquainted(node.node_id)
+            for node in others
         )
+
+    def committed(name: str) -> int:
+        status = cluster.status(name)
+        own = [node.commit_index for node in status.nodes if node.node_id == name] if status else []
+        return own[0] if own else -1
+
+    def is_acquainted(name: str) -> bool:
+        status = cluster.status(name)
+        return status is not None and all(node.addresses.log_address for node in status.nodes)
 
     wait_until(level, "every slave is level", 60)
 

@@ -18,13 +18,10 @@ from ledgermq.raft.errors import (
     NewerFolderError,
 )
 from ledgermq.raft.group_recovery import (
-    PromotionPlan,
     check_recoverable,
-    claim_of,
     clone_folder,
     finish_recovery,
     inspect,
-    promote_folder,
     recover_folder,
     stopped_folder,
 )
@@ -32,7 +29,6 @@ from ledgermq.raft.hard_state import BLOCK, HardStateFile
 from ledgermq.raft.identity import Identity, read_identity, write_identity
 from ledgermq.raft.log_repair import StoppedLog
 from ledgermq.raft.quarantine import rejoin
-from ledgermq.raft.reign import Claim, Reign, first_term_of
 from ledgermq.raft.segment_keeper import LogFolders
 from ledgermq.raft.storage import RaftStorage, open_storage
 from ledgermq.raft.storage_opening import is_learner
@@ -167,7 +163,7 @@ def test_clones_start_with_equal_logs() -> None:
 Step = Callable[[SimulatedDisk], Identity]
 
 
-def _crash_everywhere(disk: SimulatedDisk, change: Step, check: Callable[[SimulatedDisk], str]) -> set[str]:
+def crash_everywhere(disk: SimulatedDisk, change: Step, check: Callable[[SimulatedDisk], str]) -> set[str]:
     """Cut the power at each file operation of `change`; return what `check` called the outcomes."""
     counted = _copy(disk)
     change(counted)
@@ -207,37 +203,7 @@ def test_a_crash_at_any_file_operation_leaves_the_old_folder_or_the_new_one(clea
         assert not is_learner(storage)
         return "new"
 
-    assert _crash_everywhere(disk, recover, check) == {"old", "new"}
-
-
-def test_a_crash_while_a_folder_is_promoted_leaves_the_slave_or_the_master_that_the_others_were_told_of() -> (
-    None
-):
-    disk, entries = survivor_disk(entries=12)
-    path, reign = DATA / "identity", Reign(master=N2)
-    claim = Claim(group_id=88, reign=reign.next(N3, OLD_GROUP_ID, LogIndex(9)))
-    old = replace(read_identity(disk, path, "n1"), reign=reign, claims=(claim,))
-    write_identity(disk, path, old)
-    plan = PromotionPlan()
-    told = claim_of(old, plan, LogIndex(entries[-1].index))
-
-    def promote(victim: SimulatedDisk) -> Identity:
-        with stopped_folder(DATA, victim) as folder:
-            return promote_folder(folder, inspect(folder), plan)
-
-    def check(after: SimulatedDisk) -> str:
-        storage = opened(after)
-        state, identity = storage.hard_state, storage.identity
-        assert entries_of(storage) == [(entry.index, entry.term) for entry in entries]
-        if identity.incarnation == old.incarnation:
-            assert (state.term, identity.reign, identity.claims) == (5, reign, (claim,))
-            return "slave"
-        assert (identity.group_id, identity.reign, identity.claims) == (told.group_id, told.reign, ())
-        assert (told.reign.generation, state.term) == (2, first_term_of(2, Term(5)))
-        assert state.is_voter
-        return "master"
-
-    assert _crash_everywhere(disk, promote, check) == {"slave", "master"}
+    assert crash_everywhere(disk, recover, check) == {"old", "new"}
 
 
 def test_a_crash_while_a_clone_is_made_leaves_the_copy_or_the_clone() -> None:
@@ -252,7 +218,7 @@ def test_a_crash_while_a_clone_is_made_leaves_the_copy_or_the_clone() -> None:
         assert (identity.node_id == N1) == (identity.incarnation == first.incarnation)
         return str(identity.node_id)
 
-    assert _crash_everywhere(disk, lambda victim: clone(victim, N2), check) == {"n1", "n2"}
+    assert crash_everywhere(disk, lambda victim: clone(victim, N2), check) == {"n1", "n2"}
 
 
 def test_an_interrupted_recovery_is_finished_by_whatever_opens_the_folder_next() -> None:
