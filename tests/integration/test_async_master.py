@@ -47,7 +47,9 @@ def test_while_the_master_is_away_slaves_are_read_and_nothing_is_stored(tmp_path
             await consumer.subscribe(TOPIC)
             bodies: set[bytes] = set()
             while len(bodies) < 40:
-                bodies |= {message.body for message in await consumer.poll(timeout_ms=10_000)}
+                messages = await consumer.poll(timeout_ms=10_000)
+                assert messages, f"{len(bodies)} of 40 messages are shown"
+                bodies |= {message.body for message in messages}
             source = consumer.sources["g0"]
             assert source.stale and source.node_id in ("n2", "n3")
         async with Producer(nameserver, timeout_ms=1500) as producer:

@@ -58,6 +58,26 @@ def test_slaves_get_everything() -> None:
     assert all(cluster[name].commit_index == last for name in SLAVES)
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_slave_shows_of_what_it_holds_what_the_master_has_told_it_to_be_committed(is_told: bool) -> None:
+    """The master's next heartbeat tells. Before it a master that goes leaves confirmed entries which no slave shows."""
+    cluster = one_voter()
+    cluster.tick(20)
+    before = cluster["n2"].commit_index
+    cluster.hold_disk("n1")
+    last = cluster.propose("n1")
+    cluster.release_disk("n1")
+    if is_told:
+        cluster.tick(20)
+    shown = last if is_told else before
+    assert cluster["n1"].commit_index == last > before
+    assert {each.stable_index for each in cluster["n1"].progress()} == {last}
+    assert {each.commit_index == last for each in cluster["n1"].progress()} == {is_told}
+    cluster.crash("n1")
+    cluster.tick(1000, *SLAVES)
+    assert {cluster[name].commit_index for name in SLAVES} == {shown}
+
+
 def test_slaves_never_campaign() -> None:
     cluster = one_voter()
     cluster.propose("n1")
