@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ledgermq.raft import files, page_writer
-from ledgermq.raft.files import Buffer, RealFile, RealFileSystem
+from ledgermq.raft.files import Buffer, RealFile
 from ledgermq.raft.page_writer import PAGE, PageWriter
 
 LIMIT = 64 * PAGE
@@ -202,19 +202,21 @@ def test_a_failed_write_is_not_tried_again_through_the_cache(
     file.close()
 
 
-def test_what_goes_past_the_cache_takes_no_page_of_it(tmp_path: Path) -> None:
-    """`pread_nowait` reads only what the cache has."""
-    disk = RealFileSystem()
-    path = tmp_path / "segment"
-    with path.open("wb") as out:
-        out.write(bytes(LIMIT))
-        os.fsync(out.fileno())
-    file = disk.open(path)
+@pytest.mark.parametrize("refuses", [False, True], ids=["as it is here", "no direct I/O"])
+def test_what_goes_past_the_cache_takes_no_page_of_it(
+    file: Watched, monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    """`pread_nowait` reads only what the cache has. Where the file system has no direct I/O, the cache takes the run."""
+    os.fsync(file._fd)
     file.drop_cached(0, 0)
+    if refuses:
+        monkeypatch.setattr(files, "_open_direct", lambda fd: -1)
     run = os.urandom(8 * PAGE)
     PageWriter(1).write(file, [run], 0, LIMIT)
     if file._direct_fd == -1:
-        pytest.skip("this file system has no direct I/O")
-    assert file.pread_nowait(len(run), 0) is None
+        assert file.writes == [(True, 0, len(run)), (False, 0, len(run))]
+    else:
+        assert file.writes == [(True, 0, len(run))]
+        assert file.pread_nowait(len(run), 0) is None
     assert file.pread(len(run), 0) == run
     file.close()
