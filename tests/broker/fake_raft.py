@@ -7,6 +7,7 @@ import asyncio
 from ledgermq.broker.commands import CreateTopic, MessageType
 from ledgermq.broker.effects import Effects
 from ledgermq.broker.leader_view import LeaderView
+from ledgermq.broker.leadership import Leadership
 from ledgermq.broker.produce import AppendPipeline
 from ledgermq.broker.state import BrokerState
 from ledgermq.proto.entry import Buffer, EntryHeader, EntryKind, entry_size
@@ -61,6 +62,19 @@ class FakeRaft:
         await settle()
         await self.decide(len(self.proposals) - 1)
         assert future.result().result.changed
+
+
+async def lead_twice(raft: FakeRaft, leadership: Leadership) -> None:
+    """Let another node lead, then this one, twice: it proposes when it first leads, once, and that is decided."""
+    leadership.on_changed("n2", 1)
+    await settle()
+    assert not raft.proposals, "another node leads"
+    leadership.on_ready(2)
+    await settle()
+    await raft.decide(0)
+    leadership.on_ready(3)
+    await settle()
+    assert len(raft.proposals) == 1
 
 
 async def settle() -> None:

@@ -16,7 +16,7 @@ from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import route_pb2
 from ledgermq.raft.errors import BusyError
 
-from .fake_raft import FakeRaft, settle
+from .fake_raft import FakeRaft, lead_twice, settle
 
 
 class Rig:
@@ -110,16 +110,8 @@ def test_a_leader_remembers_nothing_before_it_has_met_all_nodes_with_this_build(
 def test_the_first_leader_that_has_met_all_remembers_it_once() -> None:
     async def test() -> None:
         rig = Rig(n2=SUPPORTED, n3=SUPPORTED)
-        rig.leadership.on_changed("n2", 1)
-        await settle()
-        assert not rig.raft.proposals, "another node leads"
-        rig.leadership.on_ready(2)
-        await settle()
-        await rig.raft.decide(0)
+        await lead_twice(rig.raft, rig.leadership)
         assert rig.raft.state.feature_level == SUPPORTED
-        rig.leadership.on_ready(3)
-        await settle()
-        assert len(rig.raft.proposals) == 1
 
     run(test)
 

@@ -17,7 +17,7 @@ from ledgermq.broker.trace_topic import TraceTopic
 from ledgermq.client import trace_events
 from ledgermq.raft.errors import BusyError, ProposalLostError
 
-from .fake_raft import FakeRaft, settle
+from .fake_raft import FakeRaft, lead_twice, settle
 
 
 class Rig:
@@ -55,18 +55,10 @@ def test_client_and_broker_mean_the_same_topic_which_users_cannot_make() -> None
 def test_the_leader_makes_it_once() -> None:
     async def test() -> None:
         rig = Rig()
-        rig.leadership.on_changed("n2", 1)
-        await settle()
-        assert not rig.raft.proposals, "another node leads"
-        rig.leadership.on_ready(2)
-        await settle()
-        await rig.raft.decide(0)
+        await lead_twice(rig.raft, rig.leadership)
         topic = rig.raft.state.topics.find(TRACE_TOPIC)
         assert topic is not None
         assert topic.queue_count == 1
-        rig.leadership.on_ready(3)
-        await settle()
-        assert len(rig.raft.proposals) == 1
 
     run(test)
 

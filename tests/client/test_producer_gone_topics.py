@@ -6,7 +6,8 @@ No send here ends by its deadline: that is longer than a test may take.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -32,14 +33,21 @@ def delete(group: FakeGroup, topic: str) -> None:
         del group.queues[topic_id, queue_id]
 
 
+@asynccontextmanager
+async def sending(group: FakeGroup) -> AsyncIterator[tuple[FakeCluster, Producer]]:
+    """A producer of the group's cluster that has sent one message to "orders"."""
+    async with (
+        FakeCluster(group) as cluster,
+        Producer(cluster.address, timeout_ms=DEADLINE_MS) as producer,
+    ):
+        await producer.send("orders", b"before")
+        yield cluster, producer
+
+
 def test_a_send_to_a_deleted_topic_fails_at_once_and_goes_on_when_it_is_there_again() -> None:
     async def scenario() -> None:
         group = FakeGroup(topics={"orders": 2, "payments": 1})
-        async with (
-            FakeCluster(group) as cluster,
-            Producer(cluster.address, timeout_ms=DEADLINE_MS) as producer,
-        ):
-            await producer.send("orders", b"before")
+        async with sending(group) as (cluster, producer):
             await producer.send("payments", b"before")
             delete(group, "orders")
             cluster.register(group)
@@ -65,11 +73,7 @@ def test_a_send_to_a_deleted_topic_fails_at_once_and_goes_on_when_it_is_there_ag
 def test_while_the_nameserver_still_lists_the_topic_messages_wait_for_what_it_learns() -> None:
     async def scenario() -> None:
         group = FakeGroup(topics={"orders": 1})
-        async with (
-            FakeCluster(group) as cluster,
-            Producer(cluster.address, timeout_ms=DEADLINE_MS) as producer,
-        ):
-            await producer.send("orders", b"before")
+        async with sending(group) as (cluster, producer):
             delete(group, "orders")
             sent, node = producer.send_nowait("orders", b"x"), cluster.node()
             while len(node.requests) < 4:
@@ -88,11 +92,7 @@ def test_what_is_in_flight_is_answered_first() -> None:
 
     async def scenario() -> None:
         group = FakeGroup(topics={"orders": 1})
-        async with (
-            FakeCluster(group) as cluster,
-            Producer(cluster.address, timeout_ms=DEADLINE_MS) as producer,
-        ):
-            await producer.send("orders", b"before")
+        async with sending(group) as (cluster, producer):
             node = cluster.node()
             node.may_answer.clear()
             node.asked.clear()
