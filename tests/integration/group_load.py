@@ -6,10 +6,20 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from ledgermq.client import MessageView, Producer, PullConsumer, PushConsumer, SimpleConsumer
+from ledgermq.client import (
+    Admin,
+    GroupAdmin,
+    MessageView,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    SimpleConsumer,
+)
 from ledgermq.client.cli import run_cli
+from ledgermq.client.queue_selection import StrictRoundRobin
 
 TOPIC = "orders"
 
@@ -108,3 +118,34 @@ class Consumers:
     async def saw(self, broker_group: str) -> None:
         kinds = ("push", "pull", "simple")
         await until(lambda: all(broker_group in self.groups[kind] for kind in kinds))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Who uses the topic while groups come and go."""
+
+    producer: Producer
+    consumers: Consumers
+    admin: GroupAdmin
+    load: Load
+
+
+@asynccontextmanager
+async def traffic(address: str, timeout_ms: int) -> AsyncIterator[Traffic]:
+    """Send and consume inside the block. At its end all that was sent was acknowledged, and each consumer got all of it."""
+    async with Admin(address) as admin:
+        await admin.create_topic(TOPIC, 2)
+    consumers = Consumers(address)
+    async with (
+        Producer(address, selector=StrictRoundRobin(), timeout_ms=timeout_ms) as producer,
+        GroupAdmin(address) as admin_of_groups,
+        consumers.running(),
+    ):
+        load = Load(producer)
+        sending = asyncio.create_task(load.run())
+        await load.more(20)
+        yield Traffic(producer, consumers, admin_of_groups, load)
+        load.end()
+        await sending
+        await until(lambda: all(len(got) == load.sent for got in consumers.got.values()))
+    assert load.groups.keys() == set(range(load.sent)), "each was acknowledged"

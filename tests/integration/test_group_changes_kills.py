@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ledgermq.client import Admin, GroupAdmin, Producer
-from ledgermq.client.queue_selection import StrictRoundRobin
+from ledgermq.client import GroupAdmin
 
 from .cluster import Cluster
-from .group_load import TOPIC, Consumers, Load, command, run, until
+from .group_load import Load, command, run, traffic
 
 
 @pytest.fixture
@@ -33,33 +32,18 @@ def test_with_a_node_killed_in_each_step_nothing_acknowledged_is_lost_and_repeat
     cluster: Cluster,
 ) -> None:
     async def scenario() -> None:
-        address = cluster.nameserver_addresses[0]
-        async with Admin(address) as admin:
-            await admin.create_topic(TOPIC, 2)
-        consumers = Consumers(address)
-        async with (
-            Producer(address, selector=StrictRoundRobin(), timeout_ms=60_000) as producer,
-            GroupAdmin(address) as admin,
-            consumers.running(),
-        ):
-            load = Load(producer)
-            sending = asyncio.create_task(load.run())
-            await load.more(20)
+        async with traffic(cluster.nameserver_addresses[0], 60_000) as each:
             assert await asyncio.to_thread(cluster.add_group, 3) == "g1"
-            await add(cluster, admin)
-            await consumers.saw("g1")
-            await drain(cluster, load)
-            await remove(cluster, admin)
-            await load.more(20)
-            load.end()
-            await sending
-            await until(lambda: all(len(got) == load.sent for got in consumers.got.values()))
-        assert load.groups.keys() == set(range(load.sent)), "each was acknowledged"
+            await add(cluster)
+            await each.consumers.saw("g1")
+            await drain(cluster, each.load)
+            await remove(cluster, each.admin)
+            await each.load.more(20)
 
     run(scenario(), 240)
 
 
-async def add(cluster: Cluster, admin: GroupAdmin) -> None:
+async def add(cluster: Cluster) -> None:
     """Fill g1 while its leader dies. A person repeats what was broken off, and lets it take messages then."""
     adding = asyncio.create_task(command("cluster", "add-group", "g1"))
     killed = await kill_leader(cluster, "g1")
