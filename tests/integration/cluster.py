@@ -11,10 +11,8 @@ Ports are free ones of 127.0.0.1; data and logs stay in `folder`. Only processes
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -27,6 +25,8 @@ import grpc
 
 from ledgermq.proto import admin_pb2, admin_pb2_grpc
 from tests.ports import free_ports
+
+from . import nursery
 
 _START_TIMEOUT = 30.0
 _POLL = 0.02
@@ -51,13 +51,10 @@ class Process:
     arguments: list[str]
     log_path: Path
     ports: dict[str, int] = field(default_factory=dict)
-    popen: subprocess.Popen[bytes] | None = None
+    popen: nursery.Child | None = None
 
     def start(self) -> None:
-        with self.log_path.open("ab") as log:
-            self.popen = subprocess.Popen(
-                [sys.executable, *self.arguments], stdout=log, stderr=subprocess.STDOUT
-            )
+        self.popen = nursery.start(self.arguments, self.log_path)
 
     @property
     def pid(self) -> int:
@@ -161,22 +158,23 @@ class Cluster:
 
     def kill(self, name: str) -> None:
         """kill -9, and reap."""
-        process = self.nodes[name]
-        os.kill(process.pid, signal.SIGKILL)
-        assert process.popen is not None
-        process.popen.wait()
+        self._signal(name, signal.SIGKILL)
+        self.wait_ended(name)
 
     def pause(self, name: str) -> None:
-        os.kill(self.nodes[name].pid, signal.SIGSTOP)
+        self._signal(name, signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
-        os.kill(self.nodes[name].pid, signal.SIGCONT)
+        self._signal(name, signal.SIGCONT)
+
+    def _signal(self, name: str, number: int) -> None:
+        process = self.nodes[name].popen
+        assert process is not None
+        process.send_signal(number)
 
     def terminate(self, name: str) -> int:
         """SIGTERM; return the exit code."""
-        process = self.nodes[name]
-        assert process.popen is not None
-        process.popen.terminate()
+        self._signal(name, signal.SIGTERM)
         return self.wait_ended(name)
 
     def wait_ended(self, name: str) -> int:
@@ -193,9 +191,9 @@ class Cluster:
     def stop_all(self) -> None:
         """End everything that still runs (also what is paused); brokers before nameservers."""
         for process in [*self.nodes.values(), *self.nameservers]:
-            if process.running:
-                os.kill(process.pid, signal.SIGCONT)
-                os.kill(process.pid, signal.SIGTERM)
+            if process.popen is not None:
+                process.popen.send_signal(signal.SIGCONT)
+                process.popen.terminate()
         for process in [*self.nodes.values(), *self.nameservers]:
             if process.popen is None:
                 continue

@@ -186,8 +186,8 @@ def test_messages_of_official_clients_are_found_by_their_ids_and_keys(
 def test_without_a_leader_a_node_answers_what_it_has_and_says_so(cluster: Cluster) -> None:
     receipt, *more = (each for each in send(cluster, "alone", 20) if each.broker_group == "g1")
     last, *others = cluster.groups["g1"]
-    for each in (receipt, *more):
-        wait_until(lambda sent=each: ask(cluster, last, message_id=sent.message_id).messages, "applied there")
+    ids = [each.message_id for each in (receipt, *more)]
+    wait_until(lambda: all(ask(cluster, last, message_id=each).messages for each in ids), "applied there")
     for name in others:
         cluster.kill(name)
     answer = wait_until(
