@@ -82,8 +82,10 @@ class Cluster:
         groups: int = 1,
         nameservers: int = 1,
         settings: dict[str, str] | None = None,
+        module: str = "ledgermq.broker",
     ) -> None:
-        self.folder = folder
+        """`module`: what a node runs."""
+        self.folder, self._module = folder, module
         folder.mkdir(parents=True, exist_ok=True)
         ports = iter(free_ports(nameservers + 4 * nodes * groups))
         self.nameservers = [self._nameserver(i + 1, next(ports)) for i in range(nameservers)]
@@ -111,7 +113,7 @@ class Cluster:
         listener = (
             f"name=default,messaging_bind=127.0.0.1:{ports['messaging']},log_bind=127.0.0.1:{ports['log']}"
         )
-        arguments = ["-m", "ledgermq.broker", "--node", name, "--data", str(self.folder / name)]
+        arguments = ["-m", self._module, "--node", name, "--data", str(self.folder / name)]
         arguments += ["--peers", peers, "--raft-bind", f"127.0.0.1:{ports['raft']}"]
         arguments += ["--http-bind", f"127.0.0.1:{ports['http']}", "--listener", listener]
         arguments += ["--nameservers", ",".join(self.nameserver_addresses)]

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.long
 TOPIC = "reset"
 SETTINGS = {"segment-size": "1MiB", "max-message-bytes": "128KiB"}
 BODY = 24_000
+HASTY = "tests.integration.hasty_node"
 
 
 class Rig:
@@ -131,7 +132,7 @@ def was_reset(cluster: Cluster, name: str) -> int:
 def test_a_node_without_the_entries_that_retention_deleted_comes_back_whole(
     tmp_path: Path, wipe: bool
 ) -> None:
-    with Cluster(tmp_path / "cluster", nodes=3, settings=SETTINGS) as cluster:
+    with Cluster(tmp_path / "cluster", nodes=3, settings=SETTINGS, module=HASTY) as cluster:
         rig = Rig(cluster)
         rig.send(90)
         victim = rig.follower()
@@ -192,7 +193,7 @@ def is_before_the_decision(death: str) -> bool:
 def test_a_node_that_is_killed_anywhere_in_a_reset_comes_back_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Cluster(tmp_path / "cluster", nodes=3, settings=SETTINGS) as cluster:
+    with Cluster(tmp_path / "cluster", nodes=3, settings=SETTINGS, module=HASTY) as cluster:
         rig = Rig(cluster)
         rig.send(90)
         victim = rig.follower()
@@ -205,7 +206,7 @@ def test_a_node_that_is_killed_anywhere_in_a_reset_comes_back_whole(
             wait_until(lambda: not process.running, f"{victim} dies at: {death}")
             assert process.popen is not None
             assert process.popen.returncode == -signal.SIGKILL, f"{death}\n{process.log()}"
-            process.arguments[1] = "ledgermq.broker"
+            process.arguments[1] = HASTY
             resets = was_reset(cluster, victim)
             cluster.start(victim)
             if is_before_the_decision(death):

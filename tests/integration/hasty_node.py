@@ -1,0 +1,19 @@
+"""A broker node that deletes quickly: `python -m tests.integration.hasty_node [FLAGS]`.
+
+Takes the flags of `python -m ledgermq.broker`. It looks ten times as often at its disk, at what is to be deleted, and
+whether a checkpoint is due: for tests that show something else than when retention does what.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ledgermq.broker import checkpointing, retention
+from ledgermq.broker.__main__ import main
+
+TIMES = 10
+
+if __name__ == "__main__":
+    for module, name in ((retention, "CHECK_INTERVAL"), (checkpointing, "_LOOK_INTERVAL")):
+        setattr(module, name, getattr(module, name) / TIMES)
+    raise SystemExit(main(sys.argv[1:]))
