@@ -1,8 +1,8 @@
 """How tests are shared out to the workers of pytest-xdist (tests/run_suites.py): what shares a fixture stays together.
 
 The unit of work is a file. Tests of processes and of the simulator last long and are few: each is a unit of its own,
-unless its file shares a cluster (a fixture of the module). One worker alone has the Spark session, one the containers,
-whose names and images are the same for all. Tests marked `long` begin first, so that no worker waits for one at the end.
+unless its file shares a cluster (a fixture of the module). One worker alone has the Spark session of a suite, one the
+containers, whose names and images are the same for all. Tests marked `long` begin first, so that no worker waits for one at the end.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def unit_of_work(nodeid: str) -> str:
     text = _source(path)
     if "mark.docker" in text:
         return "containers"
+    if "dump_and_check" in text:
+        return "replica checks"
     is_shared = 'scope="module"' in text or 'scope="session"' in text
     return path if is_shared or not path.startswith(ONE_BY_ONE) else nodeid
 

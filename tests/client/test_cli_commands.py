@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -377,3 +378,19 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     assert f"needs the module {module}" in err
     assert err.rstrip().endswith(f"Install it: pip install 'ledgermq[{extra}]'")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_check_gets_all_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[list[str]] = []
+
+    def run(command: list[str], *, check: bool) -> subprocess.CompletedProcess[str]:
+        asked.append(command[1:])
+        return subprocess.CompletedProcess(command, 3)
+
+    monkeypatch.setattr(cli_dump, "_require_spark", lambda: None)
+    monkeypatch.setattr(subprocess, "run", run)
+    options = ["--out", str(tmp_path / "report"), "--local", "2", "--strict", "--json"]
+    assert run_cli(["check", str(tmp_path), *options]) == 3
+    assert run_cli(["check", str(tmp_path), "--master", "spark://host:7077"]) == 3
+    job = ["-m", "ledgermq.spark_jobs.verify", str(tmp_path)]
+    assert asked == [[*job, *options], [*job, "--master", "spark://host:7077"]]

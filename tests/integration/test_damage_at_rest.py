@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,7 @@ from ledgermq.raft.identity import read_identity
 
 from .cluster import Cluster, wait_until
 from .history import Place, describe_topic, read_topic
+from .replica_checks import dump_and_check
 
 pytestmark = pytest.mark.long
 TOPIC = "rest"
@@ -216,15 +215,7 @@ def test_a_flipped_byte_is_found_by_dump_and_check_with_node_index_and_offset(
     first = decode_header(path.read_bytes()[:HEADER_SIZE])
     flip(path, 500)  # in the first entry of the second segment
     assert damaged.start(), damaged.said()
-    command = [str(Path(sys.executable).with_name("ledgermq"))]
-    nameserver = ["--nameserver", damaged.cluster.nameserver_addresses[0]]
-    dump = subprocess.run(
-        [*command, "dump", str(tmp_path / "dumps"), *nameserver], capture_output=True, text=True
-    )
-    assert dump.returncode == 0, dump.stdout + dump.stderr
-    check = subprocess.run([*command, "check", str(tmp_path / "dumps")], capture_output=True, text=True)
-    said = check.stdout + check.stderr
-    assert check.returncode == 1, said
+    said = dump_and_check(damaged.cluster, tmp_path / "dumps", code=1).stdout
     assert re.search(rf"{damaged.victim}\b.*\b{first.index:,}\b", said), said
     assert f"{first.physical_offset:,}" in said or str(first.physical_offset) in said, said
 

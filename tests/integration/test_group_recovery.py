@@ -24,6 +24,7 @@ from ledgermq.raft.identity import read_identity
 from .checks import check_every_node
 from .cluster import Cluster, wait_until
 from .history import Load, Place, read_topic
+from .replica_checks import dump_and_check
 
 TOPIC = "survives"
 CLI = [sys.executable, "-m", "ledgermq.client.cli"]
@@ -205,11 +206,4 @@ def _check_rejoin(cluster: Cluster, name: str, load: Load) -> None:
 
 def _check_dumps(cluster: Cluster, folder: Path) -> None:
     """Spark finds all three logs equal."""
-    nameserver = ["-n", cluster.nameserver_addresses[0]]
-    dump = subprocess.run([*CLI, "dump", str(folder / "dumps"), *nameserver], capture_output=True, text=True)
-    assert dump.returncode == 0, dump.stdout + dump.stderr
-    check = subprocess.run(
-        [*CLI, "check", str(folder / "dumps"), "--local", "2", "--json"], capture_output=True, text=True
-    )
-    assert check.returncode == 0, check.stdout + check.stderr
-    assert json.loads(check.stdout)
+    assert json.loads(dump_and_check(cluster, folder / "dumps", "--json").stdout)

@@ -20,6 +20,7 @@ from ledgermq.proto import admin_pb2
 
 from .cluster import Cluster, wait_until
 from .history import Place, read_topic
+from .replica_checks import dump_and_check
 from .test_damage_at_rest import SEGMENT, SETTINGS, TOPIC, _fill, _last_log_byte, _segments, flip
 
 pytestmark = pytest.mark.long
@@ -65,13 +66,8 @@ class Repaired:
                 f"{name} serves everything",
             )
         wait_until(self._has_equal_files, "the files are equal")
-        if dump_to is None:
-            return
-        command = str(Path(sys.executable).with_name("ledgermq"))
-        nameserver = ["--nameserver", self.cluster.nameserver_addresses[0]]
-        for arguments in (["dump", str(dump_to), *nameserver], ["check", str(dump_to)]):
-            done = subprocess.run([command, *arguments], capture_output=True, text=True)
-            assert done.returncode == 0, done.stdout + done.stderr
+        if dump_to is not None:
+            dump_and_check(self.cluster, dump_to)
 
     def _serves_everything(self, name: str) -> bool:
         return read_topic(self.cluster.address(name), TOPIC) == self.stored

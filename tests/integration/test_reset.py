@@ -6,8 +6,6 @@ import asyncio
 import random
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import grpc
@@ -19,6 +17,7 @@ from ledgermq.proto.route_pb2 import TopicInfo
 
 from .cluster import Cluster, wait_until
 from .history import Place, describe_topic, read_topic, run_client
+from .replica_checks import dump_and_check
 
 pytestmark = pytest.mark.long
 TOPIC = "reset"
@@ -116,11 +115,7 @@ class Rig:
 
     def check_dumps(self, folder: Path) -> None:
         """`ledgermq dump` and `ledgermq check` find nothing wrong."""
-        command = [str(Path(sys.executable).with_name("ledgermq"))]
-        nameserver = ["--nameserver", self.cluster.nameserver_addresses[0]]
-        for arguments in (["dump", str(folder), *nameserver], ["check", str(folder)]):
-            done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stdout + done.stderr
+        dump_and_check(self.cluster, folder)
 
 
 def was_reset(cluster: Cluster, name: str) -> int:

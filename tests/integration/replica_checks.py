@@ -1,0 +1,92 @@
+"""`ledgermq check` for tests, in one process that keeps its Spark session: a start of Spark takes longer than the check.
+
+Only the session is shared; everything else is what `python -m ledgermq.spark_jobs.verify` does, its output included.
+(The command with a Spark of its own is shown by tests/e2e.)
+
+    python -m tests.integration.replica_checks      reads arguments, a JSON list a line; answers [exit code, stdout, stderr]
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from .cluster import Cluster
+
+
+def check(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Do what `ledgermq check FOLDER OPTIONS` does."""
+    arguments, checker = [str(folder), *options], _checker()
+    assert checker.stdin is not None and checker.stdout is not None
+    checker.stdin.write(json.dumps(arguments) + "\n")
+    checker.stdin.flush()
+    answer = checker.stdout.readline()
+    assert answer, "the process that checks has ended"
+    code, out, errors = json.loads(answer)
+    return subprocess.CompletedProcess(arguments, code, out, errors)
+
+
+def dump_and_check(
+    cluster: Cluster, folder: Path, *options: str, code: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Dump all nodes by `ledgermq dump`, and check them; `code`: what the check must end with."""
+    dump = [str(Path(sys.executable).with_name("ledgermq")), "dump", str(folder)]
+    dumped = subprocess.run(
+        [*dump, "--nameserver", cluster.nameserver_addresses[0]], capture_output=True, text=True, check=False
+    )
+    assert dumped.returncode == 0, dumped.stdout + dumped.stderr
+    checked = check(folder, *options)
+    assert checked.returncode == code, checked.stdout + checked.stderr
+    return checked
+
+
+@functools.cache
+def _checker() -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", __name__]
+    checker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(checker.communicate)  # ends its input, and waits for it
+    return checker
+
+
+# --- the process that checks --------------------------------------------------------------------------------------
+
+
+class KeptSession:
+    """A Spark session that does not stop when a check is done."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def stop(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
+def _serve() -> None:
+    from ledgermq.spark_jobs import session, verify
+
+    spark = session.open_session("ledgermq check", local=os.cpu_count(), log=Path(os.devnull))
+    vars(verify)["open_session"] = lambda *_, **__: KeptSession(spark)
+    for line in sys.stdin:
+        out, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+            code = verify.main(json.loads(line))
+        os.write(_ANSWERS, json.dumps([code, out.getvalue(), errors.getvalue()]).encode() + b"\n")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    # What else writes to the output of this process, Java for one, must not come between the answers.
+    _ANSWERS = os.dup(1)
+    os.dup2(2, 1)
+    _serve()
