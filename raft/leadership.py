@@ -47,6 +47,8 @@ class Leadership:
         self._fail = fail
         self._noop_index = LogIndex(0)
         self._transfer: asyncio.Future[NodeId] | None = None
+        self._target: NodeId | None = None  # of that
+        self._gone: set[NodeId] = set()  # were connected and cannot be any more
         self._stood_at: LogIndex | None = None  # what was durable at the last look, when more was committed
         self._moving: asyncio.Task[None] | None = None
 
@@ -90,8 +92,9 @@ class Leadership:
             raise TransferFailedError("no follower is near enough to take over; see ledgermq cluster status")
         if not isinstance(target, str):
             raise NotLeaderError(target.leader_hint)
-        self._transfer = asyncio.get_running_loop().create_future()
+        self._transfer, self._target = asyncio.get_running_loop().create_future(), target
         self._driver.pump()
+        self._end_if_gone()
         limit_ms = self._config.election_ms_max
         try:
             async with asyncio.timeout(limit_ms / 1000):
@@ -99,7 +102,19 @@ class Leadership:
         except TimeoutError:
             raise TransferFailedError(f"{target} did not take over in {limit_ms} ms") from None
         finally:
-            self._transfer = None
+            self._transfer = self._target = None
+
+    def link_changed(self, peer: NodeId, *, gone: bool) -> None:
+        """A node was connected to, or cannot be any more: then it takes no lead over, and nobody need wait for that."""
+        if gone:
+            self._gone.add(peer)
+            self._end_if_gone()
+        else:
+            self._gone.discard(peer)
+
+    def _end_if_gone(self) -> None:
+        if self._target in self._gone:
+            self.transfer_failed(f"{self._target} is gone; see ledgermq cluster status")
 
     def look_at_disk(self) -> None:
         """Hand the lead over when nothing was flushed here since the last look, while the others went on.

@@ -219,7 +219,9 @@ class RaftNode:
 
     def _attach(self) -> None:
         """Tell those that were made before the others who these are."""
-        self._gate.attach(self._core, self._driver, self._rights, self._view, self._transport)
+        self._gate.attach(
+            self._core, self._driver, self._rights, self._leadership, self._view, self._transport
+        )
         self._events.attach(
             self._core, self._applier, self._leadership, self._reads, self._rights, self._resets, self._view, self.care
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """What comes in through the streams of one node, and what the node tells about itself there (the transport's Gate).
 
-Owns: the way of each: frames to the driver, greetings to the voting rights, broken connections to the core.
+Owns: the way of each: frames to the driver, greetings to the voting rights, broken connections to the core and to a hand-over.
 Must not: judge any of it. A defect on the way faults the node.
 """
 
@@ -13,6 +13,7 @@ from ledgermq.proto.entry import Buffer
 from .core import RaftCore
 from .driver import Driver, RaftTransport
 from .hello import Hello, Refusal, RefusalKind
+from .leadership import Leadership
 from .metrics import RaftMetrics
 from .node_status import StatusView
 from .out_stream import StreamKind
@@ -29,16 +30,24 @@ class PeerGate:
         self._core: RaftCore
         self._driver: Driver
         self._rights: VotingRights
+        self._leadership: Leadership
         self._view: StatusView
         self._transport: RaftTransport
 
     def attach(
-        self, core: RaftCore, driver: Driver, rights: VotingRights, view: StatusView, transport: RaftTransport
+        self,
+        core: RaftCore,
+        driver: Driver,
+        rights: VotingRights,
+        leadership: Leadership,
+        view: StatusView,
+        transport: RaftTransport,
     ) -> None:
         """Say what stands behind the gate."""
         self._core = core
         self._driver = driver
         self._rights = rights
+        self._leadership = leadership
         self._view = view
         self._transport = transport
 
@@ -79,6 +88,7 @@ class PeerGate:
         if kind is StreamKind.CONTROL:
             with self._driver.defects_fault(f"the connection to {peer}"):
                 self._rights.note_accepted(peer)
+                self._leadership.link_changed(peer, gone=False)
 
     def on_link_lost(self, peer: NodeId, kind: StreamKind, *, gone: bool) -> None:
         """Pass the hint to the core; it decides what a broken connection means."""
@@ -88,6 +98,8 @@ class PeerGate:
                 self._driver.settle()
                 self._core.link_down(peer, gone)
                 self._driver.pump()
+                if gone:
+                    self._leadership.link_changed(peer, gone=True)
 
     # --- for the voting rights -----------------------------------------------------------------------------
     def announce(self) -> None:
