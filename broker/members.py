@@ -1,7 +1,7 @@
 """Addresses and liveness of the group's nodes, as this node knows them.
 
 The leader learns addresses from the reports of the others and liveness from Raft; followers learn both from the leader's
-answer. What was learned is kept: without a leader the last view serves on. Pure: time comes in as monotonic seconds.
+answer. What was learned is kept: without a leader the last view serves on, and whoever reports is known and alive. Pure: time comes in as monotonic seconds.
 """
 
 from __future__ import annotations
@@ -62,6 +62,11 @@ class Members:
                 node.alive = alive
                 changed = True
         return changed
+
+    @property
+    def others(self) -> list[str]:
+        """The configured nodes but this one."""
+        return [name for name in self._voters if name != self.own.node_id]
 
     def all(self) -> list[NodeInfo]:
         """Return every known node, in the configured order, with all listeners."""

@@ -1,7 +1,8 @@
 """Keeps the nodes of the group acquainted: addresses, liveness and client sessions, over the Raft port.
 
 A follower reports to the leader every second and after each change of leader; the answer is the leader's view of all
-nodes. Owns: the reporting task and the Report handler. Must not: judge liveness (Members does, from Raft's view).
+nodes. After a second without any leader nodes report to each other, and learn at least where those are that live: in a
+group with a master there may be none for days. Owns: the reporting task and the Report handler. Must not: judge liveness (Members does, from Raft's view).
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Peers:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
+        quiet = False  # nothing has changed for a second
         while True:
             if self._leadership.ready:
                 self._on_clients(self._client_ids())
@@ -68,16 +70,18 @@ class Peers:
                     self._on_change()
             elif leader := self._leadership.known_other:
                 await self._report(leader)
+            elif quiet:
+                await asyncio.gather(*(self._report(name) for name in self._members.others))
+            changes = self._leadership.changes
             await self._leadership.wait_change(REPORT_INTERVAL)
+            quiet = self._leadership.changes == changes
 
-    async def _report(self, leader: str) -> None:
+    async def _report(self, to: str) -> None:
         report = peer_pb2.NodeReport(node=self._members.own, client_ids=self._client_ids())
         try:
-            answer = await self._forwarder.unary(
-                leader, _METHOD, report.SerializeToString(), (), REPORT_INTERVAL
-            )
+            answer = await self._forwarder.unary(to, _METHOD, report.SerializeToString(), (), REPORT_INTERVAL)
         except ForwardError:
-            return  # the leader is gone or new: Raft tells, and the next round asks again
+            return  # it is gone or new: Raft tells, and the next round asks again
         view = peer_pb2.GroupView.FromString(answer)
         if not view.refusal.code and self._members.take_view(view.nodes):
             self._on_change()
@@ -90,10 +94,10 @@ class Peers:
                 request = parsed(peer_pb2.NodeReport, raw)
             except RefusedError as error:
                 return peer_pb2.GroupView(refusal=error.refusal)
-            if not self._leadership.ready:
-                return peer_pb2.GroupView(refusal=route_pb2.Refusal(code=route_pb2.NOT_LEADER))
             if self._members.learn(request.node):
                 self._on_change()
+            if not self._leadership.ready:
+                return peer_pb2.GroupView(refusal=route_pb2.Refusal(code=route_pb2.NOT_LEADER))
             self._on_clients(request.client_ids)
             return peer_pb2.GroupView(nodes=self._members.all())
 

@@ -66,7 +66,7 @@ class PeerServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Report(self, request, context):
-        """Follower to leader, every second and after each change of leader.
+        """Follower to leader, every second and after each change of leader; without one to all others, who learn where it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -186,6 +186,7 @@ def _become(birth: Birth) -> None:
     os.environ.clear()
     os.environ.update(birth.environment)
     sys.argv = [birth.module, *birth.arguments]
+    sys.modules.pop(f"{birth.module}.__main__", None)  # it is run, not imported
     signal.signal(signal.SIGINT, signal.default_int_handler)
     runpy.run_module(birth.module, run_name="__main__", alter_sys=True)
 
