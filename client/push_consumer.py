@@ -235,6 +235,7 @@ class PushConsumer:
     def _end_later(self, group: QueueGroup) -> None:
         name = group.group.name
         del self._groups[name]
+        group.end()
         task = asyncio.create_task(self._end(group), name=f"ledgermq-end-{name}")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -245,7 +246,6 @@ class PushConsumer:
         await group.close()
         for owned in list(group.queues.values()):
             group.lose(owned)
-        self._calls.resume(group.group.name, ())  # if it is taken back, nobody has lost contact
 
     def _make(self, group: BrokerGroup, start: str) -> QueueGroup:
         if self._file is not None:

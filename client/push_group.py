@@ -99,6 +99,9 @@ class QueueGroup:
     def unlisted(self) -> None:
         """No route names the broker group: its nodes are silent, or no nameserver hears them."""
 
+    def end(self) -> None:
+        """Its name may be another group's from now on."""
+
     async def stop_fetching(self) -> None:
         await self._fetcher.close()
 
@@ -252,6 +255,11 @@ class MemberGroup(QueueGroup):
     def unlisted(self) -> None:
         self._listed.clear()
 
+    def end(self) -> None:
+        # Who is paused is told by name: whoever has it next has not lost contact, and is not paused by this one.
+        self._closing = True
+        self._shared.calls.resume(self.group.name, ())
+
     def subscribe(self, topics: Iterable[str]) -> None:
         """Be a member for these topics of this broker group."""
         topics = set(topics)
@@ -358,6 +366,8 @@ class MemberGroup(QueueGroup):
     def _on_contact(self, in_contact: bool) -> None:
         """Out of touch for a session timeout, others may have the queues: start nothing more until it is known."""
         calls, name = self._shared.calls, self.group.name
+        if self._closing:
+            return
         if in_contact:
             logger.info("in contact again broker_group=%s", name)
             calls.resume(name, self.queues.values())

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .fakes import FakeGroup
 
 Key = tuple[str, int]  # topic and queue id
+#: To a call that means another group of this name.
+OTHER_GROUP = pb.Refusal(code=pb.OTHER_GROUP, message="another group", retryable=True, retry_after_ms=10)
 
 
 @dataclass
@@ -171,6 +173,9 @@ class FakeMembership(ABC):
     @abstractmethod
     def _not_leader(self) -> pb.Refusal: ...
 
+    @abstractmethod
+    def _is_stranger(self, context: Any) -> bool: ...
+
     def _still_leads(self) -> bool:
         return self.leads
 
@@ -179,6 +184,9 @@ class FakeMembership(ABC):
     ) -> AsyncIterator[log_pb2.MembershipResponse]:
         first = await anext(request_iterator)
         await self.running.wait()
+        if self._is_stranger(context):
+            yield log_pb2.MembershipResponse(refusal=OTHER_GROUP)
+            return
         if not self.leads:
             yield log_pb2.MembershipResponse(refusal=self._not_leader())
             return

@@ -22,9 +22,7 @@ from ledgermq.proto.group_id import meant_group
 from ledgermq.proto.record import decode_section, seal_section, verify_section, walk_sections
 
 from .fake_admin import FakeAdmin
-from .fake_membership import Coordinator, FakeMembership
-
-_OTHER_GROUP = pb.Refusal(code=pb.OTHER_GROUP, message="another group", retryable=True, retry_after_ms=10)
+from .fake_membership import OTHER_GROUP, Coordinator, FakeMembership
 
 
 @dataclass
@@ -194,7 +192,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
             self.asked.set()
             answer = log_pb2.ProduceResponse(request_id=request.request_id, store_timestamp=1)
             if is_stranger:
-                answer.refusal.CopyFrom(_OTHER_GROUP)
+                answer.refusal.CopyFrom(OTHER_GROUP)
             elif self.refusals:
                 answer.refusal.CopyFrom(self.refusals.popleft())
             elif not self.leads:
@@ -256,7 +254,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
         self.streams += 1
         async for request in request_iterator:
             if is_stranger:
-                yield log_pb2.FetchResponse(refusal=_OTHER_GROUP, node_id=self.node_id)
+                yield log_pb2.FetchResponse(refusal=OTHER_GROUP, node_id=self.node_id)
                 continue
             yield await self.Fetch(request, context)
 
@@ -265,7 +263,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
     ) -> log_pb2.CommitOffsetsResponse:
         await self.running.wait()
         if self._is_stranger(context):
-            return log_pb2.CommitOffsetsResponse(refusal=_OTHER_GROUP)
+            return log_pb2.CommitOffsetsResponse(refusal=OTHER_GROUP)
         if self.commit_refusals:
             return log_pb2.CommitOffsetsResponse(refusal=self.commit_refusals.pop(0))
         coordinator = self.group.coordinators.get(request.group)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ledgermq.client import Message, MessageQueue, Producer, PullConsumer, PushConsumer
+from ledgermq.client import Message, MessageQueue, Producer, PullConsumer, PushConsumer, PushOptions
 from ledgermq.client.errors import OutcomeUnknownError, TopicNotFoundError
 from ledgermq.client.message import SendReceipt
 
 from .fakes import FakeCluster, FakeGroup, FakeNode
-from .push_listeners import QUICK, Seen, fill, until_committed
+from .push_listeners import QUICK, Seen, fill, until_committed, until_logged
 from .reading import read, run
 
 DEADLINE_MS = 600_000
@@ -202,6 +202,31 @@ def test_a_push_consumer_joins_the_new_group_and_commits_nothing_of_the_one_befo
             assert seen.bodies == [b"a", b"b", b"in hand", b"c"]
             await until_committed(new, 1)
             assert [each[2] for each in new.commits] == [1]
+
+    run(scenario())
+
+
+def test_a_push_consumer_that_lost_contact_to_the_group_before_goes_on_in_the_new_one() -> None:
+    """Its pause ends with the group before. The new one's queues may have all that there is in them by then."""
+
+    async def scenario() -> None:
+        old, new = groups("orders")
+        seen = Seen()
+        options = PushOptions(commit_interval_ms=5, session_timeout_ms=500)
+        async with (
+            FakeCluster(old) as cluster,
+            PushConsumer(cluster.address, group="billing", listener=seen, options=options) as consumer,
+        ):
+            await fill(cluster, [b"a"])
+            await consumer.subscribe("orders")
+            await until_committed(old, 1)
+            await cluster.nodes["g0", "n1"].stop()
+            await until_logged("no contact to the group's leader")
+            await cluster.replace(old, new)
+            cluster.register(new)
+            await fill(cluster, [b"b"])
+            await seen.until(2)
+            await until_committed(new, 1)
 
     run(scenario())
 
