@@ -13,7 +13,7 @@ from ledgermq.proto import route_pb2
 from .context import NodeContext
 from .ended_calls import ENDING, end_call
 from .leader_calls import Call
-from .meant_group import refused_caller
+from .meant_group import MeantGroup
 from .refusals import REFUSABLE, RefusedError, refusal_of
 
 Serve = Callable[[NodeContext, Any], Awaitable[Any]]
@@ -44,17 +44,17 @@ def leader_handler(
     """Return the handler of `method` ("/service/name") for a port of that listener."""
 
     async def handle(raw: bytes, grpc_context: Any) -> bytes:
-        call = Call.of(grpc_context, listener)
+        call, meant = Call.of(grpc_context, listener), MeantGroup(context, grpc_context)
 
         async def local() -> bytes:
+            meant.check()
             request = parsed(request_type, raw)
             if call.perhaps_done and "perhaps_done" in request_type.DESCRIPTOR.fields_by_name:
                 request.perhaps_done = True
             return bytes((await serve(context, request)).SerializeToString())
 
         try:
-            if (stranger := refused_caller(context, grpc_context)) is not None:
-                raise stranger
+            meant.check()
             return await context.calls.unary(method, raw, call, local)
         except ENDING as error:
             if call.forwarded:

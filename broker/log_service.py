@@ -29,7 +29,7 @@ from .leader_handlers import leader_handler, parsed, refusal
 from .leader_view import Verdict
 from .live_readers import CONSUMER_GROUP, LiveReader
 from .log_wire import BadProduceRequestError, checked_sections, split_produce_request
-from .meant_group import refused_caller
+from .meant_group import MeantGroup
 from .membership_service import membership_handler
 from .messaging_validation import group_problem
 from .produce_works import ProduceWork, SectionOutcome
@@ -104,7 +104,7 @@ class LogService:
     def _produce_handler(self, listener: str) -> Callable[[Any, Any], Awaitable[None]]:
         async def serve(requests: Any, context: Any) -> None:
             under_way: asyncio.Queue[_Pending | None] = asyncio.Queue(MAX_STREAM_REQUESTS)
-            refused = refused_caller(self._context, context)
+            meant = MeantGroup(self._context, context)
             try:
                 async with asyncio.TaskGroup() as tasks:  # what breaks one half ends the other
                     tasks.create_task(self._answer(under_way, context, listener))
@@ -112,7 +112,7 @@ class LogService:
                     while (raw := await context.read()) is not _EOF:
                         if not leadership.ready:
                             await leadership.wait_settled(ELECTION_PATIENCE_S)
-                        pending = self._submit(raw, listener, refused)
+                        pending = self._submit(raw, listener, meant)
                         if under_way.full():
                             await under_way.put(pending)
                         else:
@@ -123,13 +123,12 @@ class LogService:
 
         return serve
 
-    def _submit(self, raw: bytes, listener: str, refused_caller: RefusedError | None = None) -> _Pending:
+    def _submit(self, raw: bytes, listener: str, meant: MeantGroup) -> _Pending:
         """Check one request and give it to the pipeline."""
         request_id = 0
         try:
             request_id, sections, count = split_produce_request(raw)
-            if refused_caller is not None:
-                raise refused_caller
+            meant.check()
             if refused := self._context.replica.produce_refusal:
                 raise RefusedError(route_pb2.DISK_FULL, refused, retryable=True, retry_after_ms=1000)
             work = ProduceWork(
@@ -215,18 +214,17 @@ class LogService:
 
     # --- fetch ----------------------------------------------------------------------------------------------
     async def _fetch(self, raw: bytes, context: Any) -> bytes:
-        return await self._fetched(raw, refused_caller(self._context, context))
+        return await self._fetched(raw, MeantGroup(self._context, context))
 
-    async def _fetched(
-        self, raw: bytes, refused: RefusedError | None, reader: LiveReader | None = None
-    ) -> bytes:
+    async def _fetched(self, raw: bytes, meant: MeantGroup, reader: LiveReader | None = None) -> bytes:
         try:
-            if refused is not None:
-                raise refused
+            meant.check()
             request = parsed(log_pb2.FetchRequest, raw)
             if reader is not None:
                 reader.request = request
-            return await fetch(self._context, request)
+            found = await fetch(self._context, request)
+            meant.check()
+            return found
         except REFUSABLE as error:
             response = log_pb2.FetchResponse(
                 refusal=refusal(self._context, error, ""), node_id=self._context.config.node_id
@@ -235,19 +233,20 @@ class LogService:
 
     async def _fetch_stream(self, _requests: Any, context: Any) -> None:
         """One answer per request; the client writes the next when it has taken in the last."""
-        refused = refused_caller(self._context, context)
+        meant = MeantGroup(self._context, context)
         group = dict(context.invocation_metadata() or ()).get(CONSUMER_GROUP, "")
         with self._context.readers.open(group) as reader:
             while (raw := await context.read()) is not _EOF:
-                await context.write(await self._fetched(raw, refused, reader))
+                await context.write(await self._fetched(raw, meant, reader))
 
     # --- offsets --------------------------------------------------------------------------------------------
     async def _query_offsets(self, raw: bytes, context: Any) -> log_pb2.QueryOffsetsResponse:
         try:
-            if (refused := refused_caller(self._context, context)) is not None:
-                raise refused
+            meant = MeantGroup(self._context, context)
+            meant.check()
             request = parsed(log_pb2.QueryOffsetsRequest, raw)
             stale = await _up_to_date_or_stale(self._context, request, context.time_remaining())
+            meant.check()
             answer = query_offsets(self._context, request)
             answer.stale = stale
             if request.timestamp:

@@ -32,12 +32,22 @@ def check_id(context: NodeContext, group_id: int) -> None:
     )
 
 
-def refused_caller(context: NodeContext, grpc_context: Any) -> RefusedError | None:
-    """Return why a call that came in here is meant for another group; None: it is for this one."""
-    try:
-        check_id(context, meant_group(grpc_context.invocation_metadata()))
-    except RefusedError as error:
-        return error
-    except ValueError as error:
-        return RefusedError(route_pb2.INVALID_ARGUMENT, str(error))
-    return None
+class MeantGroup:
+    """The group that a call or stream means, by its metadata.
+
+    `check` each request, and again after waiting: a node without data learns which group it is of while callers wait.
+    """
+
+    def __init__(self, context: NodeContext, grpc_context: Any) -> None:
+        self._context = context
+        self._group_id, self._problem = 0, ""
+        try:
+            self._group_id = meant_group(grpc_context.invocation_metadata())
+        except ValueError as error:
+            self._problem = str(error)
+
+    def check(self) -> None:
+        """Raises: RefusedError, it is for another group."""
+        if self._problem:
+            raise RefusedError(route_pb2.INVALID_ARGUMENT, self._problem)
+        check_id(self._context, self._group_id)

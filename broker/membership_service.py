@@ -23,7 +23,7 @@ from .context import NodeContext
 from .coordination import MembershipStream
 from .coordinator import MemberView
 from .leader_handlers import parsed, refusal
-from .meant_group import refused_caller
+from .meant_group import MeantGroup
 from .messaging_validation import group_problem, text_problem, topic_problem
 from .refusals import REFUSABLE, RefusedError
 from .topic_admin import ensure_group
@@ -73,8 +73,8 @@ class _Session:
 
     async def run(self) -> None:
         """Serve until the member leaves or its stream ends. Raises: REFUSABLE."""
-        if (refused := refused_caller(self._context, self._grpc)) is not None:
-            raise refused
+        meant = MeantGroup(self._context, self._grpc)
+        meant.check()
         try:
             async with asyncio.timeout(FIRST_REQUEST_SECONDS):
                 raw = await self._grpc.read()
@@ -91,6 +91,7 @@ class _Session:
             await self._context.leadership.wait_settled(ELECTION_PATIENCE_S)
         if not self._context.leadership.ready:
             raise NotLeaderError(None)
+        meant.check()
         group = await ensure_group(self._context, request.group)
         self._join = join_command(group.group_id, request)
         stream = await self._context.coordination.open(self._join)

@@ -11,6 +11,8 @@ import pytest
 
 from ledgermq.broker import log_service
 from ledgermq.broker.commands import AssignQueues, Command, JoinGroup, assignment_rows
+from ledgermq.broker.leader_calls import LeaderCalls
+from ledgermq.broker.leader_handlers import leader_handler
 from ledgermq.broker.leader_view import Verdict
 from ledgermq.broker.leadership import Leadership
 from ledgermq.broker.log_service import LogService, commit_offsets
@@ -36,9 +38,9 @@ class Stream:
     """The answers that were written."""
 
     def __init__(self) -> None:
-        self.written: list[log_pb2.ProduceResponse] = []
+        self.written: list[Any] = []
 
-    async def write(self, answer: log_pb2.ProduceResponse) -> None:
+    async def write(self, answer: Any) -> None:
         self.written.append(answer)
 
 
@@ -139,6 +141,9 @@ class Requests(Stream):
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return (("user-agent", "test"), *group_metadata(self._group_id))
 
+    def time_remaining(self) -> float:
+        return 30.0
+
     async def read(self) -> Any:
         return self._requests.pop(0) if self._requests else vars(grpc.aio)["EOF"]
 
@@ -155,11 +160,8 @@ class RefusingPipeline:
         work.fail(self._error)
 
 
-def producing(
-    leadership: Leadership, pipeline: RefusingPipeline, *, own_id: int = 0, meant_id: int = 0
-) -> tuple[asyncio.Task[None], Stream]:
-    """Begin to serve a stream with one request; return it and the answers."""
-    context: Any = SimpleNamespace(
+def node(leadership: Leadership, pipeline: RefusingPipeline, own_id: int) -> Any:
+    return SimpleNamespace(
         metrics=SimpleNamespace(
             messages_in=Counter(), duplicates=Counter(), bytes_in=Counter(), refusals=Counter()
         ),
@@ -171,6 +173,16 @@ def producing(
         config=SimpleNamespace(max_message_bytes=1 << 20, node_id="n1", group="g0"),
         raft=SimpleNamespace(group_id=own_id),
     )
+
+
+def producing(
+    leadership: Leadership, pipeline: RefusingPipeline, *, own_id: int = 0, meant_id: int = 0
+) -> tuple[asyncio.Task[None], Stream]:
+    """Begin to serve a stream with one request; return it and the answers."""
+    return producing_at(node(leadership, pipeline, own_id), meant_id)
+
+
+def producing_at(context: Any, meant_id: int) -> tuple[asyncio.Task[None], Stream]:
     sections = bytes(section(1, 0, records(1), producer_id=9, base_sequence=0))
     request = log_pb2.ProduceRequest(request_id=7, sections=sections, section_count=1)
     stream = Requests(request.SerializeToString(), group_id=meant_id)
@@ -217,6 +229,67 @@ def test_what_is_meant_for_another_group_of_the_name_is_not_taken(
         assert (refusal.code == route_pb2.OTHER_GROUP) is not is_taken
         assert refusal.retryable and refusal.message
         assert [each.request_id for each in stream.written] == [7]
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_learns_which_group_it_is_of_while_a_request_waits_does_not_take_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A group that was made anew: its clients were back before its first election was over."""
+    monkeypatch.setattr(log_service, "ELECTION_PATIENCE_S", 3600.0)
+
+    async def scenario() -> None:
+        leadership, pipeline = Leadership("n1"), RefusingPipeline(NotLeaderError(None))
+        context = node(leadership, pipeline, 0)
+        served, stream = producing_at(context, 7)
+        await turns()
+        context.raft.group_id = 8
+        leadership.on_ready(2)
+        await served
+        assert pipeline.works == []
+        assert [each.refusal.code for each in stream.written] == [route_pb2.OTHER_GROUP]
+
+    asyncio.run(scenario())
+
+
+def test_what_a_long_poll_meant_for_another_group_has_found_is_not_handed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        context = node(Leadership("n1"), RefusingPipeline(NotLeaderError(None)), 0)
+
+        async def fetch(context: Any, request: log_pb2.FetchRequest) -> bytes:
+            context.raft.group_id = 8  # and a topic is made, and the first message is stored
+            return log_pb2.FetchResponse(node_id="n1").SerializeToString()
+
+        monkeypatch.setattr(log_service, "fetch", fetch)
+        stream = Requests(b"", b"", group_id=7)
+        await LogService(context)._fetch_stream(None, stream)
+        answers = [log_pb2.FetchResponse.FromString(each) for each in stream.written]
+        assert [each.refusal.code for each in answers] == [route_pb2.OTHER_GROUP] * 2
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_waited_for_a_leader_is_not_served_by_another_group() -> None:
+    async def scenario() -> None:
+        leadership = Leadership("n1")
+        context = node(leadership, RefusingPipeline(NotLeaderError(None)), 0)
+        forwarder: Any = None
+        context.calls = LeaderCalls(leadership, forwarder, lambda result: None)
+
+        async def serve(context: Any, request: Any) -> Any:
+            raise AssertionError("it is for another group")
+
+        kinds = log_pb2.CommitOffsetsRequest, log_pb2.CommitOffsetsResponse
+        handler = leader_handler(context, "/Log/CommitOffsets", *kinds, serve, "default")
+        call = Requests(group_id=7)
+        answer = asyncio.ensure_future(handler.unary_unary(b"", call))
+        await turns()
+        context.raft.group_id = 8
+        leadership.on_ready(2)
+        assert log_pb2.CommitOffsetsResponse.FromString(await answer).refusal.code == route_pb2.OTHER_GROUP
 
     asyncio.run(scenario())
 
