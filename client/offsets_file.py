@@ -5,7 +5,8 @@ Invariants: the file is replaced as a whole and synced before the next replaceme
 one; one consumer at a time uses it; a file that cannot be read is an error, never a new beginning.
 
 Form: one JSON object {"version", "group", "offsets": [{"topic", "topic_id", "broker_group", "queue", "offset"}], "crc32c",
-"group_ids": {broker group: 16 hex digits}}; the checksum is over the text of the offsets. Builds before `group_ids` leave it out.
+"group_ids": {broker group: 16 hex digits}, "former_group_ids": {broker group: [16 hex digits]}}; the checksum is over the text
+of the offsets. Builds before the ids leave them out.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from .topic_route import BrokerGroup
 logger = logging.getLogger(__name__)
 
 _VERSION: Final = 1
+_MAX_IDS: Final = 64  # of a broker group that are remembered
 #: A queue with the id of its topic: one that was created again is another one.
 Place = tuple[MessageQueue, int]
 
@@ -42,7 +44,8 @@ class OffsetsFile:
         self.path = path
         self._consumer_group = consumer_group
         self._offsets: dict[Place, int] = {}
-        self._group_ids: dict[str, int] = {}  # of the broker groups that the offsets are of, as far as known
+        #: Ids of the broker groups that the offsets are of, as far as known: the present one, then those before.
+        self._ids: dict[str, tuple[int, ...]] = {}
         self._used: dict[str, BrokerGroup] = {}  # in this run
         self._lock_fd = -1
         self._writing = threading.Lock()  # several broker groups commit, each from a thread
@@ -91,14 +94,19 @@ class OffsetsFile:
                     if place[0].broker_group != group.name
                 }
                 self._offsets = kept
-            self._group_ids[group.name] = group.group_id
+                del self._ids[group.name]
+            ids = self._ids.get(group.name, ())
+            if group.group_id not in ids[1:]:  # else a node that does not know yet that the group was recovered
+                self._ids[group.name] = _joined(group.group_id, *reversed(group.former_group_ids), *ids)
             self._used[group.name] = group
 
     def _is_of_another(self, group: BrokerGroup) -> bool:
-        used, known = self._used.get(group.name), self._group_ids.get(group.name, 0)
+        used, ids = self._used.get(group.name), self._ids.get(group.name)
         if used is not None:
             return group.is_another(used)
-        return bool(group.group_id) and known not in (0, group.group_id, *group.former_group_ids)
+        if not group.group_id or ids is None or group.group_id in ids:
+            return False
+        return ids[0] not in group.former_group_ids
 
     def put(self, rows: Iterable[tuple[Place, int]], group: BrokerGroup | None = None) -> None:
         """Store offsets, on disk when it returns; not those of a `group` that was replaced. Raises: OffsetsFileError."""
@@ -144,8 +152,10 @@ class OffsetsFile:
             for (queue, topic_id), offset in sorted(offsets.items())
         ]  # fmt: skip
         content = {"version": _VERSION, "group": self._consumer_group, "offsets": rows, "crc32c": _sum(rows)}
-        if self._group_ids:
-            content["group_ids"] = {name: f"{each:016x}" for name, each in sorted(self._group_ids.items())}
+        if self._ids:
+            ids = {name: [f"{each:016x}" for each in found] for name, found in sorted(self._ids.items())}
+            content["group_ids"] = {name: found[0] for name, found in ids.items()}
+            content["former_group_ids"] = {name: found[1:] for name, found in ids.items()}
         return (json.dumps(content, indent=1) + "\n").encode()
 
     def _read(self) -> dict[Place, int]:
@@ -168,7 +178,11 @@ class OffsetsFile:
             if group != self._consumer_group:
                 step = "Give every group a file of its own"
                 raise OffsetsFileError(str(self.path), f"It is of the group {group!r}", step)
-            self._group_ids = {name: int(text, 16) for name, text in content.get("group_ids", {}).items()}
+            former = content.get("former_group_ids", {})
+            self._ids = {
+                name: tuple(int(each, 16) for each in (text, *former.get(name, ())))
+                for name, text in content.get("group_ids", {}).items()
+            }
             return {
                 (MessageQueue(row["topic"], row["broker_group"], row["queue"]), row["topic_id"]): row[
                     "offset"
@@ -184,6 +198,11 @@ class OffsetsFile:
             f"What is in it is no list of offsets: {reason}",
             "Put a copy of it back, or remove it: the consumer then begins at its start position",
         )
+
+
+def _joined(*ids: int) -> tuple[int, ...]:
+    """Return each id once, and the latest ones of very many."""
+    return tuple(dict.fromkeys(ids))[:_MAX_IDS]
 
 
 def _sum(rows: Any) -> int:

@@ -60,6 +60,20 @@ def test_offsets_of_a_broker_group_that_was_replaced_are_dropped(
     file.close()
 
 
+@pytest.mark.parametrize("newest", [of_id(8, 7), of_id(9, 7, 8)])
+def test_a_node_that_does_not_know_that_its_group_was_recovered_or_promoted_drops_no_offsets(
+    tmp_path: Path, newest: BrokerGroup
+) -> None:
+    """It may be the only one that a restarted consumer is told of: a slave, while the new master is down."""
+    path = tmp_path / "offsets.json"
+    for group in (newest, of_id(7), newest, of_id(newest.group_id), of_id(7), of_id(10, newest.group_id), of_id(7)):
+        file = opened(path)
+        file.use_group(group)
+        file.put([((QUEUE, 7), 12)] if group is newest else [], group)
+        assert file.get(QUEUE, 7) == 12
+        file.close()
+
+
 def test_a_file_without_group_ids_is_of_whatever_group_has_the_name(tmp_path: Path) -> None:
     file = opened(tmp_path / "offsets.json")
     file.put([((QUEUE, 7), 12)])
