@@ -38,6 +38,7 @@ class NodeRecord:
     term: int  # newest term from registration or beat
     leader_id: str  # the leader of that term, "" while unknown
     suspect_since: int | None = None  # its stream closed at that time; None: fine
+    knew_leader: bool = False  # it has named one in this run
 
     @property
     def order(self) -> tuple[int, bool, int]:
@@ -68,8 +69,26 @@ class RouteTable:
 
     def rivals(self, route: pb.GroupRoute) -> list[str]:
         """Return the nodes here that belong to another group of the same name: `route` must not be registered beside them."""
-        records = self._records((route.cluster, route.group))
-        return sorted(node_id for node_id, record in records if not belongs_to(record.route, route))
+        records = dict(self._records((route.cluster, route.group)))
+        told = [record.route for record in records.values()]
+        return sorted(
+            node_id for node_id, record in records.items() if not belongs_to(record.route, route, told)
+        )
+
+    def make_way(self, route: pb.GroupRoute, is_leader: bool) -> bool:
+        """Forget the rivals of a node that leads its group when none of them has ever named a leader. Return whether that is so.
+
+        A single node that was left over from another group must not keep a whole one out because it was quicker.
+        """
+        group = (route.cluster, route.group)
+        keys = [(*group, node_id) for node_id in self.rivals(route)]
+        if not is_leader or any(self._nodes[key].knew_leader for key in keys):
+            return False
+        before = self._shown(group)
+        for key in keys:
+            del self._nodes[key]  # not `_forget`: their group has not gone, it is refused
+        self._bump_if_changed(group, before)
+        return True
 
     def knows_id(self, cluster: str, group: str) -> bool:
         """Tell whether a node here says which group of that name it is."""
@@ -80,7 +99,7 @@ class RouteTable:
     ) -> bool:
         """Take a full registration; return whether a view changed. An older registration of a group never hides a newer one.
 
-        There are no `rivals`.
+        There are no `rivals`, or they made way.
         """
         key = (route.cluster, route.group, node_id)
         before = self._shown(key[:2])
@@ -88,7 +107,12 @@ class RouteTable:
         term, leader_id = route.term, route.leader_id
         if known is not None and known.incarnation == incarnation and known.term > term:
             term, leader_id = known.term, known.leader_id  # a beat brought newer news already
-        self._nodes[key] = NodeRecord(route, incarnation, is_leader, now, now, term, leader_id)
+        knew_leader = bool(leader_id) or (
+            known is not None and known.incarnation == incarnation and known.knew_leader
+        )
+        self._nodes[key] = NodeRecord(
+            route, incarnation, is_leader, now, now, term, leader_id, knew_leader=knew_leader
+        )
         gone = self._gone.pop(key[:2], None)
         if gone is not None and not route.master_id and belongs_to(gone.view, route):
             # a slave that asks for the master, which is away
@@ -117,6 +141,7 @@ class RouteTable:
         record.suspect_since = None
         if (term, bool(leader_id)) >= (record.term, bool(record.leader_id)):
             record.term, record.leader_id = term, leader_id
+            record.knew_leader |= bool(leader_id)
         self._bump_if_changed((cluster, group), before)
         return True
 
@@ -277,7 +302,7 @@ class RouteTable:
         view = pb.GroupRoute(
             cluster=key[0], group=key[1], version=best.route.version, writable=best.route.writable,
             max_message_bytes=best.route.max_message_bytes, max_request_bytes=best.route.max_request_bytes,
-            mode=best.route.mode, group_id=best.route.group_id, former_group_ids=best.route.former_group_ids,
+            mode=best.route.mode, group_id=best.route.group_id, former_group_ids=_former_group_ids(records, best),
             replication=best.route.replication,
         )  # fmt: skip
         view.term, view.leader_id = _leader(records)
@@ -295,6 +320,19 @@ def keep_topics(view: pb.GroupRoute, topics: set[str]) -> bool:
     del view.topics[:]
     view.topics.extend(kept)
     return bool(kept)
+
+
+def _former_group_ids(records: dict[str, NodeRecord], best: NodeRecord) -> list[int]:
+    """Return the ids before that of the best view; a node that came without data knows none."""
+    told = [best, *(records[node_id] for node_id in sorted(records))]
+    return list(
+        dict.fromkeys(
+            former
+            for record in told
+            if record.route.group_id == best.route.group_id
+            for former in record.route.former_group_ids
+        )
+    )
 
 
 def _leader(records: dict[str, NodeRecord]) -> tuple[int, str]:

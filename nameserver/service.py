@@ -104,7 +104,12 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
             return pb.RegisterResponse(refusal=refusal)
         revision = self._table.revision
         if rivals := self._table.rivals(route):
-            return self._refuse_stranger(request, rivals)
+            if not self._table.make_way(route, request.is_leader):
+                return self._refuse_stranger(request, rivals)
+            logger.error(
+                "not listed any more, a group of the same name has a leader group=%s nodes=%s leader=%s",
+                route.group, ",".join(rivals), request.node_id,
+            )  # fmt: skip
         # One that does not know yet which group it is of is not listed among those that do: they may be another one
         if (
             route.group_id

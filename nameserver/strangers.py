@@ -16,15 +16,16 @@ MAX_STRANGERS: Final = 64
 SHOWN_MS: Final = 10_000
 
 
-def belongs_to(one: pb.GroupRoute, other: pb.GroupRoute) -> bool:
-    """Tell whether two nodes that name the same group are of the same one, as far as they know it.
+def belongs_to(one: pb.GroupRoute, other: pb.GroupRoute, told: Iterable[pb.GroupRoute] = ()) -> bool:
+    """Tell whether two nodes that name the same group are of the same one, as far as they, and those of `told`, know it.
 
     The ids differ between generations of a group that was recovered, or in which a master was promoted: then the later one
-    names the earlier one.
+    names the earlier one. A node that came into the later one without data does not know the earlier one.
     """
     if 0 in (one.group_id, other.group_id) or one.group_id == other.group_id:
         return True
-    return one.group_id in other.former_group_ids or other.group_id in one.former_group_ids
+    ids = {one.group_id, other.group_id}
+    return any(each.group_id in ids and not ids.isdisjoint(each.former_group_ids) for each in (one, other, *told))
 
 
 class Strangers:

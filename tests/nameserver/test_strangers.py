@@ -177,6 +177,63 @@ def test_what_a_stranger_said_before_it_knew_its_group_is_forgotten() -> None:
     run(scenario())
 
 
+def test_a_node_that_came_without_data_belongs_to_what_the_others_know() -> None:
+    """n3 was rejoined after the group 7 was recovered as 8; a node that was given up is still there."""
+    table = RouteTable()
+    table.register("n2", "i", of_group(7, nodes="n2", leader=""), False, 0)
+    table.register("n1", "i", of_group(8, 7, nodes="n1 n3", leader="n3", term=4), False, 0)
+    comes = of_group(8, nodes="n1 n3", leader="n3", term=4)
+    assert table.rivals(comes) == []
+    table.register("n3", "i", comes, True, 0)
+    (view,) = table.groups("local")
+    assert (view.leader_id, view.group_id, list(view.former_group_ids)) == ("n3", 8, [7])
+    assert table.rivals(of_group(9, nodes="n4")) == ["n1", "n2", "n3"]
+
+
+def led(node_id: str) -> Any:
+    """Register a leader of the group 8."""
+    view = of_group(8, nodes=node_id, leader=node_id)
+    return ns.RegisterRequest(
+        node_id=node_id, incarnation="j", route=view, is_leader=True, knows_group_ids=True
+    )
+
+
+def test_one_node_of_another_group_without_a_leader_does_not_keep_a_group_out_that_has_one() -> None:
+    """The nameserver was started again, and the node that was left over was quicker."""
+
+    async def scenario() -> None:
+        async with nameserver() as (server, stubs):
+            stub = stubs["default"]
+            stray = registration("n1", of_group(7, leader=""))
+            await stub.Register(stray)
+            answer = await stub.Register(registration("n2", of_group(8, nodes="n2", leader="n3")))
+            assert answer.refusal.code == pb.OTHER_GROUP, "only the leader's own word counts"
+            revision = server.table.revision
+            assert not (await stub.Register(led("n3"))).refusal.code
+            assert server.table.revision > revision
+            (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
+            assert (view.group_id, [node.node_id for node in view.nodes]) == (8, ["n3"])
+            assert not server.table.beat("local", "g0", "n1", 1, "", 0, 7), "it registers again"
+            assert (await stub.Register(stray)).refusal.code == pb.OTHER_GROUP
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_told_by_beat", [True, False])
+def test_a_group_that_had_a_leader_keeps_its_name_also_during_an_election(is_told_by_beat: bool) -> None:
+    async def scenario() -> None:
+        async with nameserver() as (server, stubs):
+            leader = "" if is_told_by_beat else "n1"
+            await stubs["default"].Register(registration("n1", of_group(7, leader=leader)))
+            if is_told_by_beat:
+                server.table.beat("local", "g0", "n1", 5, "n1", 0, 7)
+            server.table.beat("local", "g0", "n1", 6, "", 0, 7)
+            await stubs["default"].Register(registration("n1", of_group(7, leader="")))
+            assert (await stubs["default"].Register(led("n3"))).refusal.code == pb.OTHER_GROUP
+
+    run(scenario())
+
+
 def test_strangers_are_bounded_and_forgotten() -> None:
     strangers = Strangers()
     for number in range(MAX_STRANGERS + 1):
