@@ -26,9 +26,8 @@ Tags = frozenset[int] | None  # hashes; None: everything
 
 @dataclass(slots=True)
 class _Watched:
-    filters: OrderedDict[Tags, tuple[str, int]] = field(
-        default_factory=OrderedDict
-    )  # text, and when named last
+    #: By the hash of the tags, which may be very many: text, and when named last.
+    filters: OrderedDict[int | None, tuple[str, int]] = field(default_factory=OrderedDict)
     said_at: int = -SAID_AGAIN_MS
 
 
@@ -47,8 +46,9 @@ class FilterWatch:
             if len(self._watched) > MAX_WATCHED:
                 self._watched.popitem(last=False)
         self._watched.move_to_end(key)
-        known.filters[tags] = repr(text.strip() or "*")[:_MAX_TEXT], now
-        known.filters.move_to_end(tags)
+        which = None if tags is None else hash(tags)
+        known.filters[which] = repr(text.strip()[:_MAX_TEXT] or "*")[:_MAX_TEXT], now
+        known.filters.move_to_end(which)
         if len(known.filters) > MAX_FILTERS or next(iter(known.filters.values()))[1] <= now - IN_USE_MS:
             known.filters.popitem(last=False)
         if len(known.filters) < 2 or now - known.said_at < SAID_AGAIN_MS:

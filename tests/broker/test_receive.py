@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
@@ -99,6 +101,17 @@ def test_a_filter_that_is_out_of_use_differs_from_none() -> None:
     watch = FilterWatch()
     assert named(watch, "a", 0) == named(watch, "b", IN_USE_MS) == named(watch, "b", IN_USE_MS + 1) == []
     assert named(watch, "a", IN_USE_MS + 2) == ["'a'", "'b'"]
+
+
+def test_a_filter_of_very_many_tags_is_not_kept() -> None:
+    """A request may have megabytes of them."""
+    watch, tags = FilterWatch(), frozenset(range(10_000))
+    kept = weakref.ref(tags)
+    assert watch.look(1, 1, tags, "0 || 1", 0) == []
+    del tags
+    assert kept() is None
+    assert watch.look(1, 1, frozenset(range(10_000)), "1 || 0", 1) == [], "the same"
+    assert watch.look(1, 1, frozenset([1]), "1", 2) == ["'1 || 0'", "'1'"]
 
 
 def test_what_is_known_of_filters_is_bounded_and_steers_no_terminal() -> None:
