@@ -275,9 +275,9 @@ class RouteTable:
     # --- views ------------------------------------------------------------------------------------------------
 
     def _record(self, key: NodeKey, group_id: int) -> NodeRecord | None:
-        """Return what a node said; None when it is another node of that name, of another group, that said it."""
+        """Return what a node said; None when another node of that name said it: of another group, or of none so far."""
         record = self._nodes.get(key)
-        if record is None or 0 in (group_id, record.route.group_id) or group_id == record.route.group_id:
+        if record is None or record.route.group_id in (0, group_id):
             return record
         return None
 

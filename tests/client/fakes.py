@@ -425,14 +425,14 @@ class FakeCluster:
             await node.stop()
         self.register(group)
         for node in self._members(group):
-            self.nameserver.table.suspect("local", group.name, node.node_id, now_ms())
+            self.nameserver.table.suspect("local", group.name, node.node_id, now_ms(), group.group_id)
         self.nameserver._changes.tell()
 
     async def expire(self, group: FakeGroup) -> None:
         """Stop all nodes of a group; the nameserver has not heard of them for so long that it lists the group no more."""
         for node in self._members(group):
             await node.stop()
-            self.nameserver.table.unregister("local", group.name, node.node_id)
+            self.nameserver.table.unregister("local", group.name, node.node_id, group.group_id)
         self.nameserver._changes.tell()
 
     async def replace(self, group: FakeGroup, by: FakeGroup) -> None:
@@ -440,7 +440,7 @@ class FakeCluster:
         for node in self._members(group):
             port = int(node.address.rpartition(":")[2])
             await node.stop()
-            self.nameserver.table.unregister("local", group.name, node.node_id)
+            self.nameserver.table.unregister("local", group.name, node.node_id, group.group_id)
             node.group = by
             await node.start(port)
 

@@ -79,6 +79,25 @@ def test_beats_and_goodbyes_of_another_node_of_that_name_are_not_its_own() -> No
     assert table.expire(10_000) == [("local", "g0", "n2")], "beats of another one keep no node alive"
 
 
+def test_a_node_that_has_no_group_yet_does_not_speak_for_the_one_whose_name_it_has() -> None:
+    """All folders of the group were lost, and the new one waits for a node: nobody of the old one is there."""
+    table = table_of(7)
+    for now in (1_000, 9_000):
+        assert not table.beat("local", "g0", "n1", 0, "", now), "it registers again, and is not listed"
+    assert not table.suspect("local", "g0", "n1", 9_000)
+    assert not table.unregister("local", "g0", "n1")
+    assert [key[2] for key in table.expire(10_000)] == ["n1", "n2"]
+
+
+def test_a_build_that_knows_no_ids_registers_and_speaks_for_itself() -> None:
+    table = table_of(7)
+    assert not table.beat("local", "g0", "n2", 1, "n1", 1_000)
+    table.register("n2", "j", of_group(0, nodes="n1 n2"), False, 1_000)
+    assert table.beat("local", "g0", "n2", 1, "n1", 9_000)
+    assert [key[2] for key in table.expire(10_000)] == ["n1"]
+    assert table.beat("local", "g0", "n2", 1, "n1", 10_000, 7), "it was upgraded, and registers next"
+
+
 def test_a_group_that_was_removed_takes_only_itself_off_the_list() -> None:
     table = table_of(7)
     assert not table.remove("local", "g0", "n1", 8)
@@ -91,7 +110,7 @@ def test_a_master_that_is_gone_is_not_the_master_of_another_group() -> None:
     gone = of_group(7)
     gone.master_id, gone.generation = "n1", 3
     table.register("n1", "i", gone, True, 0)
-    table.unregister("local", "g0", "n1")
+    table.unregister("local", "g0", "n1", 7)
     table.register("n2", "i", of_group(8, nodes="n2", leader=""), False, 0)
     assert table.master("local", "g0") == (0, "")
 
