@@ -236,21 +236,23 @@ class QueueReader:
         for part in route.parts:
             fetcher = self._fetchers.get(part.group.name)
             if fetcher is not None:
-                is_another = part.group.is_another(fetcher.group)
+                before = fetcher.group
                 fetcher.update(part.group)
-                if is_another:
-                    self._leave_group(fetcher)
+                if part.group.is_another(before):
+                    self._leave_group(fetcher, before)
                 self._read_in_group(fetcher, route.topic)
         for name, fetcher in list(self._fetchers.items()):
             if fetcher.group.draining and not any(self._has(topic, name) for topic in fetcher.topics):
                 self._leave(name, fetcher)
 
-    def _leave_group(self, fetcher: _Fetcher) -> None:
+    def _leave_group(self, fetcher: _Fetcher, before: BrokerGroup) -> None:
         """Another broker group has come under the name: nothing is asked of it by the ids and offsets of the one before."""
         name = fetcher.group.name
         logger.warning("broker group was replaced by another one of its name broker_group=%s", name)
         for assigned in self._assigned.values():
             if assigned.queue.broker_group == name:
+                if assigned.group is None or assigned.group.group_id != fetcher.group.group_id:
+                    assigned.group = before  # perhaps it did not say its id yet when the queue was begun
                 fetcher.buffer.remove(assigned)
         fetcher.restart()
 

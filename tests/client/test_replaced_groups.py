@@ -178,6 +178,29 @@ def test_a_queue_that_was_paused_goes_on_in_the_new_group() -> None:
     run(scenario())
 
 
+def test_a_queue_that_was_begun_before_its_group_said_an_id_is_read_in_the_new_group() -> None:
+    """The consumer has run since before the brokers were upgraded."""
+
+    async def scenario() -> None:
+        old, new = groups("payments", "orders")
+        old.group_id = 0
+        async with FakeCluster(old) as cluster, PullConsumer(cluster.address) as consumer:
+            await fill(cluster, [b"a"])
+            await consumer.subscribe("orders")
+            assert await read(consumer, 1) == [b"a"]
+            old.group_id = 7
+            cluster.register(old)
+            reader = consumer._reader
+            await until(lambda: reader._fetchers["g0"].group.group_id == 7)
+            await cluster.replace(old, new)
+            cluster.register(new)
+            await fill(cluster, [b"not ours"] * 3, "payments")
+            await fill(cluster, [b"b"])
+            assert await read(consumer, 1) == [b"b"]
+
+    run(scenario())
+
+
 def test_a_push_consumer_joins_the_new_group_and_commits_nothing_of_the_one_before() -> None:
     async def scenario() -> None:
         old, new = groups("payments", "orders")
