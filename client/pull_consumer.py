@@ -295,7 +295,8 @@ class PullConsumer:
 
         `reset` allows going back. While a broker group has no leader it waits for the next one, at most `timeout_ms`; the
         other groups have stored theirs by then. What failed may be committed again: nothing goes back by that.
-        A queue that stands beyond its end is left out by the default, and an error after the others are stored.
+        A queue that stands beyond its end is left out by the default, and an error after the others are stored. So is, without
+        an error, a queue of a broker group that was replaced, as long as the new one has no such topic.
         Raises: UsageError (no group, impossible queue, offset or timeout), TopicNotFoundError, RefusedError (NoQuorumError: no leader
         in time), BrokerUnreachableError.
         """
@@ -303,12 +304,13 @@ class PullConsumer:
             raise UsageError("this consumer has no group", "Offsets are stored per group", "Give group=")
         check_timeout(timeout_ms, least=1)
         beyond = self._reader.beyond if offsets is None else {}
+        left_out = {*beyond, *self._reader.waiting} if offsets is None else set()
         wanted = self._reader.positions if offsets is None else offsets
         checked: dict[MessageQueue, int] = {}
         for each, offset in wanted.items():
             queue = check_queue(each)
             check_offset(offset)
-            if queue in beyond:
+            if queue in left_out:
                 continue
             if queue not in self._reader and queue not in await self.queues(queue.topic):
                 raise UsageError(f"{queue} does not exist", "", f"See: ledgermq topic describe {queue.topic}")

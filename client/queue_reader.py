@@ -104,6 +104,16 @@ class QueueReader:
         """Queues that were moved beyond their ends, as brokers say, with these ends."""
         return {queue: each.end_offset for queue, each in self._assigned.items() if each.beyond}
 
+    @property
+    def waiting(self) -> frozenset[MessageQueue]:
+        """Queues of broker groups that were replaced which the new ones do not have yet: their positions mean nothing there."""
+        fetchers = self._fetchers
+        return frozenset(
+            queue
+            for queue, each in self._assigned.items()
+            if _has_left(each, fetchers[queue.broker_group].group)
+        )
+
     def __contains__(self, queue: MessageQueue) -> bool:
         return queue in self._assigned
 

@@ -201,6 +201,29 @@ def test_a_queue_that_was_begun_before_its_group_said_an_id_is_read_in_the_new_g
     run(scenario())
 
 
+@pytest.mark.parametrize("has_topic", [False, True])
+def test_a_commit_leaves_out_what_was_read_in_the_group_before(has_topic: bool) -> None:
+    """Of a topic that the new group has not, or of which that is not known here yet: the offset is one of the group before."""
+
+    async def scenario() -> None:
+        old, new = groups("payments")
+        async with FakeCluster(old) as cluster, PullConsumer(cluster.address, group="billing") as consumer:
+            await fill(cluster, [b"a"])
+            await consumer.subscribe("orders")
+            await consumer.subscribe("payments")
+            assert await read(consumer, 1) == [b"a"]
+            await cluster.replace(old, new)
+            cluster.register(new)
+            await fill(cluster, [b"b", b"c"], "payments")
+            assert await read(consumer, 2) == [b"b", b"c"]
+            if has_topic:
+                new.create_topic("orders", 1)
+            await consumer.commit()
+            assert new.committed == {("billing", "payments", 0): 2}
+
+    run(scenario())
+
+
 def test_a_push_consumer_joins_the_new_group_and_commits_nothing_of_the_one_before() -> None:
     async def scenario() -> None:
         old, new = groups("payments", "orders")
