@@ -20,8 +20,8 @@ def check_id(context: NodeContext, group_id: int) -> None:
     if not group_id:
         return
     own, config = context.raft.group_id, context.config
-    if own in (0, group_id):
-        return
+    if own in (0, group_id) or group_id in context.raft.former_group_ids:
+        return  # who has the route from before a recovery, or a promotion, perhaps finds no nameserver now
     raise RefusedError(
         route_pb2.OTHER_GROUP,
         f'node {config.node_id} at this address belongs to another broker group "{config.group}" (id {own:016x}) than the '

@@ -96,7 +96,9 @@ class OffsetsFile:
                 self._offsets = kept
                 del self._ids[group.name]
             ids = self._ids.get(group.name, ())
-            if group.group_id not in ids[1:]:  # else a node that does not know yet that the group was recovered
+            if (
+                group.group_id not in ids[1:]
+            ):  # else a node that does not know yet that the group was recovered
                 self._ids[group.name] = _joined(group.group_id, *reversed(group.former_group_ids), *ids)
             self._used[group.name] = group
 

@@ -25,7 +25,9 @@ def belongs_to(one: pb.GroupRoute, other: pb.GroupRoute, told: Iterable[pb.Group
     if 0 in (one.group_id, other.group_id) or one.group_id == other.group_id:
         return True
     ids = {one.group_id, other.group_id}
-    return any(each.group_id in ids and not ids.isdisjoint(each.former_group_ids) for each in (one, other, *told))
+    return any(
+        each.group_id in ids and not ids.isdisjoint(each.former_group_ids) for each in (one, other, *told)
+    )
 
 
 class Strangers:

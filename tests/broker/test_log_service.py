@@ -86,6 +86,7 @@ async def answer(
         under_way.put_nowait(item)
     stream = Stream()
     await LogService(context)._answer(under_way, stream, "")
+    written: log_pb2.ProduceResponse
     (written,) = stream.written
     return written
 
@@ -171,7 +172,7 @@ def node(leadership: Leadership, pipeline: RefusingPipeline, own_id: int) -> Any
         pipeline=pipeline,
         replica=SimpleNamespace(produce_refusal=""),
         config=SimpleNamespace(max_message_bytes=1 << 20, node_id="n1", group="g0"),
-        raft=SimpleNamespace(group_id=own_id),
+        raft=SimpleNamespace(group_id=own_id, former_group_ids=(5, 6)),
     )
 
 
@@ -213,11 +214,13 @@ def test_a_request_that_comes_during_an_election_waits_for_its_end(monkeypatch: 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("own_id", "meant_id", "is_taken"), [(7, 7, 1), (7, 0, 1), (0, 7, 1), (7, 8, 0)])
+@pytest.mark.parametrize(
+    ("own_id", "meant_id", "is_taken"), [(7, 7, 1), (7, 0, 1), (0, 7, 1), (7, 8, 0), (7, 5, 1)]
+)
 def test_what_is_meant_for_another_group_of_the_name_is_not_taken(
     own_id: int, meant_id: int, is_taken: int
 ) -> None:
-    """Its topic ids are those of other topics here."""
+    """Its topic ids are those of other topics here. What it was before a recovery, or a promotion, is no other one."""
 
     async def scenario() -> None:
         leadership, pipeline = Leadership("n1"), RefusingPipeline(NotLeaderError(None))

@@ -66,7 +66,15 @@ def test_a_node_that_does_not_know_that_its_group_was_recovered_or_promoted_drop
 ) -> None:
     """It may be the only one that a restarted consumer is told of: a slave, while the new master is down."""
     path = tmp_path / "offsets.json"
-    for group in (newest, of_id(7), newest, of_id(newest.group_id), of_id(7), of_id(10, newest.group_id), of_id(7)):
+    for group in (
+        newest,
+        of_id(7),
+        newest,
+        of_id(newest.group_id),
+        of_id(7),
+        of_id(10, newest.group_id),
+        of_id(7),
+    ):
         file = opened(path)
         file.use_group(group)
         file.put([((QUEUE, 7), 12)] if group is newest else [], group)
