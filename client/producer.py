@@ -104,7 +104,9 @@ class Producer:
         self._routes.on_change(self._on_route)
         self._host = socket.gethostname()
         self._connections: dict[str, GroupConnection] = {}
-        self._old_routes = OldRoutes(self._routes, self._outbox, self._connections, self._fail)
+        self._old_routes = OldRoutes(
+            self._routes, self._outbox, self._connections, self._fail, self._on_route
+        )
         self._timer: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._preparing: set[str] = set()  # topics that messages wait for

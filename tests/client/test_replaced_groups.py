@@ -6,6 +6,7 @@ Topic ids begin at 1 in every group: what is meant for "orders" of the one would
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,6 +113,50 @@ def test_a_topic_that_the_new_group_has_not_fails_at_once() -> None:
                 await waits
             await producer.send("payments", b"after")
             assert held(new, "payments") == 1
+
+    run(scenario())
+
+
+def test_a_topic_that_the_new_group_has_not_fails_as_soon_as_that_is_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At first it has no leader, so nobody can say."""
+    caplog.set_level(logging.INFO, "ledgermq.client.old_routes")
+
+    async def scenario() -> None:
+        old, new = groups("payments")
+        new.leader = ""
+        async with FakeCluster(old) as cluster, Producer(cluster.address, timeout_ms=20_000) as producer:
+            await asyncio.gather(*(producer.send(topic, b"before") for topic in ("orders", "payments")))
+            await cluster.replace(old, new)
+            cluster.register(new)
+            await until(lambda: "route not refreshed topic=orders" in caplog.text)
+            waits = [producer.send_nowait(topic, b"after") for topic in ("orders", "payments")]
+            new.leader, new.term = "n1", 2
+            cluster.register(new)
+            with pytest.raises(TopicNotFoundError):
+                await waits[0]
+            await waits[1]
+
+    run(scenario())
+
+
+def test_an_answer_that_comes_late_with_the_group_before_stops_no_topic() -> None:
+    async def scenario() -> None:
+        old, new = groups("payments", "orders")
+        async with FakeCluster(old) as cluster, Producer(cluster.address, timeout_ms=20_000) as producer:
+            await asyncio.gather(*(producer.send(topic, b"before") for topic in ("orders", "payments")))
+            late = producer._routes.cached("orders")
+            assert late is not None
+            await cluster.replace(old, new)
+            cluster.register(new)
+            connection = producer._connections["g0"]
+            await until(lambda: connection.group.group_id == 8)
+            producer._routes._keep(late)
+            assert connection.group.group_id == 7
+            await until(lambda: connection.group.group_id == 8)
+            await asyncio.gather(*(producer.send(topic, b"after") for topic in ("orders", "payments")))
+            assert (held(new, "orders"), held(new, "payments")) == (1, 1)
 
     run(scenario())
 
