@@ -15,6 +15,7 @@ from ledgermq.broker.leader_calls import LeaderCalls
 from ledgermq.broker.leader_handlers import leader_handler
 from ledgermq.broker.leader_view import Verdict
 from ledgermq.broker.leadership import Leadership
+from ledgermq.broker.live_readers import LiveReaders
 from ledgermq.broker.log_service import LogService, commit_offsets
 from ledgermq.broker.produce import Applied
 from ledgermq.broker.produce_works import ProduceWork, SectionOutcome
@@ -173,6 +174,7 @@ def node(leadership: Leadership, pipeline: RefusingPipeline, own_id: int) -> Any
         replica=SimpleNamespace(produce_refusal=""),
         config=SimpleNamespace(max_message_bytes=1 << 20, node_id="n1", group="g0"),
         raft=SimpleNamespace(group_id=own_id, former_group_ids=(5, 6)),
+        readers=LiveReaders(),
     )
 
 
