@@ -16,6 +16,7 @@ from ledgermq.client import Message, MessageQueue, Producer, PullConsumer, PushC
 from ledgermq.client.errors import OutcomeUnknownError, TopicNotFoundError
 from ledgermq.client.message import SendReceipt
 
+from .fake_messaging import MessagingCluster
 from .fakes import FakeCluster, FakeGroup, FakeNode
 from .push_listeners import QUICK, Seen, fill, until_committed, until_logged
 from .reading import read, run
@@ -157,6 +158,32 @@ def test_an_answer_that_comes_late_with_the_group_before_stops_no_topic() -> Non
             await until(lambda: connection.group.group_id == 8)
             await asyncio.gather(*(producer.send(topic, b"after") for topic in ("orders", "payments")))
             assert (held(new, "orders"), held(new, "payments")) == (1, 1)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("creates_topics", [False, True])
+def test_a_topic_that_nobody_has_any_more_fails_at_once_or_is_made_anew(creates_topics: bool) -> None:
+    """No other topic of the producer shows the new group: only the refusals do, and they must lead to the nameserver."""
+
+    async def scenario() -> None:
+        old, new = groups("payments")
+        async with (
+            MessagingCluster(old) as cluster,
+            Producer(cluster.address, timeout_ms=DEADLINE_MS) as producer,
+        ):
+            await producer.send("orders", b"before")
+            await cluster.replace(old, new)
+            await until(lambda: not producer._connections["g0"].connected)
+            cluster.groups = (new,)
+            cluster.messaging[0].creates_topics = cluster if creates_topics else None
+            cluster.register(new)
+            if creates_topics:
+                await producer.send("orders", b"after")
+                assert held(new, "orders") == 1
+            else:
+                with pytest.raises(TopicNotFoundError):
+                    await producer.send("orders", b"after")
 
     run(scenario())
 
