@@ -26,7 +26,7 @@ def check_id(context: NodeContext, group_id: int) -> None:
         route_pb2.OTHER_GROUP,
         f'node {config.node_id} at this address belongs to another broker group "{config.group}" (id {own:016x}) than the '
         f"one that is meant (id {group_id:016x}): it was made anew, or two groups were made under one name. Nothing was "
-        "done. Refresh the route and repeat it; see: ledgermq cluster status",
+        "done. Refresh the route and repeat it. See: ledgermq cluster status",
         retryable=True,
         retry_after_ms=RETRY_AFTER_MS,
     )

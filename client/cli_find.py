@@ -68,7 +68,7 @@ def get(
 
 def query(
     topic: Annotated[str, typer.Option("--topic", "-t", help="Where to look.")],
-    key: Annotated[str, typer.Option("--key", "-k", help="Only messages with this key.")] = "",
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Only messages with this key.")] = None,
     begin: Annotated[
         str,
         typer.Option("--from", help="Stored at or after this time: 2026-01-31T12:00:00, or ms since 1970."),
@@ -82,10 +82,14 @@ def query(
 ) -> None:
     """List stored messages of a topic, the newest first: those with a key, or of a time."""
     begin_ms, end_ms = _bounds(begin, end)
+    if key is not None and not key.strip():
+        raise typer.BadParameter("the key is empty; leave --key out to list messages of all keys")
 
     async def work() -> FoundMessages:
         async with Admin(nameserver) as admin:
-            return await admin.query_messages(topic, key=key, begin_ms=begin_ms, end_ms=end_ms, limit=limit)
+            return await admin.query_messages(
+                topic, key=key or "", begin_ms=begin_ms, end_ms=end_ms, limit=limit
+            )
 
     found = run(work())
     if as_json:
@@ -214,7 +218,7 @@ def _show(message: MessageView) -> None:
     except CorruptMessageError as error:
         out.print(f"{'body':14}cannot be read: {error}", markup=False)
         return
-    out.print(f"{'body':14}{len(body):,} bytes", markup=False)
+    out.print(f"{'body':14}{len(body):,} byte{'s' * (len(body) != 1)}", markup=False)
     out.print(printable(body), markup=False)
 
 

@@ -57,7 +57,8 @@ def create(
     start: Annotated[str, typer.Option("--from", help="Start: earliest, latest, or a time.")] = "earliest",
     fifo: Annotated[bool, typer.Option("--fifo", help="Deliver each queue in order.")] = False,
     max_attempts: Annotated[
-        int, typer.Option("--max-attempts", min=0, help="Deliveries of a message; 0: the default.")
+        int,
+        typer.Option("--max-attempts", min=0, max=2**31 - 1, help="Deliveries of a message; 0: the default."),
     ] = 0,
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="Succeed when the group is there.")

@@ -273,9 +273,10 @@ def consume(
     with contextlib.suppress(KeyboardInterrupt):
         run(_consume(topic, group, count, timeout, at, tag, nameserver, show))
     if quiet or sys.stderr.isatty():
-        err.print(f"received {received:,} messages")
+        err.print(f"received {received:,} message{'s' * (received != 1)}")
     if count and received < count:
-        err.print(f"{count - received:,} messages fewer than asked for. See: ledgermq topic describe {topic}")
+        missing = f"{count - received:,} message{'s' * (count - received != 1)}"
+        err.print(f"{missing} fewer than asked for. See: ledgermq topic describe {topic}")
         raise typer.Exit(1)
 
 

@@ -68,14 +68,16 @@ def print_error(text: str) -> None:
 
 
 def confirm(question: str) -> None:
-    """Ask before something is deleted. Raises: typer.Abort (no), UsageError (there is nobody to ask)."""
+    """Ask before what cannot be undone. Raises: typer.Abort (no), UsageError (there is nobody to ask)."""
     try:
         agreed = typer.confirm(question)
     except typer.Abort:
         if sys.stdin.isatty():
             raise
         raise UsageError(
-            "nothing was deleted", "The question had no answer: there is no terminal", "Add --yes to delete"
+            "nothing was changed",
+            "The question had no answer: there is no terminal",
+            "To agree without it, add --yes",
         ) from None
     if not agreed:
         raise typer.Abort

@@ -190,12 +190,16 @@ class NotANameserverError(RouteError):
     retryable = False
 
     def __init__(self, address: str) -> None:
-        host = address.rpartition(":")[0] or "HOST"
-        super().__init__(
-            f"what answers at {address} is not a nameserver",
-            "It is probably a broker's port (8081 messaging, 8082 log, 5557 HTTP); a nameserver listens on 9876 unless told otherwise",
-            f"Give its port: --nameserver {host}:9876",
-        )
+        host, _, port = address.rpartition(":")
+        if port == "9876":
+            why, next_step = "Another program has the port, or stands in between", "Check the host"
+        else:
+            why = (
+                "It is probably a broker's port (8081 messaging, 8082 log, 5557 HTTP); "
+                "a nameserver listens on 9876 unless told otherwise"
+            )
+            next_step = f"Give its port: --nameserver {host or 'HOST'}:9876"
+        super().__init__(f"what answers at {address} is not a nameserver", why, next_step)
         self.address = address
 
 

@@ -55,7 +55,7 @@ class GroupProgress(Admin):
             raise UsageError(
                 f'broker group "{name}" is not known to the nameservers',
                 f"Known: {known}. Nothing was changed",
-                f"Start its nodes with the same nameservers. Was it removed: ledgermq cluster undrain {name} --node HOST:8082",
+                f"Start its nodes with the same nameservers. If it was removed: ledgermq cluster undrain {name} --node HOST:8082",
             )
         return found
 

@@ -220,8 +220,12 @@ def test_fewer_messages_than_asked_for_is_an_exit_code(
     cluster.call(cluster.cluster.messages.add, b"a")
     code, out, err = ledgermq("consume", "orders", "-g", "billing", "-c", "3", "--timeout", "0.02", "--quiet")
     assert (code, out) == (1, "")
-    assert "received 1 messages" in err
+    assert "received 1 message\n" in err
     assert "2 messages fewer than asked for. See: ledgermq topic describe orders" in err
+    assert (
+        "\n1 message fewer"
+        in ledgermq("consume", "orders", "-g", "billing", "-c", "1", "--timeout", "0.02")[2]
+    )
 
 
 def test_cleaning_tells_what_is_deleted(ledgermq: Any, cluster: Served[MessagingCluster]) -> None:

@@ -180,6 +180,7 @@ def test_bad_questions_are_usage_errors(ledgermq: Any, cluster: Served[FakeClust
     for arguments in (
         ["query"],
         ["query", "--topic", "orders", "--limit", "0"],
+        ["query", "--topic", "orders", "--key", " "],  # perhaps of an unset variable: not every message
         ["query", "--topic", "orders", "--from", "yesterday"],
         ["query", "--topic", "orders", "--from", "17"],
         ["get"],

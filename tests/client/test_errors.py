@@ -62,3 +62,8 @@ def test_the_next_command_is_named_once() -> None:
         "orders", 1000, sent=True, reason="no leader. See: ledgermq cluster status"
     )
     assert str(error).count("ledgermq cluster status") == 1
+
+
+def test_whoever_gave_the_port_of_nameservers_is_not_told_to_give_it() -> None:
+    assert str(errors.NotANameserverError("a:8081")).endswith("Give its port: --nameserver a:9876.")
+    assert str(errors.NotANameserverError("a:9876")).endswith("Check the host.")

@@ -76,8 +76,8 @@ ALONE = [
     Row("empty tag", "send orders hi --tag ''", 1, ("invalid tag", "empty", "Nothing was sent")),
     Row("empty tag filter", "consume orders --group g --tag ''", 2, ("tag filter is empty", "--help")),
     Row("stdin more than once", "send orders - --count 2", 2, ("--count", "stdin", "--help")),
-    Row("delete without a terminal", "topic delete orders", 1, ("nothing was deleted", "--yes")),
-    Row("delete a group without a terminal", "group delete g", 1, ("nothing was deleted", "--yes")),
+    Row("delete without a terminal", "topic delete orders", 1, ("nothing was changed", "--yes")),
+    Row("delete a group without a terminal", "group delete g", 1, ("nothing was changed", "--yes")),
     # --- nobody there
     Row("no nameserver", "topic list -n 127.0.0.1:{p1}", 1, ("127.0.0.1:{p1}", "ledgermq up")),
     Row(
