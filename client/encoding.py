@@ -42,6 +42,10 @@ _MAX_TOPIC: Final = 127
 _MAX_GROUP: Final = 120
 _MAX_MESSAGE_GROUP: Final = 63
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+#: What stands between operands in the SQL filters of RocketMQ. A tag may have such a sign inside: "a=b".
+_SQL: Final = re.compile(
+    r"\s(AND|OR|NOT|IN|IS|BETWEEN|CONTAINS|STARTSWITH|ENDSWITH)\s|\s(=|<>|<=?|>=?)(\s|$)|^\s*\w+\s*(<>|<=?|>=?)\s*[\w'.-]+\s*$"
+)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _V1_ID: Final = int(RecordFlags.V1_ID)
 _FIFO: Final = int(RecordFlags.FIFO)
@@ -116,6 +120,12 @@ def check_tag_filter(expression: str) -> None:
     A broker takes what stands between two "||" for one tag, whatever it is: another operator would match nothing.
     """
     tags = expression.split("||")
+    if _SQL.search(expression):
+        raise UsageError(
+            f"{expression!r} is an SQL filter, and messages are filtered by tags only",
+            "As a tag it would match nothing, and the group would pass all messages over",
+            'Name tags joined by ||, for example "a || b"; properties can be looked at by the listener',
+        )
     foreign = next((sign for tag in tags for sign in ("&&", "|") if sign in tag), "")
     if foreign or (len(tags) > 1 and not any(tag.strip() for tag in tags)):
         raise UsageError(

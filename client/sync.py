@@ -23,7 +23,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Final
 
 from .admin import Admin as AsyncAdmin
 from .encoding import check_name
@@ -54,6 +54,7 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+_COMES_AGAIN: Final = "an acknowledgement failed, its message comes again: %s"
 
 
 class Producer(Closing):
@@ -207,8 +208,9 @@ class ReceivedMessage:
     def ack(self) -> None:
         """The message is done. Sent in the background, together with others.
 
-        A failure is raised by a later step of the loop, its last one at the latest. close() (or the end of the program)
-        waits for what is still out and logs a failure: the message comes again, here or at another consumer.
+        When nobody takes it in time, since a broker group is down, that is logged as a warning, and the message comes again,
+        here or at another consumer. Any other failure is raised by a later step of the loop, its last one at the latest.
+        close() (or the end of the program) waits for what is still out and logs a failure.
         """
         self._consumer._ack(self._message)
 
@@ -323,6 +325,10 @@ class Consumer(Closing):
             try:
                 await call()
             except Exception as error:  # a defect, too, must reach the caller
+                if isinstance(error, LedgerMQError) and error.retryable:
+                    # Nobody answers for the message now: the loop goes on with those of others
+                    logger.warning(_COMES_AGAIN, error)
+                    return
                 self._failure = error
                 raise
 
@@ -344,4 +350,4 @@ class Consumer(Closing):
         self._ready.clear()
         await self._consumer.close()
         if self._failure is not None:
-            logger.warning("an acknowledgement failed, its message comes again: %s", self._failure)
+            logger.warning(_COMES_AGAIN, self._failure)

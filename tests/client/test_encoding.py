@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgermq.client.encoding import RecordEncoder, check_name, varint
-from ledgermq.client.errors import InvalidMessageError, InvalidNameError, MessageTooLargeError
+from ledgermq.client.encoding import RecordEncoder, check_name, check_tag_filter, varint
+from ledgermq.client.errors import InvalidMessageError, InvalidNameError, MessageTooLargeError, UsageError
 from ledgermq.client.message import MessageQueue, MessageView
 from ledgermq.client.message_ids import MessageIds
 from ledgermq.proto import rocketmq_v2_pb2 as v2
@@ -167,3 +167,28 @@ def test_message_ids_are_unique_and_their_text_names_their_bytes() -> None:
     ids = [IDS.next(NOW) for _ in range(1000)]
     assert len({raw for raw, _ in ids}) == 1000
     assert all(text == "01" + raw.hex().upper() for raw, text in ids)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "a > 5",
+        "a>5",
+        "a >= 5 AND b",
+        "region = 'east'",
+        "TAGS IN ('a', 'b')",
+        "x IS NOT NULL",
+        "a BETWEEN 1 AND 3",
+    ],
+)
+def test_an_sql_filter_is_refused_since_as_a_tag_it_would_pass_everything_over(expression: str) -> None:
+    with pytest.raises(UsageError, match="filtered by tags only"):
+        check_tag_filter(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["*", "", "a || b", "a", "kind=new", "in || or", "SAND || ORANGE", "new order", "a->b", "<a>"],
+)
+def test_tags_are_no_sql_filter(expression: str) -> None:
+    check_tag_filter(expression)

@@ -12,13 +12,14 @@ import pytest
 
 from ledgermq.client import Message
 from ledgermq.client.errors import (
+    BrokerUnreachableError,
     ClosedError,
     InvalidHandleError,
     InvalidNameError,
     NameserversDownError,
     TopicNotFoundError,
 )
-from ledgermq.client.message import MessageView
+from ledgermq.client.message import LeasedMessage, MessageView
 from ledgermq.client.push_options import PushOptions, RetryLater
 from ledgermq.client.sync import Consumer, Producer, PushConsumer
 
@@ -135,6 +136,27 @@ def test_a_failed_acknowledgement_is_raised_by_the_next_step(cluster: Served[Mes
         message.ack()
         with pytest.raises(InvalidHandleError):
             list(consumer)
+
+
+def test_an_acknowledgement_that_nobody_takes_ends_no_loop(
+    cluster: Served[MessagingCluster], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its broker group is down: the message comes again, and those of other groups are there."""
+
+    add(cluster, b"a", b"b")
+    with caplog.at_level(logging.WARNING), consumer_of(cluster) as consumer:
+        acknowledge = consumer._consumer.ack
+
+        async def ack(message: LeasedMessage) -> None:
+            if message.body == b"a":
+                raise BrokerUnreachableError("127.0.0.1:1", "it does not answer")
+            await acknowledge(message)
+
+        monkeypatch.setattr(consumer._consumer, "ack", ack)
+        for message in consumer:
+            message.ack()
+        assert "an acknowledgement failed, its message comes again" in caplog.text
+        assert cluster.cluster.messages.acked == [b"b"]
 
 
 def test_a_failed_last_acknowledgement_is_logged(
