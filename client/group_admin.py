@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ledgermq.proto import admin_pb2 as pb
-from ledgermq.proto import log_pb2, log_pb2_grpc, route_pb2
+from ledgermq.proto import log_pb2, log_pb2_grpc, nameserver_pb2, route_pb2
 
 from .calls import call_group
 from .errors import FencedError, LedgerMQError, RouteError, UsageError, shortened
@@ -28,6 +29,10 @@ from .group_successors import OtherGroup, left_alone
 from .topic_route import BrokerGroup
 
 logger = logging.getLogger(__name__)
+
+#: Nodes hear of a removal at the latest with the next heartbeat of their leader; one that is down is dropped after 10 s.
+_UNLISTED_S = 3.0
+_LISTED_PAUSE_S = 0.05
 
 _WHY_NOT = {route_pb2.MODE_DRAINING: "is being drained", route_pb2.MODE_REMOVED: "was removed"}
 
@@ -180,7 +185,7 @@ class GroupAdmin(GroupForgetting):
         """
         group = await self.group(name)
         if force:
-            return await self._set_mode(group, route_pb2.MODE_REMOVED, force=True)
+            return await self._leave(group, await self._set_mode(group, route_pb2.MODE_REMOVED, force=True))
         consumers, silent = await self._consumers_elsewhere(name)
         if silent:
             raise _not_heard("who consumes the topics", silent, "lose what they may lack: --force")
@@ -190,7 +195,29 @@ class GroupAdmin(GroupForgetting):
                 "Nothing was changed",
                 f"Wait for them (ledgermq cluster drain {name} --wait), or let them lose it: --force",
             )
-        return await self._set_mode(group, route_pb2.MODE_REMOVED, consumers=consumers)
+        return await self._leave(
+            group, await self._set_mode(group, route_pb2.MODE_REMOVED, consumers=consumers)
+        )
+
+    async def _leave(
+        self, group: BrokerGroup, removed: pb.SetBrokerGroupModeResponse
+    ) -> pb.SetBrokerGroupModeResponse:
+        """Return when no nameserver that answers lists a removed group any more: its nodes tell them, each as it hears of it."""
+        end = time.monotonic() + _UNLISTED_S
+        request = nameserver_pb2.ListGroupsRequest(cluster=group.cluster)
+        while time.monotonic() < end:
+            answers, _ = await self._routes.ask_every(
+                lambda stub: stub.ListGroups(request, timeout=_UNLISTED_S)
+            )
+            views = [view for answer in answers.values() for view in answer.groups]
+            if not any((view.group, view.group_id) == (group.name, group.group_id) for view in views):
+                return removed
+            await asyncio.sleep(_LISTED_PAUSE_S)
+        logger.warning(
+            "removed, and a nameserver still lists it: a node that is down, or just came back, broker_group=%s",
+            group.name,
+        )
+        return removed
 
     async def _set_mode(
         self,

@@ -16,6 +16,7 @@ from ledgermq.proto import admin_pb2 as pb
 
 from .group_admin import AddedGroup, Left
 from .group_admin import GroupAdmin as AsyncGroupAdmin
+from .group_forgetting import Forgotten, LostGroup
 from .group_progress import Lag
 from .sync_admin import Admin
 from .topic_route import BrokerGroup
@@ -68,6 +69,14 @@ class GroupAdmin(Admin):
     def remove_group(self, name: str, *, force: bool = False) -> pb.SetBrokerGroupModeResponse:
         """Take a drained and consumed group out of the cluster. Its nodes keep their data."""
         return self._thread.call(self._admin.remove_group(name, force=force))
+
+    def lost_group(self, name: str) -> LostGroup:
+        """Return what is remembered of a group of which no node is up, and would be forgotten."""
+        return self._thread.call(self._admin.lost_group(name))
+
+    def forget_group(self, name: str) -> Forgotten:
+        """Take a group that is lost for good off the lists of all nameservers. May be repeated."""
+        return self._thread.call(self._admin.forget_group(name))
 
     # --- how far consumers are --------------------------------------------------------------------------------
 

@@ -83,7 +83,6 @@ def test_a_fetch_stream_is_a_reader_until_it_ends(monkeypatch: pytest.MonkeyPatc
         await LogService._fetch_stream(service, None, stream)
 
     monkeypatch.setattr(log_service, "fetch", fetch)
-    monkeypatch.setattr(log_service, "refused_caller", lambda *_: None)
     asyncio.run(scenario())
     assert seen == [[Reading("audit", "orders", 1, 4)], [Reading("audit", "orders", 1, 1)]]
     assert readers.unseen(node.state) == []

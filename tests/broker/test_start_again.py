@@ -14,6 +14,8 @@ from ledgermq.broker import promotion, server
 from ledgermq.broker.config import BrokerConfig, load
 from ledgermq.broker.listeners import PortError
 
+PLAN = object()
+
 
 class FakeNode:
     """Notes its life; the first of a test is reset, the next one is stopped by SIGTERM."""
@@ -43,6 +45,10 @@ class FakeNode:
 
     def ready_line(self) -> str:
         return "ready"
+
+    @property
+    def promotion_plan(self) -> object:
+        return PLAN if FakeNode.is_promoted and self.made[0] is self else None
 
     async def wait_promotion(self) -> None:
         if not FakeNode.is_promoted or len(self.made) > 1:
@@ -87,14 +93,13 @@ def test_a_promoted_node_is_replaced_when_its_folder_has_begun_a_new_generation(
     FakeNode.is_promoted = True
     promoted = []
 
-    def promote(data: Any, files: Any) -> bool:
+    def promote(data: Any, files: Any, plan: object) -> None:
         assert [node.life for node in FakeNode.made] == [["start", "stop"]], "its folder is free"
-        promoted.append(data)
-        return True
+        promoted.append((data, plan))
 
     monkeypatch.setattr(promotion, "promote", promote)
     assert asyncio.run(main.run(config(tmp_path))) == 0
-    assert promoted == [tmp_path]
+    assert promoted == [(tmp_path, PLAN)]
     assert [node.life for node in FakeNode.made] == [["start", "stop"]] * 2
 
 

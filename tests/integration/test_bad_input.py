@@ -222,7 +222,7 @@ ALONE = [
         "recover a newer folder",
         "cluster recover --data {data}",
         1,
-        ("{data}/identity", "version 9", "version 2", "nothing was changed"),
+        ("{data}/identity", "version 9", "version 3", "nothing was changed"),
         {"identity": "LMQ identity 9 00000000\n"},
     ),
     Row(
@@ -316,7 +316,7 @@ def test_a_newer_format_is_refused_with_both_versions(tmp_path: Path, broker_arg
     path = make_identity(tmp_path / "n1")
     path.write_bytes(path.read_bytes().replace(b"identity 1 ", b"identity 9 ", 1))
     code, text = run(broker_arguments)
-    check(Row("newer", "", 3, ("n1 will not start", "identity", "version 9", "version 2")), code, text, {})
+    check(Row("newer", "", 3, ("n1 will not start", "identity", "version 9", "version 3")), code, text, {})
     assert b"identity 9 " in path.read_bytes()
 
 
