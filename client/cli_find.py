@@ -22,6 +22,7 @@ from .cli_output import (
 )
 from .cli_times import local_time, time_ms
 from .errors import CorruptMessageError, LedgerMQError, UsageError
+from .every_group import why_missing
 from .message import MessageView
 from .message_ids import time_of
 from .message_query import DEFAULT_LIMIT, FoundMessages
@@ -162,7 +163,7 @@ def _tell_what_is_missing(found: FoundMessages) -> None:
 
 def _missing(found: FoundMessages) -> list[str]:
     """Return why there may be messages that are not shown."""
-    lines = [f"broker group {name} does not answer: {error}" for name, error in found.silent.items()]
+    lines = [why_missing(name, error) for name, error in found.silent.items()]
     lines += [f"broker group {name} has no leader: its newest may be missing" for name in found.stale]
     if found.unsearched_bytes:
         mib = found.unsearched_bytes / (1 << 20)

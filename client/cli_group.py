@@ -10,6 +10,7 @@ from ledgermq.proto import admin_pb2
 
 from .admin import Admin
 from .cli_broker_groups import progress_as_dict
+from .cli_down_groups import groups_down, warn_of_down
 from .cli_output import (
     DEFAULT_NAMESERVER,
     JsonOption,
@@ -68,14 +69,16 @@ def create(
     """Create a consumer group."""
     at = position(start)
 
-    async def work() -> None:
+    async def work() -> list[str]:
         async with Admin(nameserver) as admin:
             await admin.create_group(
                 group, start=at, fifo=fifo, max_attempts=max_attempts, if_not_exists=if_not_exists
             )
+            return await groups_down(admin)
 
-    run(work())
+    down = run(work())
     out.print(f'consumer group "{group}" is there. Next: ledgermq consume TOPIC --group {group}')
+    warn_of_down(f'consumer group "{group}"', down)
 
 
 def list_groups(nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: JsonOption = False) -> None:

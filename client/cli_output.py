@@ -20,7 +20,7 @@ from rich.markup import escape
 
 from .errors import UsageError
 from .event_loop import new_event_loop
-from .every_group import Silent
+from .every_group import Silent, why_missing
 from .text_table import text_table
 
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
@@ -86,7 +86,7 @@ def confirm(question: str) -> None:
 def warn_of_silent(silent: Silent) -> None:
     """Say on stderr which broker groups are missing from what was printed, and why."""
     for name, error in sorted(silent.items()):
-        err.print(f"incomplete: broker group {name} does not answer: {error}", markup=False)
+        err.print(f"incomplete: {why_missing(name, error)}", markup=False)
 
 
 def with_silent(rows: list[dict[str, Any]], silent: Silent) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import typer
 from ledgermq.proto import route_pb2
 
 from .admin import MESSAGE_TYPES, Admin
+from .cli_down_groups import groups_down, warn_of_down
 from .cli_output import (
     DEFAULT_NAMESERVER,
     MAX_HOURS,
@@ -70,17 +71,20 @@ def create(
 ) -> None:
     """Create a topic in every broker group."""
 
-    async def work() -> int:
+    async def work() -> tuple[int, list[str]]:
         async with Admin(nameserver) as admin:
-            return await admin.create_topic(
+            made = await admin.create_topic(
                 topic,
                 queues,
                 message_type=kind,
                 if_not_exists=if_not_exists,
                 retention_ms=int(retention_hours * _HOUR_MS),
             )
+            return made, await groups_down(admin)
 
-    out.print(f'topic "{topic}" is there with {run(work())} queues. Next: ledgermq send {topic} "hello"')
+    made, down = run(work())
+    out.print(f'topic "{topic}" is there with {made} queues. Next: ledgermq send {topic} "hello"')
+    warn_of_down(f'topic "{topic}"', down)
 
 
 def update(

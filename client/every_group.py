@@ -19,6 +19,12 @@ T = TypeVar("T")
 Silent = dict[str, LedgerMQError]
 
 
+def why_missing(group: str, error: LedgerMQError) -> str:
+    """Return the line of one that is silent. The errors of some groups begin with the same words: they are said once."""
+    why = str(error).removeprefix(f'broker group "{group}" does not answer: ')
+    return f"broker group {group} does not answer: {why}"
+
+
 async def ask_all(
     groups: Sequence[BrokerGroup], ask: Callable[[BrokerGroup], Awaitable[T]]
 ) -> tuple[list[tuple[BrokerGroup, T]], Silent]:

@@ -37,7 +37,7 @@ class GoneGroup:
     @property
     def refusal(self) -> BrokerGroupsGoneError:
         """Why a call that is about this group alone was not made."""
-        return BrokerGroupsGoneError([self.name], self.since, "It was not removed. Nothing was changed")
+        return BrokerGroupsGoneError([self.name], self.since, "It is down, not removed. Nothing was changed")
 
 
 def gone_of(listed: ns.ListGroupsResponse, every: ns.ListGroupsResponse) -> list[GoneGroup]:

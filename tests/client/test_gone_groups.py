@@ -77,7 +77,7 @@ def test_a_group_that_is_gone_is_said_to_be_down_where_it_is_asked_for_by_its_na
                     await change
                 text = str(caught.value)
                 assert 'broker group "g1" does not answer: no node of it is up (last heard: ' in text
-                assert "It was not removed. Nothing was changed. Start its nodes and repeat it" in text
+                assert "It is down, not removed. Nothing was changed. Start its nodes and repeat it" in text
                 assert text.endswith("It is lost for good: ledgermq cluster forget-group g1")
             with pytest.raises(BrokerGroupsGoneError, match='"g1" does not answer'):
                 await admin.transfer_leadership("g1")
@@ -192,7 +192,7 @@ def test_a_query_says_that_it_is_incomplete(
     assert run_cli(["message", "query", "-t", "orders", "--json", "-n", cluster.address]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["silent_groups"] == ["g1"]
-    assert "incomplete: broker group g1 does not answer" in printed.err
+    assert "incomplete: broker group g1 does not answer: no node of it is up" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -202,6 +202,7 @@ def test_a_query_says_that_it_is_incomplete(
         ("topic describe orders", "g0"),
         ("group list", "billing"),
         ("group describe billing", "g0"),
+        ("group lag", "billing"),
     ],
 )
 def test_what_the_others_hold_is_shown_with_a_warning_that_names_the_group_that_is_gone(
@@ -217,8 +218,8 @@ def test_what_the_others_hold_is_shown_with_a_warning_that_names_the_group_that_
     assert run_cli([*arguments, "-n", cluster.address]) == 0
     printed = capsys.readouterr()
     assert shown in printed.out
-    assert 'incomplete: broker group g1 does not answer: broker group "g1"' in printed.err
-    assert "last heard: " in printed.err and "cluster forget-group g1" in printed.err
+    assert "incomplete: broker group g1 does not answer: no node of it is up (last heard: " in printed.err
+    assert "cluster forget-group g1" in printed.err
     assert run_cli([*arguments, "--json", "-n", cluster.address]) == 0
     found = json.loads(capsys.readouterr().out)
     for row in found if isinstance(found, list) else [found]:
@@ -248,6 +249,26 @@ def test_a_topic_that_the_group_that_is_gone_may_have_is_not_called_missing(
         assert run_cli([*arguments, "-n", cluster.address]) == 1
         printed = capsys.readouterr().err
         assert '"g1" does not answer' in printed and "does not exist" not in printed
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [("topic create news", 'topic "news"'), ("group create billing", 'consumer group "billing"')],
+)
+def test_what_is_created_meanwhile_says_which_group_did_not_get_it(
+    command: str, named: str, cluster: Served[FakeCluster], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = cluster.cluster.groups[1]
+    cluster.run(cluster.cluster.expire(gone))
+    assert run_cli([*command.split(), "-n", cluster.address]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"{named} is there")
+    assert printed.err == (
+        f"broker group g1 is down and did not get {named}. When its nodes run again: ledgermq cluster add-group g1\n"
+    )
+    cluster.run(cluster.cluster.revive(gone))
+    assert run_cli([*command.split(), "--if-not-exists", "-n", cluster.address]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_deletion_fails_and_says_so(
