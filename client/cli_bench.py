@@ -79,7 +79,7 @@ def bench(
         Path | None, typer.Option(metavar="DIR", help="Write plots (PNG, SVG) into this folder.")
     ] = None,
 ) -> None:
-    """Measure throughput and latency of this cluster, from this machine."""
+    """Measure throughput and latency of this cluster, from here."""
     names = _names(workloads)
     settings = Settings(
         size, seconds, warm_up, in_flight, batch, producers, callers, target.lower(), rate, groups

@@ -76,7 +76,7 @@ def add_group(
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> int:
-    """Give a new broker group the topics and consumer groups of the others. May be repeated. Exit code 1: conflicts."""
+    """Give a new broker group what the others have. That is topics and consumer groups. May be repeated. Exit code 1: conflicts."""
 
     async def work() -> AddedGroup:
         async with GroupAdmin(nameserver) as admin:
@@ -303,7 +303,7 @@ def undrain(
     ] = "",
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
 ) -> None:
-    """Let a broker group take messages again that was drained, or removed."""
+    """Let a drained or removed broker group take messages again."""
 
     async def work() -> pb.SetBrokerGroupModeResponse:
         async with GroupAdmin(nameserver) as admin:

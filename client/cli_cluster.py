@@ -138,7 +138,7 @@ def transfer(
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     node: NodeOption = None,
 ) -> None:
-    """Hand leadership to another node; writes pause for a few milliseconds."""
+    """Hand leadership to another node. Writes pause for a few milliseconds."""
     answer = run(_transfer(nameserver, node or [], to_node))
     if answer.HasField("refusal") and answer.refusal.code:
         raise error_of(answer.refusal)

@@ -58,7 +58,7 @@ def dump(
         typer.Option("--data", help="Dump the data folder of a node that is not running instead."),
     ] = None,
 ) -> int:
-    """Copy every node's log, up to its commit point, as it stands on disk. Then: ledgermq check DIR."""
+    """Copy every node's log as it stands on disk. Up to its commit point; then: ledgermq check DIR."""
     _refuse_data_folder(to)
     if data is not None:
         return _dump_offline(data, to)

@@ -29,7 +29,7 @@ def forget_group(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
 ) -> int:
-    """Take a broker group that is lost for good off the lists of all nameservers. Refused while a node of it lives.
+    """Take a broker group that is lost for good off all lists. Refused while a node of it lives.
 
     What it holds is then no longer missed by listings, queries and changes. Exit code 1: a nameserver did not do it.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, Final
 
 import typer
@@ -41,7 +42,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
     group = typer.Typer(
         no_args_is_help=True,
-        help="Create, list, describe, reset and delete consumer groups, and see how far they are.",
+        help="Look after consumer groups, and see how far they are.",
         rich_markup_mode=None,
     )
     group.command("create")(create)
@@ -240,7 +241,12 @@ def reset(
             await admin.reset_offsets(group, topic, at)
 
     run(work())
-    out.print(f'consumer group "{group}" continues at {to} of topic "{topic}"')
+    if at.isdecimal() and int(at) > time.time() * 1000:
+        out.print(
+            f'consumer group "{group}" continues at the end of topic "{topic}": nothing was stored at or after {to}'
+        )
+    else:
+        out.print(f'consumer group "{group}" continues at {to} of topic "{topic}"')
 
 
 def delete(

@@ -336,6 +336,26 @@ def test_a_dump_is_not_written_into_the_data_folder_of_a_node(
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+def test_a_group_that_is_moved_to_a_time_to_come_is_at_the_end(ledgermq: Any) -> None:
+    ledgermq("group", "create", "billing")
+    for to, said in (
+        ("9000-01-01T00:00:00", "at the end of topic"),
+        ("2026-01-01T00:00:00", "at 2026-01-01T"),
+    ):
+        code, out, _ = ledgermq("group", "reset", "billing", "--topic", "orders", "--to", to)
+        assert (code, f'"billing" continues {said}' in out) == (0, True), out
+
+
+@pytest.mark.parametrize("group", [[], ["cluster"]])
+def test_no_line_of_a_list_of_commands_is_cut(
+    ledgermq: Any, monkeypatch: pytest.MonkeyPatch, group: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = ledgermq(*group, "--help")
+    listed = out.partition("Commands:\n")[2]
+    assert len(listed.splitlines()) > 8 and "..." not in listed
+
+
 def test_a_place_of_a_group_may_be_a_time(ledgermq: Any) -> None:
     for number, time in enumerate(("1769860800000", "2026-01-31T12:00:00+00:00")):
         assert ledgermq("group", "create", f"g{number}", "--from", time)[0] == 0
