@@ -30,10 +30,11 @@ from .cli_output import (
     run,
 )
 from .cli_times import position
-from .encoding import check_tag_filter, check_text
+from .encoding import check_name, check_tag_filter, check_text
 from .errors import (
     CorruptMessageError,
     GroupNotFoundError,
+    InvalidNameError,
     LedgerMQError,
     MessageTooLargeError,
     UsageError,
@@ -93,6 +94,10 @@ def send(
     given = _body(body, size)
     if given is None and count != 1:
         raise typer.BadParameter("--count goes with BODY or --size; the lines of stdin are sent once each")
+    try:
+        check_name("topic", topic)
+    except InvalidNameError as error:
+        raise UsageError(error.what, f"{error.why}. Nothing was sent") from None
     if tag is not None:
         check_text("tag", tag)
     if message_group is not None:

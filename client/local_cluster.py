@@ -235,8 +235,9 @@ class LocalCluster:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
+            why = "it is a file" if self.folder.is_file() else error.strerror
             raise UsageError(
-                f"the data folder {self.folder} cannot be made: {error.strerror}",
+                f"the data folder {self.folder} cannot be made: {why}",
                 "",
                 "Point --data to a folder that can be written",
             ) from error

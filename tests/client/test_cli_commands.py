@@ -187,6 +187,7 @@ def test_lines_before_one_that_is_too_long_are_sent_and_the_error_says_so(
         (("send", "orders", "hi", "--message-group", " "), "invalid message_group: it is empty"),
         (("send", "orders", "hi", "--key", ""), "invalid key: it is empty"),
         (("send", "orders", "hi", "--tag", "t" * 20_000), "have 20000 bytes, 16384 are allowed"),
+        (("send", "or ders", "hi"), "Nothing was sent"),
         (("send", "orders", "-", "--count", "2"), "--count goes with BODY or --size"),
         (("consume", "orders", "--group", "g", "--tag", ""), "the tag filter is empty"),
     ],

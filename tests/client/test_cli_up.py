@@ -38,6 +38,15 @@ def test_brokers_join_no_cluster_that_would_not_find_them(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_is_no_folder_for_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("kept")
+    assert run_cli(["up", "--data", str(tmp_path / "file")]) == 1
+    assert "cannot be made: it is a file. Point --data to a folder" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 def test_groups_and_nodes_of_the_cluster_are_known_before_new_ones_are_named() -> None:
     with served(lambda: FakeCluster(FakeGroup("g0"), nodes=2)) as running:
         assert running.run(cli_up._known_by(running.address)) == (frozenset({"g0"}), frozenset({"n1", "n2"}))
