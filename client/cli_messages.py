@@ -181,7 +181,11 @@ async def _bodies(plan: _Plan) -> AsyncIterator[bytes]:
     """Yield the bodies to send, at the rate that was asked for."""
     started, number = time.monotonic(), 0
     given = plan.body
-    source = lines_of(sys.stdin.buffer, MAX_BODY_SIZE) if given is None else _repeated(given, plan.count)
+    source = (
+        lines_of(sys.stdin.buffer, MAX_BODY_SIZE, _tell_blank)
+        if given is None
+        else _repeated(given, plan.count)
+    )
     async for body in source:
         if plan.rate and (ahead := number / plan.rate - (time.monotonic() - started)) > 0:
             await asyncio.sleep(ahead)
@@ -189,6 +193,11 @@ async def _bodies(plan: _Plan) -> AsyncIterator[bytes]:
             await asyncio.sleep(0)  # let requests go out while more are made
         yield body
         number += 1
+
+
+def _tell_blank(lines: int) -> None:
+    if lines:
+        err.print(f"{lines:,} blank line{'s were' if lines > 1 else ' was'} left out: a message has a body")
 
 
 async def _repeated(body: bytes, count: int) -> AsyncIterator[bytes]:

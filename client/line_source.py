@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
 from .errors import UsageError
@@ -24,6 +24,7 @@ class LineCutter:
         self._limit = limit
         self._rest = bytearray()
         self._number = 0  # of the line that is being read, from 1 once there is one
+        self.blank = 0  # lines that were empty
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the lines that are complete and not empty. Raises: UsageError (a line above the limit)."""
@@ -37,6 +38,8 @@ class LineCutter:
             whole, self._rest = bytes(self._rest), bytearray()
             if whole:
                 yield whole
+            else:
+                self.blank += 1
         self._rest += lines[-1]
         self._number += 1
         self._check()
@@ -51,14 +54,17 @@ class LineCutter:
             )
 
 
-async def lines_of(source: Any, limit: int) -> AsyncIterator[bytes]:
-    """Yield the lines of a binary stream as they come. Raises: UsageError (a line above the limit), OSError."""
+async def lines_of(
+    source: Any, limit: int, blank: Callable[[int], None] = lambda _: None
+) -> AsyncIterator[bytes]:
+    """Yield the lines of a binary stream as they come; tell `blank` at the end how many were empty. Raises: UsageError (a line above the limit), OSError."""
     cutter = LineCutter(limit)
     async for chunk in _chunks(getattr(source, "raw", source)):
         for line in cutter.feed(chunk):
             yield line
     for line in cutter.feed(b""):
         yield line
+    blank(cutter.blank)
 
 
 async def _chunks(source: Any) -> AsyncIterator[bytes]:

@@ -159,8 +159,9 @@ def test_every_line_of_stdin_is_a_message(
     ledgermq: Any, cluster: Served[MessagingCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Lines(b"one\n\ntwo\n" * 1000))
-    code, out, _ = ledgermq("send", "orders", "-")
+    code, out, err = ledgermq("send", "orders", "-")
     assert (code, out.startswith("stored 2,000 messages in")) == (0, True)
+    assert err == "1,000 blank lines were left out: a message has a body\n"
     monkeypatch.setattr(sys, "stdin", Lines(b"last"))
     receipts = json.loads(ledgermq("send", "orders", "-", "--json")[1])
     assert [receipt["topic"] for receipt in receipts] == ["orders"]
