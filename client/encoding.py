@@ -87,6 +87,8 @@ def field_bytes(number: int, value: bytes) -> bytes:
 
 def check_name(kind: str, name: str) -> None:
     """Check a topic or (consumer) group name as every broker does. Raises: InvalidNameError."""
+    if not isinstance(name, str):
+        raise InvalidNameError(kind, name, f"it is of type {type(name).__name__}; a str is wanted")
     limit = _MAX_TOPIC if kind == "topic" else _MAX_GROUP
     if not name:
         raise InvalidNameError(kind, name, "it is empty")
@@ -119,6 +121,12 @@ def check_tag_filter(expression: str) -> None:
 
     A broker takes what stands between two "||" for one tag, whatever it is: another operator would match nothing.
     """
+    if not isinstance(expression, str):
+        raise UsageError(
+            f"{expression!r} is not a tag filter",
+            "",
+            'Give a str: tags joined by ||, for example "a || b", or * for all',
+        )
     tags = expression.split("||")
     if _SQL.search(expression):
         raise UsageError(

@@ -8,7 +8,6 @@ nothing else does.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -119,11 +118,3 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
         "",
         "Give a MessageQueue(topic, broker_group, queue_id), as queues() returns them",
     )
-
-
-def check_timeout(timeout_ms: float, *, least: float = -math.inf) -> None:
-    """Check a time to wait. Raises: UsageError (no number, or less than `least`)."""
-    is_number = isinstance(timeout_ms, int | float) and not isinstance(timeout_ms, bool)
-    if not is_number or math.isnan(timeout_ms) or timeout_ms < least:
-        at_least = "" if least == -math.inf else f" from {least:g} on"
-        raise UsageError(f"timeout_ms is {timeout_ms!r}", "", f"It must be a number of ms{at_least}")

@@ -26,8 +26,9 @@ from .consume_trace import consume_trace
 from .consumer_statistics import PullStatistics
 from .encoding import check_count, check_name
 from .errors import ClosedError, LedgerMQError, RefusedError, RouteError, UsageError
-from .fetch_buffer import MAX_BUFFER_BYTES, check_offset, check_queue, check_timeout
+from .fetch_buffer import MAX_BUFFER_BYTES, check_offset, check_queue
 from .group_offsets import GroupOffsets
+from .lengths_of_time import check_timeout
 from .message import MessageQueue, MessageView
 from .queue_reader import QueueReader
 from .read_source import FetchSource

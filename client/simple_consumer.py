@@ -33,7 +33,7 @@ from .calls import raise_if_closed
 from .channels import Channels, unreachable
 from .consume_trace import consume_trace
 from .consumer_statistics import LeaseCounts, LeaseStatistics
-from .encoding import check_name, check_tag_filter
+from .encoding import check_count, check_name, check_tag_filter
 from .errors import (
     ClosedError,
     GroupNotFoundError,
@@ -44,6 +44,7 @@ from .errors import (
     TopicNotFoundError,
     UsageError,
 )
+from .lengths_of_time import check_lease, check_wait
 from .message import LeasedMessage
 from .routes import Routes
 from .silent_groups import SilentGroups
@@ -80,8 +81,9 @@ class SimpleConsumer:
         cluster: str = "",
         trace: bool = False,
     ) -> None:
-        """`trace`: tell the trace topic what becomes of each message (`ledgermq message trace`). Raises: InvalidNameError."""
+        """`trace`: tell the trace topic what becomes of each message (`ledgermq message trace`). Raises: UsageError."""
         check_name("group", group)
+        check_lease("invisible_ms", invisible_ms)
         self.group = group
         self.invisible_ms = invisible_ms
         self._channels = Channels()
@@ -143,9 +145,13 @@ class SimpleConsumer:
     ) -> list[LeasedMessage]:
         """Return up to `max_messages`; waits up to `timeout_ms` (None: without end) for the first one.
 
-        While no node of a group answers, it goes on asking. Raises: UsageError (no subscription, no queue that can be
-        read), ClosedError (also when it is closed meanwhile), GroupNotFoundError, TopicNotFoundError, RefusedError.
+        While no node of a group answers, it goes on asking. Raises: UsageError (an argument, no subscription, no queue
+        that can be read), ClosedError (also when it is closed meanwhile), GroupNotFoundError, TopicNotFoundError, RefusedError.
         """
+        check_count("max_messages", max_messages)
+        check_wait(timeout_ms)
+        if invisible_ms is not None:
+            check_lease("invisible_ms", invisible_ms)
         if not self._filters:
             raise UsageError("this consumer has no subscription", "", "Call subscribe() first")
         end = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
@@ -330,8 +336,9 @@ class SimpleConsumer:
     async def change_invisible(self, message: LeasedMessage, invisible_ms: int) -> None:
         """Move the end of the lease to `invisible_ms` from now; 0 gives the message back at once.
 
-        Raises: InvalidHandleError, RefusedError, BrokerUnreachableError, ClosedError.
+        Raises: UsageError, InvalidHandleError, RefusedError, BrokerUnreachableError, ClosedError.
         """
+        check_lease("invisible_ms", invisible_ms, least=0)
         if self._closed:
             raise ClosedError("consumer")
         request = v2.ChangeInvisibleDurationRequest(

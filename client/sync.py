@@ -26,16 +26,18 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from .admin import Admin as AsyncAdmin
-from .encoding import check_name
+from .encoding import check_count, check_name
 from .errors import ClosedError, GroupNotFoundError, LedgerMQError
 from .handover import Handover
 from .kept_message import message_of
+from .lengths_of_time import check_lease, check_wait
 from .loop_thread import Closing
 from .message import LeasedMessage, Message, SendReceipt
 from .producer import Producer as AsyncProducer
 from .producer_statistics import GroupStatistics, ProducerStatistics
 from .simple_consumer import INVISIBLE_MS, RECEIVE_BATCH
 from .simple_consumer import SimpleConsumer as AsyncSimpleConsumer
+from .start_offsets import check_start
 from .sync_admin import Admin
 from .sync_group_admin import GroupAdmin
 from .sync_pull_consumer import PullConsumer
@@ -215,14 +217,15 @@ class ReceivedMessage:
         self._consumer._ack(self._message)
 
     def nack(self, delay_ms: int = 0) -> None:
-        """Give the message back: it is delivered again after `delay_ms`."""
+        """Give the message back: it is delivered again after `delay_ms`. Raises: UsageError."""
+        check_lease("delay_ms", delay_ms, least=0)
         self._consumer._give_back(self._message, delay_ms)
 
 
 class Consumer(Closing):
     """Iterates over the messages of a topic, shared with all other consumers of the group.
 
-    The group is created when it does not exist (it starts at `start`: "earliest" or "latest").
+    The group is created when it does not exist (it starts at `start`: "earliest", "latest" or ms since the epoch, as text).
     """
 
     def __init__(
@@ -239,9 +242,11 @@ class Consumer(Closing):
     ) -> None:
         """`timeout_ms`: the loop ends when no message comes for that long; None waits without end. `trace`: as SimpleConsumer.
 
-        Raises: TopicNotFoundError, NameserversDownError, InvalidNameError.
+        Raises: TopicNotFoundError, NameserversDownError, UsageError.
         """
         check_name("group", group)
+        check_start(start)
+        check_wait(timeout_ms)
         super().__init__("ledgermq-consumer")
         self._nameservers = nameservers
         self._group, self._topic, self._start = group, topic, start
@@ -290,6 +295,8 @@ class Consumer(Closing):
         Messages that a loop over the consumer fetched and left come first. Raises: as SimpleConsumer.receive, and a
         failure of an earlier ack().
         """
+        check_count("max_messages", max_messages)
+        check_wait(timeout_ms)
         if self._closed:
             raise ClosedError("consumer")
         self._raise_failure()
