@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, cast
 
 from .encoding import check_body, check_name, check_sizes, encode_text
+from .errors import InvalidMessageError
 from .message import Message, SendReceipt
 
 _RECORD_ROOM: Final = 256  # what a record needs beside body and labels, bytes
@@ -32,13 +33,23 @@ def message_of(
 def keep(message: Message) -> tuple[Message, int]:
     """Return a message that nobody changes, and the bytes that it counts for a bound. Raises: UsageError."""
     check_name("topic", message.topic)
-    given = cast("bytes | str | None", message.body)  # what else people pass is text
-    body = encode_text("body", given) if isinstance(given, str) else bytes(given or b"")
+    body = _body(message.body)
     check_body(body)
     properties = dict(message.properties or {})
     labels = check_sizes(message.tag, message.keys, properties, message.message_group)
     kept = replace(message, body=body, keys=tuple(message.keys), properties=properties)
     return kept, len(body) + labels + _RECORD_ROOM
+
+
+def _body(given: object) -> bytes:
+    """Return the bytes of what people pass as a body; of a number `bytes` would make that many zeros."""
+    if isinstance(given, str):
+        return encode_text("body", given)
+    if given is None or isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given or b"")
+    raise InvalidMessageError(
+        "body", f"{given!r} is of type {type(given).__name__}; bytes or a str are wanted"
+    )
 
 
 @dataclass(frozen=True, slots=True)

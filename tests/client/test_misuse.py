@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from ledgermq.client import SimpleConsumer, sync
-from ledgermq.client.errors import InvalidNameError, UsageError
+from ledgermq.client import Message, SimpleConsumer, sync
+from ledgermq.client.errors import InvalidMessageError, InvalidNameError, UsageError
+from ledgermq.client.kept_message import keep
 from ledgermq.client.message import LeasedMessage
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
@@ -83,3 +84,18 @@ def test_a_name_of_another_type_is_an_invalid_name() -> None:
     wrong: dict[str, Any] = {"group": 3}
     with pytest.raises(InvalidNameError, match="of type int"):
         SimpleConsumer(NOBODY, **wrong)
+
+
+@pytest.mark.parametrize("body", [5, 0, True, [1, 2], {"a": 1}, 2.5])
+def test_what_is_no_text_and_no_bytes_is_no_body(body: object) -> None:
+    """Of a number as many zeros would be stored."""
+    given: Any = body
+    with pytest.raises(InvalidMessageError, match="bytes or a str are wanted"):
+        keep(Message("orders", given))
+
+
+@pytest.mark.parametrize("body", [b"ab", bytearray(b"ab"), memoryview(b"ab"), "ab"])
+def test_bytes_of_any_kind_and_text_are_a_body(body: object) -> None:
+    given: Any = body
+    kept, _ = keep(Message("orders", given))
+    assert kept.body == b"ab"
