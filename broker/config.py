@@ -195,9 +195,8 @@ class BrokerConfig(BaseSettings):
     access_message_in_memory_max_ratio: int = Field(default=40, ge=0, le=100)  # per cent of the usable memory
     access_message_in_memory_max_bytes: Size = 0  # 0: by the ratio
     scrub_bytes_per_second: Size = 8 << 20  # 0: the log is not read to find damage
-    scrub_interval_hours: Finite = Field(
-        default=168, gt=0, le=_LONGEST_HOURS
-    )  # a pass over the log begins so often
+    #: A pass over the log begins so often.
+    scrub_interval_hours: Finite = Field(default=168, gt=0, le=_LONGEST_HOURS)
     heartbeat_ms: int = Field(default=75, ge=10)
     election_timeout_ms: Annotated[tuple[int, int], NoDecode, BeforeValidator(_parse_range)] = (400, 800)
     min_invisible_ms: int = Field(default=10_000, ge=0)

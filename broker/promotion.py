@@ -96,9 +96,8 @@ async def _prepare(context: NodeContext, request: admin_pb2.PromoteRequest) -> P
         answers = await _judge_others(context, _judge(context, request), request)
         status = context.raft.status()
         end = (status.last_term, status.last_index)
-        leads = (
-            status.leader_id == context.config.node_id
-        )  # goes on storing: what it writes now, it has just written
+        # It goes on storing: what it writes now, it has just written.
+        leads = status.leader_id == context.config.node_id
         if verified is None or (verified != end and not leads):
             index = await _verify(context)
             # Else its last entries were not on the disk yet.

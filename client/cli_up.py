@@ -76,10 +76,7 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Start a whole cluster on this machine. Ctrl-C stops it; the data stay.
-
-    It is a nameserver and three brokers per group.
-    """
+    """Start a whole cluster on this machine: nameserver and brokers. Ctrl-C stops it."""
     _check(nodes, data, groups, replication)
     if join is not None and not join.strip():  # `--join "$UNSET"` would start a cluster of its own
         raise UsageError(

@@ -1,21 +1,21 @@
 """Which broker groups of other folders belong to a local cluster: only they know, so they are waited for.
 
-Owns: one question, asked for a while. Must not: print, start anything.
+Owns: one watch, for a while. Must not: print, start anything.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import grpc
 
-from ledgermq.proto import nameserver_pb2, nameserver_pb2_grpc
+from ledgermq.proto import nameserver_pb2, nameserver_pb2_grpc, route_pb2
 
 #: Nodes that run look for a nameserver that is back at least every 2 s, and register.
 REGISTERED_WITHIN_S: Final = 4.0
-_PAUSE_S: Final = 0.2
 
 
 def groups_there(
@@ -29,19 +29,20 @@ def groups_there(
     with grpc.insecure_channel(nameserver) as channel:
         stub = nameserver_pb2_grpc.NameServerServiceStub(channel)
         while (rest := end - time.monotonic()) > 0:
-            try:
-                listed = stub.ListGroups(
-                    nameserver_pb2.ListGroupsRequest(), timeout=max(rest, _PAUSE_S), wait_for_ready=True
-                )
-            except grpc.RpcError:
-                continue
-            found = {view.group: [node.node_id for node in view.nodes] for view in listed.groups}
-            clashes = {
-                group: there
-                for group, there in found.items()
-                if group in names or any(node in nodes for node in there)
-            }
-            if clashes:
-                return clashes
-            time.sleep(_PAUSE_S)
+            request = nameserver_pb2.WatchRoutesRequest()
+            with contextlib.suppress(grpc.RpcError):  # the time is over, or the nameserver is still starting
+                for listed in stub.WatchRoutes(request, timeout=rest, wait_for_ready=True):
+                    if clashes := _clashes(listed.groups, names, nodes):
+                        return clashes
     return {}
+
+
+def _clashes(
+    views: Iterable[route_pb2.GroupRoute], names: Collection[str], nodes: Collection[str]
+) -> dict[str, list[str]]:
+    found = {view.group: [node.node_id for node in view.nodes] for view in views}
+    return {
+        group: there
+        for group, there in found.items()
+        if group in names or any(node in nodes for node in there)
+    }
