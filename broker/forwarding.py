@@ -16,7 +16,8 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from ledgermq.proto import group_id, peer_pb2
+from ledgermq.proto import peer_pb2
+from ledgermq.proto.call_metadata import GROUP_ID
 
 from . import forward_lane
 from .forward_lane import MAX_CALLS, ForwardLane
@@ -47,7 +48,7 @@ _CHANNEL_OPTIONS: Final = (
 )
 #: gRPC says so when there was no connection, so that nothing was sent.
 _NOT_CONNECTED: Final = "failed to connect to all addresses"
-_PASSED_ON: Final = ("x-mq-", group_id.KEY)
+_PASSED_ON: Final = ("x-mq-", GROUP_ID)
 #: What gRPC answers when the handler itself failed, or takes no such request.
 _FAILED_THERE: Final = (
     grpc.StatusCode.UNKNOWN,

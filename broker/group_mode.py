@@ -14,10 +14,10 @@ from . import features
 from .commands import BrokerGroupMode, SetBrokerGroupMode
 from .context import NodeContext
 from .effects import ModeResult
-from .meant_group import check_id
+from .meant_group import check_id, check_names
 from .messaging_validation import group_problem
 from .progress_report import TopicProgress, progress
-from .refusals import RETRY_AFTER_MS, RefusedError
+from .refusals import RefusedError
 from .removal import missed
 from .state import BrokerState
 
@@ -37,7 +37,7 @@ async def set_mode(
             route_pb2.INVALID_ARGUMENT,
             f'this node belongs to broker group "{own}", not to "{request.group}". Nothing was changed',
         )
-    _check_meant(context, request.cluster, request.group)
+    check_names(context, request.cluster, request.group)
     check_id(context, request.broker_group_id)
     try:
         mode = BrokerGroupMode(int(request.mode))
@@ -101,27 +101,11 @@ def _named(rows: Sequence[TopicProgress]) -> str:
     return ", ".join(texts) + (f", and {more} more" if more > 0 else "")
 
 
-def _check_meant(context: NodeContext, cluster: str, group: str) -> None:
-    """Refuse a call to a node that was at this address before, of another group or cluster. "": whoever is here is meant."""
-    config = context.config
-    if cluster in ("", config.cluster) and group in ("", config.group):
-        return
-    meant = " of ".join([f'broker group "{group}"'] * bool(group) + [f'cluster "{cluster}"'] * bool(cluster))
-    raise RefusedError(
-        route_pb2.STALE_ROUTE,
-        f'this is node {config.node_id} of broker group "{config.group}" of cluster "{config.cluster}", not of {meant}, '
-        "which had this address before. Nothing was changed. Repeat it when the nameservers know the new address: "
-        "ledgermq cluster status",
-        retryable=True,
-        retry_after_ms=RETRY_AFTER_MS,
-    )
-
-
 def get_progress(
     context: NodeContext, request: admin_pb2.GetProgressRequest
 ) -> admin_pb2.GetProgressResponse:
     """Return how far consumer groups are here; the caller has made sure that this node is up to date."""
-    _check_meant(context, request.cluster, request.broker_group)
+    check_names(context, request.cluster, request.broker_group)
     check_id(context, request.broker_group_id)
     state = context.replica.state
     rows = []

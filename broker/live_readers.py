@@ -17,8 +17,6 @@ from ledgermq.proto.log_pb2 import FetchRequest
 from .progress_report import consumers_by_topic
 from .state import BrokerState
 
-#: Metadata of a fetch stream: the consumer group that it reads for.
-CONSUMER_GROUP: Final = "x-ledgermq-consumer-group"
 _MOST_POSITIONS: Final = 20_000  # that are looked at for one question; the streams behind them are left out
 
 

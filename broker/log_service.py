@@ -18,6 +18,7 @@ import grpc.aio
 import numpy as np
 
 from ledgermq.proto import log_pb2, route_pb2
+from ledgermq.proto.call_metadata import CONSUMER_GROUP
 from ledgermq.raft.errors import NotLeaderError, TransferringError
 
 from .commands import CommitOffsets, position_rows
@@ -27,7 +28,7 @@ from .errors import NotThereError
 from .fetch import fetch, offset_at_time
 from .leader_handlers import leader_handler, parsed, refusal
 from .leader_view import Verdict
-from .live_readers import CONSUMER_GROUP, LiveReader
+from .live_readers import LiveReader
 from .log_wire import BadProduceRequestError, checked_sections, split_produce_request
 from .meant_group import MeantGroup
 from .membership_service import membership_handler

@@ -9,10 +9,26 @@ from __future__ import annotations
 from typing import Any
 
 from ledgermq.proto import route_pb2
-from ledgermq.proto.group_id import meant_group
+from ledgermq.proto.call_metadata import meant_group
 
 from .context import NodeContext
 from .refusals import RETRY_AFTER_MS, RefusedError
+
+
+def check_names(context: NodeContext, cluster: str, group: str) -> None:
+    """Refuse a call to a node that was at this address before, of another group or cluster. "": whoever is here is meant."""
+    config = context.config
+    if cluster in ("", config.cluster) and group in ("", config.group):
+        return
+    meant = " of ".join([f'broker group "{group}"'] * bool(group) + [f'cluster "{cluster}"'] * bool(cluster))
+    raise RefusedError(
+        route_pb2.STALE_ROUTE,
+        f'this is node {config.node_id} of broker group "{config.group}" of cluster "{config.cluster}", not of {meant}, '
+        "which had this address before. Nothing was changed. Repeat it when the nameservers know the new address: "
+        "ledgermq cluster status",
+        retryable=True,
+        retry_after_ms=RETRY_AFTER_MS,
+    )
 
 
 def check_id(context: NodeContext, group_id: int) -> None:

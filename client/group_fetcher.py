@@ -20,6 +20,7 @@ from grpc import aio
 
 from ledgermq.proto import log_pb2 as pb
 from ledgermq.proto import log_pb2_grpc
+from ledgermq.proto.call_metadata import CONSUMER_GROUP
 
 from .calls import being_cancelled, raise_if_final
 from .channels import Channels, unreachable
@@ -41,10 +42,6 @@ _FOLLOWER_POLL_MS: Final = 1_000
 _REFRESH_S: Final = 2.0
 _ANSWER_GRACE_S: Final = 3.0  # a node that is silent for longer than the poll and this is left
 _CONNECT_S: Final = 3.0  # a node that cannot be connected to, or takes no request, for so long is left
-
-
-#: Metadata of a fetch stream: the consumer group that it reads for.
-CONSUMER_GROUP: Final = "x-ledgermq-consumer-group"
 
 
 class GroupFetcher(ABC, Generic[Q]):

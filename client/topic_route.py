@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ledgermq.proto import route_pb2 as pb
-from ledgermq.proto.group_id import group_metadata
+from ledgermq.proto.call_metadata import group_metadata
 from ledgermq.proto.record import MAX_BODY_SIZE
 
 from .errors import LedgerMQError

@@ -28,7 +28,7 @@ if _version_not_supported:
 class LogServiceStub:
     """A call may say which broker group it means, in the metadata `ledgermq-group-id`: GroupRoute.group_id as 16 hex digits. A
     node of another group that has come under the name and address refuses it with OTHER_GROUP: topic ids, offsets and epochs
-    of the one mean nothing in the other.
+    of the one mean nothing in the other. A fetch stream may say in `x-ledgermq-consumer-group` for which consumer group it reads.
     """
 
     def __init__(self, channel):
@@ -72,7 +72,7 @@ class LogServiceStub:
 class LogServiceServicer:
     """A call may say which broker group it means, in the metadata `ledgermq-group-id`: GroupRoute.group_id as 16 hex digits. A
     node of another group that has come under the name and address refuses it with OTHER_GROUP: topic ids, offsets and epochs
-    of the one mean nothing in the other.
+    of the one mean nothing in the other. A fetch stream may say in `x-ledgermq-consumer-group` for which consumer group it reads.
     """
 
     def Produce(self, request_iterator, context):
@@ -160,7 +160,7 @@ def add_LogServiceServicer_to_server(servicer, server):
 class LogService:
     """A call may say which broker group it means, in the metadata `ledgermq-group-id`: GroupRoute.group_id as 16 hex digits. A
     node of another group that has come under the name and address refuses it with OTHER_GROUP: topic ids, offsets and epochs
-    of the one mean nothing in the other.
+    of the one mean nothing in the other. A fetch stream may say in `x-ledgermq-consumer-group` for which consumer group it reads.
     """
 
     @staticmethod

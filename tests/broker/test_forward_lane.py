@@ -15,7 +15,7 @@ from ledgermq.broker.forward_lane import MAX_REQUEST
 from ledgermq.broker.forwarded_calls import ForwardedContext, forwarded_calls_handler
 from ledgermq.broker.forwarding import Forwarder, ForwardError, refuse_not_leader
 from ledgermq.proto import peer_pb2
-from ledgermq.proto.group_id import group_metadata
+from ledgermq.proto.call_metadata import group_metadata
 
 SERVICE = "test.Service"
 

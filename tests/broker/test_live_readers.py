@@ -11,10 +11,10 @@ import pytest
 
 from ledgermq.broker import log_service
 from ledgermq.broker.commands import CommitOffsets, position_rows
-from ledgermq.broker.live_readers import CONSUMER_GROUP, LiveReaders, Reading
+from ledgermq.broker.live_readers import LiveReaders, Reading
 from ledgermq.broker.log_service import LogService
-from ledgermq.client import group_fetcher
 from ledgermq.proto import log_pb2 as pb
+from ledgermq.proto.call_metadata import CONSUMER_GROUP
 
 from .entry_log import Node
 
@@ -56,7 +56,6 @@ def test_whose_progress_is_stored_here_is_counted_there() -> None:
 
 
 def test_a_fetch_stream_is_a_reader_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert CONSUMER_GROUP == group_fetcher.CONSUMER_GROUP, "client and broker meet only by the name"
     node, readers = Node(), LiveReaders()
     orders = node.topic("orders", queues=1)
     node.fill(orders, 0, 5)

@@ -21,7 +21,7 @@ from ledgermq.broker.produce import Applied
 from ledgermq.broker.produce_works import ProduceWork, SectionOutcome
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import log_pb2, route_pb2
-from ledgermq.proto.group_id import group_metadata
+from ledgermq.proto.call_metadata import group_metadata
 from ledgermq.raft.errors import NotLeaderError, ProposalLostError, TransferringError
 
 from .entry_log import Node, records, section

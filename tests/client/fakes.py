@@ -18,7 +18,7 @@ from grpc import aio
 from ledgermq.nameserver.service import NameServer, now_ms
 from ledgermq.proto import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
 from ledgermq.proto import route_pb2 as pb
-from ledgermq.proto.group_id import meant_group
+from ledgermq.proto.call_metadata import meant_group
 from ledgermq.proto.record import decode_section, seal_section, verify_section, walk_sections
 
 from .fake_admin import FakeAdmin
