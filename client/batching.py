@@ -496,5 +496,5 @@ def _note(outcome: Outcome, decision: Decision, refusal: pb.Refusal, topic: str)
     if decision.action is Action.FIND_LEADER:
         outcome.find_leader = True
         outcome.leader_hint = refusal.leader_address or outcome.leader_hint
-    if decision.action is Action.REFRESH_ROUTE or refusal.code == pb.OTHER_GROUP:
+    if decision.action is Action.REFRESH_ROUTE or decision.refresh_route:
         outcome.refresh_topics.add(topic)

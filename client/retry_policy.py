@@ -48,6 +48,7 @@ class Decision:
     unseen: bool = False
     pause_ms: int = 0
     try_other_group: bool = False
+    refresh_route: bool = False  # besides: where the topic is now must be asked
 
 
 #: Reasons that concern the node or the group, not the message: another group may take it.
@@ -73,7 +74,7 @@ def decide(refusal: pb.Refusal, attempt: int, *, first_of_queue: bool, fifo: boo
         return Decision(Action.REFRESH_ROUTE, definite=True, pause_ms=pause)
     if code == pb.OTHER_GROUP:
         # Another group has come under the name: of what the one before may have stored this one knows nothing
-        return Decision(Action.FIND_LEADER, definite=True, unseen=True, pause_ms=pause)
+        return Decision(Action.FIND_LEADER, definite=True, unseen=True, pause_ms=pause, refresh_route=True)
     if code == pb.GROUP_DRAINING:
         # Looked up first, so certain. Messages of a message group must not change their queue unseen: the caller sends
         # them again, to the queue that the group has from now on.
