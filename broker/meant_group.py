@@ -10,6 +10,7 @@ from typing import Any
 
 from ledgermq.proto import route_pb2
 from ledgermq.proto.call_metadata import meant_group
+from ledgermq.proto.group_ids import are_related
 
 from .context import NodeContext
 from .refusals import RETRY_AFTER_MS, RefusedError
@@ -36,7 +37,8 @@ def check_id(context: NodeContext, group_id: int) -> None:
     if not group_id:
         return
     own, config = context.raft.group_id, context.config
-    if own in (0, group_id) or group_id in context.raft.former_group_ids:
+    # Of each request: the former ids are made only for one that means another id.
+    if own == group_id or are_related(own, context.raft.former_group_ids, group_id, ()):
         return  # who has the route from before a recovery, or a promotion, perhaps finds no nameserver now
     raise RefusedError(
         route_pb2.OTHER_GROUP,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.call_metadata import group_metadata
+from ledgermq.proto.group_ids import are_related
 from ledgermq.proto.record import MAX_BODY_SIZE
 
 from .errors import LedgerMQError
@@ -56,9 +57,7 @@ class BrokerGroup:
 
     def is_another(self, known: BrokerGroup) -> bool:
         """Tell whether the name and perhaps the address of `known` are now those of a group that has nothing of it."""
-        if 0 in (self.group_id, known.group_id) or self.group_id == known.group_id:
-            return False
-        return known.group_id not in self.former_group_ids and self.group_id not in known.former_group_ids
+        return not are_related(self.group_id, self.former_group_ids, known.group_id, known.former_group_ids)
 
     @property
     def by_preference(self) -> tuple[Node, ...]:

@@ -10,6 +10,7 @@ from typing import Final
 
 from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import route_pb2 as pb
+from ledgermq.proto.group_ids import are_related
 
 #: So many refused nodes are remembered, each for so long after its last attempt, ms.
 MAX_STRANGERS: Final = 64
@@ -22,12 +23,10 @@ def belongs_to(one: pb.GroupRoute, other: pb.GroupRoute, told: Iterable[pb.Group
     The ids differ between generations of a group that was recovered, or in which a master was promoted: then the later one
     names the earlier one. A node that came into the later one without data does not know the earlier one.
     """
-    if 0 in (one.group_id, other.group_id) or one.group_id == other.group_id:
+    if are_related(one.group_id, one.former_group_ids, other.group_id, other.former_group_ids):
         return True
     ids = {one.group_id, other.group_id}
-    return any(
-        each.group_id in ids and not ids.isdisjoint(each.former_group_ids) for each in (one, other, *told)
-    )
+    return any(each.group_id in ids and not ids.isdisjoint(each.former_group_ids) for each in told)
 
 
 class Strangers:

@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from ledgermq.proto.group_ids import are_related
+
 from .errors import UnusableDumpError
 
 MANIFEST: Final = "manifest.json"
@@ -220,7 +222,7 @@ def _refuse_strangers(dumps: Sequence[NodeDump]) -> None:
             )
     for i, dump in enumerate(dumps):
         for other in dumps[:i]:
-            if _are_unrelated(dump, other):
+            if not are_related(dump.group_id, dump.former_group_ids, other.group_id, other.former_group_ids):
                 raise UnusableDumpError(
                     f"{other.folder} and {dump.folder} are of two groups that are both called {dump.group} in cluster"
                     f" {dump.cluster} (ids {other.group_id:016x} and {dump.group_id:016x}): two deployments, or the group was"
@@ -233,12 +235,6 @@ def _refuse_strangers(dumps: Sequence[NodeDump]) -> None:
                     f"{other.folder} and {dump.folder} are two dumps of the same {same} {name}. A replica compared"
                     " with itself proves nothing: remove one of the two folders."
                 )
-
-
-def _are_unrelated(one: NodeDump, other: NodeDump) -> bool:
-    if 0 in (one.group_id, other.group_id) or one.group_id == other.group_id:
-        return False
-    return one.group_id not in other.former_group_ids and other.group_id not in one.former_group_ids
 
 
 def slices_of(
