@@ -8,6 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
+SPARK := .venv/.spark
 TYPES := build/types/ledgermq
 PACKAGES := proto raft broker nameserver client spark_jobs
 NODES ?= 3
@@ -19,7 +20,7 @@ FOR ?= 60m
 SOAK ?= build/sim-soak.jsonl
 COVERED_SEEDS ?= 1 2 3 4 5 6 7 8
 
-.PHONY: help preflight setup fmt lint types test unit sim sim-soak coverage mutants integration e2e bench bench-quick proto image up demo clean
+.PHONY: help preflight setup spark lowest fmt lint types test unit sim fuzz sim-soak coverage mutants integration e2e bench bench-quick proto image up demo clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-27s %s\n", $$1, $$2}'
@@ -27,10 +28,18 @@ help: ## this list
 preflight: # is everything there that cannot be installed into this folder? Less than 2 s, before any download.
 	@$(PYTHON) deploy/preflight.py
 
-setup: preflight $(STAMP) ## make .venv with everything, at the versions of constraints.txt
+setup: ## make .venv with client, server and tools, at the versions of constraints.txt
+	@$(PYTHON) deploy/preflight.py --without-spark
+	@$(MAKE) --no-print-directory $(STAMP)
+
+spark: preflight $(SPARK) ## the same with Spark (456 MB), for `ledgermq check`, `make demo` and `make test`
 
 $(STAMP): pyproject.toml constraints.txt deploy/install.py
 	@$(PYTHON) deploy/install.py
+	@touch $@
+
+$(SPARK): $(STAMP)
+	@$(PYTHON) deploy/install.py spark
 	@touch $@
 
 fmt: $(STAMP) ## format the code
@@ -48,15 +57,23 @@ $(TYPES): pyproject.toml
 	@for package in $(PACKAGES); do ln -sfn ../../../$$package $(TYPES)/$$package; done
 	@touch $(TYPES)
 
-types: $(STAMP) $(TYPES) ## mypy --strict on the packages, and mypy on what is around them
+types: $(SPARK) $(TYPES) ## mypy --strict on the packages, and mypy on what is around them
 	MYPYPATH=build/types $(BIN)/mypy $(PACKAGES:%=-p ledgermq.%)
 	MYPYPATH=build/types $(BIN)/mypy tests $(wildcard bench/*.py bench/failover/*.py bench/steady/*.py examples/*.py) deploy/install.py
 
 test: preflight lint types ## everything: lint, types and all suites, with one summary at the end
 	@$(BIN)/python tests/run_suites.py unit sim integration e2e
 
-unit sim integration e2e: $(STAMP) ## one suite of tests (WORKERS=1: in one process)
+unit sim integration e2e: $(SPARK) ## one suite of tests (WORKERS=1: in one process)
 	@$(BIN)/python tests/run_suites.py $@
+
+# Tests of the client against what its users may have: the oldest versions that pyproject.toml allows.
+lowest: $(SPARK) ## the client's tests with the lower bounds of its dependencies
+	@$(PYTHON) deploy/install.py lowest
+	.venv/lowest/bin/python -m pytest -q --numprocesses 2 tests/client tests/proto
+
+fuzz: $(STAMP) ## feed every decoder with mutated bytes, for a time in all (FOR=60s); one of them: TARGET=name
+	$(BIN)/python -m tests.fuzz --for $(if $(filter file,$(origin FOR)),60s,$(FOR)) $(if $(TARGET),--target $(TARGET))
 
 sim-soak: $(STAMP) ## seeds of the simulator that nobody ran yet, for a time (FOR=60m); goes on where it was stopped
 	$(BIN)/python -m tests.sim --soak $(SOAK) --for $(FOR)
@@ -67,8 +84,9 @@ coverage: $(STAMP) ## branches of the Raft core that simulation and paper tests 
 	@for seed in $(COVERED_SEEDS); do $(BIN)/python -m coverage run --append -m tests.sim --seed $$seed; done
 	$(BIN)/python -m coverage report
 
-mutants: $(STAMP) ## run every mutant against the simulator and write the tables of docs/reliability.md
+mutants: $(STAMP) ## put every known bug into the code and see the simulator or the unit tests find it (docs/reliability.md)
 	$(BIN)/python -m tests.sim.mutants
+	$(BIN)/python -m tests.mutation
 
 bench: $(STAMP) ## measure throughput, latency and failover (docs/performance.md)
 	$(BIN)/python -m bench
@@ -85,7 +103,7 @@ image: $(STAMP) ## container images ledgermq:dev and ledgermq-spark:dev; works w
 up: setup ## a cluster of three brokers and a nameserver on this machine
 	@$(BIN)/ledgermq up
 
-demo: setup ## watch a group lose its leader and no message (NODES=5 KILLS=10, DOCKER=1)
+demo: spark ## watch a group lose its leader and no message (NODES=5 KILLS=10, DOCKER=1)
 	@if [ "$(DOCKER)" = 1 ]; then deploy/build_images.sh; fi
 	@$(BIN)/ledgermq demo --nodes $(NODES) --kills $(KILLS) --messages $(MESSAGES) $(if $(filter 1,$(DOCKER)),--docker)
 

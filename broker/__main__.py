@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -15,7 +16,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # While modules are loaded nothing is begun: Ctrl-C just ends it, without a traceback. `run` stops a node in order.
+    signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
 
 # Before gRPC is loaded. An idle or stopping cluster is silent; and without the event engine's own threads a message on
 # a stream wakes one thread less at each end (measured: docs/performance.md).
@@ -30,6 +35,9 @@ from ledgermq.raft.segment_keeper import LogFolders
 from .config import BrokerConfig, ConfigError, load
 from .errors import BrokerError
 
+if TYPE_CHECKING:
+    from .probes import ProcessProbes
+
 logger = logging.getLogger(__name__)
 
 EXIT_FAULT: Final = 1
@@ -38,7 +46,7 @@ EXIT_WILL_NOT_START: Final = 3
 #: How long (s) the flusher thread waits for the interpreter while the loop is busy. The default of 5 ms would be added to
 #: every flush under load.
 SWITCH_INTERVAL: Final = 0.0005
-#: How long (s) a node that starts again after a reset, or has looked for its master, waits for its own ports.
+#: How long (s) a node that starts again after a reset waits for its own ports.
 PORT_PATIENCE: Final = 30.0
 #: Objects made and not yet freed that start a collection of the youngest; what serving makes has hardly any cycles.
 GC_THRESHOLD: Final = 20_000
@@ -60,17 +68,26 @@ _HELP: Final = {
     "min_insync_slaves": "sync_master: slaves that must hold a message on disk before it is confirmed",
     "slave_timeout_ms": "sync_master: how long to wait for them, before the answer says that they lack it",
     "raft_bind": "host:port for the other nodes of the group",
-    "http_bind": "host:port for /livez, /readyz and /metrics",
+    "http_bind": "host:port for /livez, /startupz, /readyz and /metrics",
     "segment_size": "size of a log segment, e.g. 64MiB; fixed when the group is made",
     "max_message_bytes": "largest message body; an entry, a quarter of a segment, must hold it",
     "auto_create_topics": "true: a topic comes into being by its first use",
     "queues_per_topic": "queues of a new topic when its creator names no number",
+    "max_topics": "topics that the broker group has at most",
+    "max_queues": "queues of all topics that the broker group has at most",
+    "max_consumer_groups": "consumer groups that the broker group has at most",
+    "max_producer_streams": "producers times the queues that they sent to within an hour, at most",
+    "max_clients": "clients of the messaging ports that a node knows at most",
+    "max_poll_queues": "queues that all waiting requests at a node wait for, at most",
     "max_store_bytes": "room for the log, e.g. 100GiB; 0: the whole file system",
     "retention_hours": "age at which messages may be deleted",
     "clean_at": "time of day at which they are",
-    "delete_unexpired": "true (default): above 85 %% disk use the oldest segments go before they expire; false: never",
+    "disk_delete_expired_percent": "disk use (or of max_store_bytes) above which expired segments go at once (75; at least 10)",
+    "disk_delete_oldest_percent": "above which the oldest go, expired or not (85; more than the one before)",
+    "disk_refuse_messages_percent": "above which messages are refused (90; more than the one before, at most 93)",
+    "delete_unexpired": "true (default): above disk_delete_oldest_percent the oldest segments go before they expire; false: never",
     "delete_segments_per_second": "how fast segments are unlinked (10)",
-    "protect_unconsumed": "true: expired segments stay while a consumer group has to read them, up to 85 %% disk use",
+    "protect_unconsumed": "true: expired segments stay while a consumer group has to read them, up to disk_delete_oldest_percent",
     "follower_reads": "false: the leader reads for everybody: no reader is told to go to a follower, which hands out nothing of its own log",
     "trace_topic": "true: keep the message traces that clients write (trace=True), in the topic RMQ_SYS_TRACE_TOPIC",
     "access_message_in_memory_max_ratio": "a reader that is behind by more than these per cent of the memory reads from a follower",
@@ -135,10 +152,23 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    known = await _with_master(config, stop)
-    # Who had to look for the master has served probes, on a port that the node wants now.
-    patience = PORT_PATIENCE if config.peers and known is not config else 0.0
-    node = await _started(known, files, stop, patience) if known is not None else None
+    # What takes long to import is here before the port is open, and makes no probe wait.
+    from . import server  # noqa: F401
+    from .probes import ProcessProbes
+
+    probed = ProcessProbes()
+    await probed.http.start(config.http_bind)  # first: opening and repairing a folder may take hours
+    try:
+        return await _run(config, files, stop, probed)
+    finally:
+        await probed.http.stop()
+
+
+async def _run(
+    config: BrokerConfig, files: FileSystem | None, stop: asyncio.Event, probed: ProcessProbes
+) -> int:
+    known = await _with_master(config, stop, probed)
+    node = await _started(known, files, stop, probed, 0.0) if known is not None else None
     if known is None or node is None:
         return 0
     config = known
@@ -154,9 +184,11 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
             return EXIT_FAULT
         if stop.is_set():
             return 0
+        probed.node = None
         if (plan := node.promotion_plan) is not None:
             from .promotion import promote
 
+            probed.doing = "begins a new generation as the master"
             await asyncio.to_thread(promote, config.data_dir, files or RealFileSystem(), plan)
         else:
             logger.warning("starting again with the leader's state node=%s", config.node_id)
@@ -164,20 +196,23 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
         config = config.model_copy(update={"rejoin": False})
         del node
         gc.unfreeze()  # the old state goes
-        node = await _started(config, files, stop, PORT_PATIENCE)
+        node = await _started(config, files, stop, probed, PORT_PATIENCE)
         if node is None:
             return 0
 
 
-async def _with_master(config: BrokerConfig, stop: asyncio.Event) -> BrokerConfig | None:
+async def _with_master(
+    config: BrokerConfig, stop: asyncio.Event, probed: ProcessProbes
+) -> BrokerConfig | None:
     """Return the settings with the master named, where nobody but a nameserver can tell; None: told to stop before."""
     knows = LogFolders(config.data_dir).identity.exists() or is_under_way(config.data_dir, RealFileSystem())
     if config.replication == "quorum" or config.master or knows:
         return config
     if not config.peers:
         return config.model_copy(update={"master": config.node_id})
-    from .find_master import find_master
+    from .find_master import find_master, looks_for
 
+    probed.doing = looks_for(config)
     finding = asyncio.create_task(find_master(config))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((finding, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -190,18 +225,22 @@ async def _with_master(config: BrokerConfig, stop: asyncio.Event) -> BrokerConfi
 
 
 async def _started(
-    config: BrokerConfig, files: FileSystem | None, stop: asyncio.Event, patience: float
+    config: BrokerConfig,
+    files: FileSystem | None,
+    stop: asyncio.Event,
+    probed: ProcessProbes,
+    patience: float,
 ) -> Any | None:
     """Return a running node, or None when it was told to stop before that.
 
-    One that gave its ports back a moment ago waits `patience` s until it has them again.
+    One that gave its client ports back a moment ago waits `patience` s until it has them again.
     """
     from .listeners import PortError
     from .server import BrokerNode
 
     end = time.monotonic() + patience
     while True:
-        node = BrokerNode(config, files=files)
+        probed.node = node = BrokerNode(config, files=files, http=probed.http.counts)
         try:
             if not await _start_unless_stopped(node, stop):
                 await node.stop()
@@ -257,8 +296,6 @@ def main(arguments: Sequence[str] | None = None, *, files: FileSystem | None = N
 
     `files` is the disk; None is the real one.
     """
-    from .listeners import PortError
-
     config_file, flags = parse_flags(sys.argv[1:] if arguments is None else arguments)
     try:
         config = load(config_file, flags)
@@ -277,6 +314,8 @@ def main(arguments: Sequence[str] | None = None, *, files: FileSystem | None = N
             "ledgermq broker: the server parts are not installed. Run: pip install 'ledgermq[server]'\n"
         )
         return EXIT_WILL_NOT_START
+    from .listeners import PortError
+
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
         return uvloop.run(run(config, files))
@@ -287,9 +326,24 @@ def main(arguments: Sequence[str] | None = None, *, files: FileSystem | None = N
         return EXIT_WILL_NOT_START
 
 
+_FILE_ADVICE: Final = {
+    errno.EACCES: "Give it to the user that runs this node (chown -R, chmod u+rwX), or point --data to another folder",
+    errno.EPERM: "Give it to the user that runs this node (chown -R, chmod u+rwX), or point --data to another folder",
+    errno.EROFS: "The file system is mounted read-only: see dmesg, mount it for writing, or point --data elsewhere",
+    errno.ENOSPC: "The disk is full: remove other files from it, and start again",
+    errno.EDQUOT: "The quota of this user is used up: raise it or remove other files, and start again",
+    errno.EIO: "The disk cannot read or write it (dmesg): replace the disk, and start with: ledgermq broker --rejoin",
+    errno.ENOENT: "Something removed it: put it back; else let the other nodes send everything: ledgermq broker --rejoin",
+    errno.ENOTDIR: "A file stands where LedgerMQ has a folder: move that file away, or point --data elsewhere",
+    errno.EEXIST: "A file stands where LedgerMQ has a folder: move that file away, and start again",
+    errno.EISDIR: "A folder stands where LedgerMQ has a file: move that folder away, and start again",
+}
+
+
 def _file_error(error: OSError, config: BrokerConfig) -> str:
-    what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    return f"{what}. Point --data (now {config.data_dir}) to a folder that this user can write."
+    what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+    advice = _FILE_ADVICE.get(error.errno or 0, "See what this file is, and dmesg")
+    return f"{what}. {advice} (data folder: {config.data_dir})."
 
 
 if __name__ == "__main__":

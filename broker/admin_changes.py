@@ -1,6 +1,6 @@
 """Changes of topics, consumer groups and offsets, on the leader. Each returns when the change is applied.
 
-Raises (all): RefusedError, NotThereError, InvalidNameError, and what the pipeline raises.
+Raises (all): RefusedError, NotThereError, LimitReachedError, and what the pipeline raises.
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ import difflib
 from typing import Final
 
 from ledgermq.proto import admin_pb2, log_pb2, route_pb2
+from ledgermq.proto.foreign_text import safe_text
 
+from . import features
 from .commands import (
+    KEEP_UNREAD,
+    NOT_BUILT,
     CommitOffsets,
     CreateGroup,
     CreateTopic,
     DeleteGroup,
     DeleteTopic,
     MessageType,
+    SetTopicKeepUnread,
     SetTopicRetention,
     StartPosition,
     position_rows,
@@ -25,12 +30,15 @@ from .context import NodeContext
 from .fetch import offset_at_time
 from .group_view import topic_info
 from .groups import ConsumerGroup
-from .messaging_validation import group_problem, topic_problem
+from .messaging_validation import MAX_TOPIC_LENGTH, group_problem, topic_problem
 from .refusals import RefusedError
+from .topic_admin import check_room_for_group, check_room_for_topic
 from .topics import Topic
 
 MAX_QUEUES: Final = 1024
 DEFAULT_MAX_ATTEMPTS: Final = 17
+_KEEPING: Final = "keep unread messages of a topic"
+_AS_IT_IS: Final = "--if-not-exists (in the client if_not_exists=True)"
 
 
 def known_topic(context: NodeContext, name: str) -> Topic:
@@ -40,7 +48,7 @@ def known_topic(context: NodeContext, name: str) -> Topic:
         hint = _hint(name, [each.name for each in context.replica.state.topics])
         raise RefusedError(
             route_pb2.TOPIC_NOT_FOUND,
-            f'topic "{name}" does not exist.{hint} Create it: ledgermq topic create {name}',
+            f'topic "{safe_text(name)}" does not exist.{hint} Create it: ledgermq topic create {safe_text(name)}',
         )
     return topic
 
@@ -52,13 +60,14 @@ def known_group(context: NodeContext, name: str) -> ConsumerGroup:
         hint = _hint(name, [each.name for each in context.replica.state.groups])
         raise RefusedError(
             route_pb2.GROUP_NOT_FOUND,
-            f'consumer group "{name}" does not exist.{hint} Groups come into being by use, or: ledgermq group create {name}',
+            f'consumer group "{safe_text(name)}" does not exist.{hint} Groups come into being by use, or: ledgermq group create '
+            f"{safe_text(name)}",
         )
     return group
 
 
 def _hint(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
+    close = difflib.get_close_matches(name, known, 1) if len(name) <= MAX_TOPIC_LENGTH else []
     return f' Did you mean "{close[0]}"?' if close else ""
 
 
@@ -79,14 +88,26 @@ async def create_topic(
             f"there is no message type {request.message_type}; the highest is {max(MessageType)}",
         )
     kind = MessageType(request.message_type) if request.message_type else MessageType.NORMAL
+    if kind in NOT_BUILT:
+        raise RefusedError(
+            route_pb2.NOT_SUPPORTED,
+            f"topics of type {kind.name.lower()} are not built yet: nothing could be sent to one. Nothing was created. Use normal, "
+            "fifo (order by message group) or mixed (both)",
+        )
     _check_retention(context, request.retention_ms)
-    applied = await context.pipeline.run(CreateTopic(request.topic, count, kind, request.retention_ms))
+    if context.replica.state.topics.find(request.topic) is None:
+        check_room_for_topic(context, count)
+    if request.keep_unread:
+        await features.require(context, KEEP_UNREAD, _KEEPING)
+    command = CreateTopic(request.topic, count, kind, request.retention_ms, request.keep_unread)
+    applied = await context.pipeline.run(command)
     topic: Topic = applied.result.topic
-    there = (topic.queue_count, topic.message_type, topic.retention_ms)
-    as_wanted = there == (count, kind, request.retention_ms)
+    there = (topic.queue_count, topic.message_type, topic.retention_ms, topic.keep_unread)
+    as_wanted = there == (count, kind, request.retention_ms, request.keep_unread)
     if not (applied.result.changed or request.if_not_exists or (request.perhaps_done and as_wanted)):
         raise RefusedError(
-            route_pb2.ALREADY_EXISTS, f'topic "{topic.name}" exists already, with {topic.queue_count} queues'
+            route_pb2.ALREADY_EXISTS,
+            f'topic "{topic.name}" exists already, with {topic.queue_count} queues. To take it as it is: {_AS_IT_IS}',
         )
     return admin_pb2.CreateTopicResponse(topic=topic_info(topic))
 
@@ -94,16 +115,23 @@ async def create_topic(
 async def update_topic(
     context: NodeContext, request: admin_pb2.UpdateTopicRequest
 ) -> admin_pb2.UpdateTopicResponse:
-    """Change how long a topic shows its messages. What is hidden already stays hidden."""
+    """Change how long a topic shows its messages, and whether unread ones stay. What is hidden already stays hidden."""
     topic = known_topic(context, request.topic)
-    if not request.HasField("retention_ms"):
+    commands: list[SetTopicRetention | SetTopicKeepUnread] = []
+    if request.HasField("retention_ms"):
+        _check_retention(context, request.retention_ms)
+        commands.append(SetTopicRetention(topic.topic_id, request.retention_ms))
+    if request.HasField("keep_unread"):
+        await features.require(context, KEEP_UNREAD, _KEEPING)
+        commands.insert(0, SetTopicKeepUnread(topic.topic_id, request.keep_unread))
+    if not commands:
         raise RefusedError(
-            route_pb2.INVALID_ARGUMENT, "nothing to change was named; retention_ms can be changed"
+            route_pb2.INVALID_ARGUMENT, "nothing to change was named; retention_ms and keep_unread can be"
         )
-    _check_retention(context, request.retention_ms)
-    applied = await context.pipeline.run(SetTopicRetention(topic.topic_id, request.retention_ms))
-    if applied.result.topic is None:
-        raise RefusedError(route_pb2.TOPIC_NOT_FOUND, f'topic "{request.topic}" was deleted meanwhile')
+    for command in commands:
+        applied = await context.pipeline.run(command)
+        if applied.result.topic is None:
+            raise RefusedError(route_pb2.TOPIC_NOT_FOUND, f'topic "{request.topic}" was deleted meanwhile')
     return admin_pb2.UpdateTopicResponse(topic=topic_info(applied.result.topic))
 
 
@@ -140,13 +168,18 @@ async def create_group(
         start = StartPosition.parse(wanted.start_position)
     except ValueError as error:
         raise RefusedError(route_pb2.INVALID_ARGUMENT, str(error)) from None
+    if context.replica.state.groups.find(wanted.name) is None:
+        check_room_for_group(context)
     command = CreateGroup(wanted.name, start, wanted.max_attempts or DEFAULT_MAX_ATTEMPTS, wanted.fifo)
     applied = await context.pipeline.run(command)
     group: ConsumerGroup = applied.result.group
     there = (group.start, group.max_attempts, group.fifo)
     as_wanted = there == (command.start, command.max_attempts, command.fifo)
     if not (applied.result.changed or request.if_not_exists or (request.perhaps_done and as_wanted)):
-        raise RefusedError(route_pb2.ALREADY_EXISTS, f'consumer group "{wanted.name}" exists already')
+        raise RefusedError(
+            route_pb2.ALREADY_EXISTS,
+            f'consumer group "{wanted.name}" exists already. To take it as it is: {_AS_IT_IS}',
+        )
     return admin_pb2.CreateGroupResponse()
 
 

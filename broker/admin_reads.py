@@ -14,6 +14,7 @@ from .context import NodeContext
 from .group_view import topic_info
 from .groups import ConsumerGroup
 from .memberships import GroupMembership
+from .progress_report import progress
 from .topics import Topic
 
 
@@ -38,7 +39,15 @@ def describe_topic(
         )
         for queue in context.replica.state.queues_of(topic)
     ]
-    return admin_pb2.DescribeTopicResponse(topic=topic_info(topic), queues=queues)
+    consumers = [
+        admin_pb2.TopicProgress(group=row.group, topic=row.topic, lost=row.lost, parked=row.parked)
+        for row in progress(context.replica.state, topic=topic.name)
+        if row.lost or row.parked
+    ]
+    deleted = sum(queue.begin_offset for queue in queues)
+    if deleted and not any(key[1] == topic.topic_id for key in context.replica.state.consumption.copy()):
+        consumers.append(admin_pb2.TopicProgress(topic=topic.name, lost=deleted))
+    return admin_pb2.DescribeTopicResponse(topic=topic_info(topic), queues=queues, consumers=consumers)
 
 
 def list_groups(
@@ -113,6 +122,7 @@ def _progress(context: NodeContext, group: ConsumerGroup, topic: Topic) -> list[
                 end_offset=queue.end,
                 leased=state.leased_count(group.group_id, *queue.key),
                 lost=state.lost_count(group.group_id, *queue.key),
+                parked=state.parked_count(group.group_id, *queue.key),
                 owner=owner.member,
                 epoch=owner.epoch if owner.member else 0,
             )

@@ -16,6 +16,7 @@ from ledgermq.proto import admin_pb2, log_pb2, route_pb2
 from ledgermq.raft.types import NodeId
 
 from . import admin_changes, admin_reads, group_mode, promotion, promotion_claims
+from .admin import deliveries
 from .context import NodeContext
 from .dump_service import dump_chunks
 from .group_view import status
@@ -85,6 +86,16 @@ class AdminService:
                 admin_pb2.ResetOffsetsRequest,
                 log_pb2.CommitOffsetsResponse,
                 admin_changes.reset_offsets,
+            ),
+            "GetDeliveries": (
+                admin_pb2.GetDeliveriesRequest,
+                admin_pb2.GetDeliveriesResponse,
+                deliveries.get_deliveries,
+            ),
+            "ReleaseParked": (
+                admin_pb2.ReleaseParkedRequest,
+                admin_pb2.ReleaseParkedResponse,
+                deliveries.release_parked,
             ),
             "TransferLeadership": (
                 admin_pb2.TransferLeadershipRequest,

@@ -10,9 +10,9 @@ Little-endian. A file is a header, shards, and a manifest that comes last:
 Kinds: 1 numbers · 2 topics · 3 queues · 4 groups · 5 consumption · 6 producer streams · 7 message ids · 8 checksums of
 the blocks of queue units, from the block that holds the queue's begin (queue_sums.py) · 9 retention of topics · 10 messages
 that groups lost · 11 members and owners of queue-exclusive groups (membership_shard.py) · 12 what the broker group does, while
-it is drained or removed. Everything is sorted by its key; message ids keep the order in which they were applied, which is the same
-everywhere. Kinds 9 to 12 are there when they are not empty, and only then the version is 2 (9, 10), 3 (11) or 4: older nodes
-read the rest.
+it is drained or removed · 13 parked messages · 14 topics that keep what is unread. Everything is sorted by its key; message ids keep the order in which they were
+applied, which is the same everywhere. Kinds 9 to 14 are there when they are not empty, and only then the version is 2 (9, 10),
+3 (11), 4 (12), 5 (13) or 6: older nodes read the rest.
 
 A checkpoint at an index says also that the ConsumeQueue files hold everything up to the queue ends in it, durably: who
 writes it syncs them first (checkpoint_store.py). So recovery replays the log from index + 1, and nothing else.
@@ -22,7 +22,7 @@ Owns: the bytes.   Must not: touch files.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -38,7 +38,7 @@ from .consumption import ConsumptionKey
 from .dedup import Generation, Stream, StreamKey
 from .errors import CheckpointError, CheckpointVersionError
 from .groups import ConsumerGroup
-from .leases import LEASE_DTYPE, Consumption
+from .leases import LEASE_DTYPE, NO_PARKED, PARKED_DTYPE, Consumption
 from .membership_shard import decode_memberships, encode_memberships
 from .memberships import GroupMembership
 from .queue_sums import BLOCK_UNITS, QueueSums
@@ -46,7 +46,7 @@ from .state import BrokerState
 from .topics import Topic
 
 MAGIC: Final = b"LMQC"
-VERSION: Final = 4
+VERSION: Final = 6
 _END_MAGIC: Final = b"LMQCEND\n"
 _HEADER: Final = struct.Struct("<4sIQQQ")
 _SHARD: Final = struct.Struct("<IIQQ")
@@ -60,8 +60,10 @@ _GENERATION: Final = struct.Struct("<qqI")
 _QUEUE_DTYPE: Final = np.dtype([("topic_id", "<u4"), ("queue_id", "<u4"), ("begin", "<i8"), ("end", "<i8")])
 _SUMS: Final = struct.Struct("<IIQII")
 _RETENTION: Final = struct.Struct("<Iq")
+_KEEP_UNREAD: Final = struct.Struct("<I")
 _LOST: Final = struct.Struct("<IIIQ")
 _MODE: Final = struct.Struct("<Bq")
+_PARKED: Final = struct.Struct("<IIII")
 _ID_SIZE: Final = 20
 
 
@@ -78,10 +80,19 @@ class Shard(IntEnum):
     LOST = 10
     MEMBERSHIPS = 11
     MODE = 12
+    PARKED = 13
+    KEEP_UNREAD = 14
 
 
 #: Shards that need not be there, and the version that has them.
-_OPTIONAL: Final = {Shard.TOPIC_RETENTION: 2, Shard.LOST: 2, Shard.MEMBERSHIPS: 3, Shard.MODE: 4}
+_OPTIONAL: Final = {
+    Shard.TOPIC_RETENTION: 2,
+    Shard.LOST: 2,
+    Shard.MEMBERSHIPS: 3,
+    Shard.MODE: 4,
+    Shard.PARKED: 5,
+    Shard.KEEP_UNREAD: 6,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,9 +263,21 @@ def _encode_topic_retention(snapshot: Snapshot) -> bytes:
     return b"".join(_RETENTION.pack(*row) for row in sorted(kept))
 
 
+def _encode_keep_unread(snapshot: Snapshot) -> bytes:
+    return b"".join(_KEEP_UNREAD.pack(topic.topic_id) for topic in snapshot.topics if topic.keep_unread)
+
+
 def _encode_lost(snapshot: Snapshot) -> bytes:
     lost = ((*key, found.lost) for key, found in snapshot.consumption.items() if found.lost)
     return b"".join(_LOST.pack(*row) for row in sorted(lost))
+
+
+def _encode_parked(snapshot: Snapshot) -> bytes:
+    out = []
+    for key, found in sorted(snapshot.consumption.items(), key=lambda item: item[0]):
+        if len(found.parked):
+            out += [_PARKED.pack(*key, len(found.parked)), found.parked.tobytes()]
+    return b"".join(out)
 
 
 _ENCODERS: Final[dict[Shard, Callable[[Snapshot], bytes]]] = {
@@ -270,6 +293,8 @@ _ENCODERS: Final[dict[Shard, Callable[[Snapshot], bytes]]] = {
     Shard.LOST: _encode_lost,
     Shard.MEMBERSHIPS: lambda snapshot: encode_memberships(snapshot.memberships),
     Shard.MODE: lambda snapshot: _MODE.pack(*snapshot.mode) if snapshot.mode[0] else b"",
+    Shard.PARKED: _encode_parked,
+    Shard.KEEP_UNREAD: _encode_keep_unread,
 }
 
 
@@ -291,14 +316,16 @@ def decode_snapshot(raw: bytes, path: str) -> Snapshot:
     shards = _shards(raw, table, path)
     try:
         retention = dict(_RETENTION.iter_unpack(shards.get(Shard.TOPIC_RETENTION, b"")))
+        unread = {row[0] for row in _KEEP_UNREAD.iter_unpack(shards.get(Shard.KEEP_UNREAD, b""))}
         lost = {row[:3]: row[3] for row in _LOST.iter_unpack(shards.get(Shard.LOST, b""))}
-        topics = tuple(_decode_topics(shards[Shard.TOPICS], retention))
+        parked = dict(_decode_parked(shards.get(Shard.PARKED, b"")))
+        topics = tuple(_decode_topics(shards[Shard.TOPICS], retention, unread))
         numbers: Any = _NUMBERS.unpack(shards[Shard.NUMBERS])
         return Snapshot(
             index, term, timestamp, numbers, topics,
             tuple(_decode_groups(shards[Shard.GROUPS])),
             np.frombuffer(shards[Shard.QUEUES], _QUEUE_DTYPE).tolist(),
-            dict(_decode_consumption(shards[Shard.CONSUMPTION], lost)),
+            dict(_decode_consumption(shards[Shard.CONSUMPTION], lost, parked)),
             dict(_decode_streams(shards[Shard.STREAMS])),
             list(_decode_message_ids(shards[Shard.MESSAGE_IDS])),
             dict(_decode_queue_sums(shards[Shard.QUEUE_SUMS])),
@@ -324,14 +351,15 @@ def _decode_mode(raw: bytes) -> tuple[int, int]:
     return BrokerGroupMode(mode), since
 
 
-def _decode_topics(raw: bytes, retention: Mapping[int, int]) -> Iterator[Topic]:
+def _decode_topics(raw: bytes, retention: Mapping[int, int], unread: Set[int]) -> Iterator[Topic]:
     position = 0
     while position < len(raw):
         topic_id, queues, kind, version, created_at, size = _TOPIC.unpack_from(raw, position)
         position += _TOPIC.size
         name = raw[position : position + size].decode()
         kept = retention.get(topic_id, 0)
-        yield Topic(topic_id, name, queues, MessageType(kind), version, created_at, kept)
+        kind = MessageType(kind)
+        yield Topic(topic_id, name, queues, kind, version, created_at, kept, topic_id in unread)
         position += size
 
 
@@ -345,8 +373,17 @@ def _decode_groups(raw: bytes) -> Iterator[ConsumerGroup]:
         position += size
 
 
+def _decode_parked(raw: bytes) -> Iterator[tuple[ConsumptionKey, np.ndarray]]:
+    position = 0
+    while position < len(raw):
+        group_id, topic_id, queue_id, count = _PARKED.unpack_from(raw, position)
+        position += _PARKED.size
+        yield (group_id, topic_id, queue_id), np.frombuffer(raw, PARKED_DTYPE, count, position)
+        position += count * PARKED_DTYPE.itemsize
+
+
 def _decode_consumption(
-    raw: bytes, lost: Mapping[ConsumptionKey, int]
+    raw: bytes, lost: Mapping[ConsumptionKey, int], parked: Mapping[ConsumptionKey, np.ndarray]
 ) -> Iterator[tuple[ConsumptionKey, Consumption]]:
     position = 0
     while position < len(raw):
@@ -354,7 +391,7 @@ def _decode_consumption(
         position += _CONSUMPTION.size
         leases = np.frombuffer(raw, LEASE_DTYPE, count, position)
         key = (names[0], names[1], names[2])
-        yield key, Consumption(at, leases, lost.get(key, 0))
+        yield key, Consumption(at, leases, lost.get(key, 0), parked.get(key, NO_PARKED))
         position += count * LEASE_DTYPE.itemsize
 
 

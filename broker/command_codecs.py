@@ -26,6 +26,7 @@ from .commands import (
     ASSIGNMENT_DTYPE,
     CHANGE_DTYPE,
     LEASE_ROW_DTYPE,
+    PARK_DTYPE,
     POSITION_DTYPE,
     Ack,
     AssignQueues,
@@ -44,11 +45,15 @@ from .commands import (
     LeaveGroup,
     LogStart,
     MessageType,
+    ParkMessages,
+    ParkReason,
     QueueGrant,
     ReleaseLeases,
+    ReleaseParked,
     SessionLost,
     SetBrokerGroupMode,
     SetPositions,
+    SetTopicKeepUnread,
     SetTopicRetention,
     StartPosition,
     TrimQueues,
@@ -77,12 +82,17 @@ class CommandType(IntEnum):
     LEAVE_GROUP = 18
     ASSIGN_QUEUES = 19
     SET_BROKER_GROUP_MODE = 20
+    PARK_MESSAGES = 21
+    RELEASE_PARKED = 22
+    SET_TOPIC_KEEP_UNREAD = 23
 
 
 def encode(command: Command) -> bytes:
     """Return the command as it stands in a COMMANDS section (padded)."""
     codec = _BY_CLASS[type(command)]
-    if isinstance(command, CreateTopic) and command.retention_ms:
+    if isinstance(command, CreateTopic) and command.keep_unread:
+        codec = _CREATE_TOPIC_3
+    elif isinstance(command, CreateTopic) and command.retention_ms:
         codec = _CREATE_TOPIC_2
     elif isinstance(command, CommitOffsets) and command.epochs is not None:
         codec = _COMMIT_OFFSETS_2
@@ -114,6 +124,7 @@ class _Codec:
 _U32: Final = struct.Struct("<I")
 _TOPIC: Final = struct.Struct("<IB")
 _TOPIC_2: Final = struct.Struct("<IBq")
+_TOPIC_3: Final = struct.Struct("<IBq?")
 _GROUP: Final = struct.Struct("<qIB")
 _ROWS: Final = struct.Struct("<IIB")
 _GRANT: Final = struct.Struct("<IIqQI")
@@ -122,6 +133,7 @@ _LOG_START: Final = struct.Struct("<QQ")
 _PAIR: Final = struct.Struct("<qq")
 _SESSION: Final = struct.Struct("<Qq")
 _RETENTION: Final = struct.Struct("<Iq")
+_KEEP_UNREAD: Final = struct.Struct("<I?")
 _JOIN: Final = struct.Struct("<IIIH")
 _TEXTS: Final = struct.Struct("<IH")
 _MODE: Final = struct.Struct("<B")
@@ -171,6 +183,13 @@ def _unpack_topic_2(payload: memoryview) -> Command:
     return CreateTopic(unpack_text(payload, _TOPIC_2.size), count, MessageType(kind), retention_ms)
 
 
+def _unpack_topic_3(payload: memoryview) -> Command:
+    count, kind, retention_ms, keep_unread = _TOPIC_3.unpack_from(payload)
+    return CreateTopic(
+        unpack_text(payload, _TOPIC_3.size), count, MessageType(kind), retention_ms, keep_unread
+    )
+
+
 def _unpack_group(payload: memoryview) -> Command:
     start, attempts, fifo = _GROUP.unpack_from(payload)
     return CreateGroup(unpack_text(payload, _GROUP.size), StartPosition(start), attempts, bool(fifo))
@@ -200,8 +219,10 @@ def _unpack_grant(payload: memoryview) -> Command:
     return GrantLeases(group_id, topic_id, invisible_ms, tuple(queues), session)
 
 
-def _pack_rows(command: CommitOffsets | SetPositions | Ack | ChangeInvisible | ReleaseLeases) -> bytes:
-    topic_id = 0 if isinstance(command, CommitOffsets | SetPositions) else command.topic_id
+def _pack_rows(
+    command: CommitOffsets | SetPositions | Ack | ChangeInvisible | ReleaseLeases | ReleaseParked,
+) -> bytes:
+    topic_id = 0 if isinstance(command, CommitOffsets | SetPositions | ReleaseParked) else command.topic_id
     flag = (isinstance(command, CommitOffsets) and command.reset) or (
         isinstance(command, Ack) and command.force
     )
@@ -233,6 +254,16 @@ def _unpack_commit_2(payload: memoryview) -> Command:
 def _unpack_positions(payload: memoryview) -> Command:
     group_id, _, _ = _ROWS.unpack_from(payload)
     return SetPositions(group_id, _rows(payload, _ROWS.size, POSITION_DTYPE))
+
+
+def _unpack_release_parked(payload: memoryview) -> Command:
+    group_id, _, _ = _ROWS.unpack_from(payload)
+    return ReleaseParked(group_id, _rows(payload, _ROWS.size, POSITION_DTYPE))
+
+
+def _unpack_park(payload: memoryview) -> Command:
+    group_id, topic_id, reason = _ROWS.unpack_from(payload)
+    return ParkMessages(group_id, topic_id, _rows(payload, _ROWS.size, PARK_DTYPE), ParkReason(reason))
 
 
 def _unpack_ack(payload: memoryview) -> Command:
@@ -356,10 +387,24 @@ _CODECS: Final = (
     _Codec(
         CommandType.SET_BROKER_GROUP_MODE, SetBrokerGroupMode, lambda c: _MODE.pack(c.mode), _unpack_mode,
     ),
+    _Codec(
+        CommandType.PARK_MESSAGES, ParkMessages,
+        lambda c: _ROWS.pack(c.group_id, c.topic_id, c.reason) + c.rows.tobytes(), _unpack_park,
+    ),
+    _Codec(CommandType.RELEASE_PARKED, ReleaseParked, _pack_rows, _unpack_release_parked),
+    _Codec(
+        CommandType.SET_TOPIC_KEEP_UNREAD, SetTopicKeepUnread,
+        lambda c: _KEEP_UNREAD.pack(c.topic_id, c.keep_unread), lambda p: SetTopicKeepUnread(*_KEEP_UNREAD.unpack_from(p)),
+    ),
 )  # fmt: skip
 _CREATE_TOPIC_2: Final = _Codec(
     CommandType.CREATE_TOPIC, CreateTopic,
     lambda c: _TOPIC_2.pack(c.queue_count, c.message_type, c.retention_ms) + pack_text(c.name), _unpack_topic_2, 2,
+)  # fmt: skip
+_CREATE_TOPIC_3: Final = _Codec(
+    CommandType.CREATE_TOPIC, CreateTopic,
+    lambda c: _TOPIC_3.pack(c.queue_count, c.message_type, c.retention_ms, c.keep_unread) + pack_text(c.name),
+    _unpack_topic_3, 3,
 )  # fmt: skip
 _COMMIT_OFFSETS_2: Final = _Codec(
     CommandType.COMMIT_OFFSETS, CommitOffsets, _pack_commit_2, _unpack_commit_2, 2
@@ -367,8 +412,8 @@ _COMMIT_OFFSETS_2: Final = _Codec(
 _SET_BROKER_GROUP_MODE_2: Final = _Codec(
     CommandType.SET_BROKER_GROUP_MODE, SetBrokerGroupMode, _pack_mode_2, _unpack_mode_2, 2
 )
-_SECOND: Final = (_CREATE_TOPIC_2, _COMMIT_OFFSETS_2, _SET_BROKER_GROUP_MODE_2)
+_LATER: Final = (_CREATE_TOPIC_2, _CREATE_TOPIC_3, _COMMIT_OFFSETS_2, _SET_BROKER_GROUP_MODE_2)
 _BY_TYPE: Final[dict[tuple[int, int], _Codec]] = {
-    (codec.number, codec.version): codec for codec in (*_CODECS, *_SECOND)
+    (codec.number, codec.version): codec for codec in (*_CODECS, *_LATER)
 }
 _BY_CLASS: Final = {codec.kind: codec for codec in _CODECS}

@@ -26,6 +26,14 @@ CHANGE_DTYPE: Final = np.dtype(
 ASSIGNMENT_DTYPE: Final = np.dtype(
     [("topic_id", "<u4"), ("queue_id", "<u4"), ("epoch", "<u8"), ("place", "<u4")]
 )
+#: Rows of ParkMessages; `attempts`: how often a consumer says it tried, 0: what the state counted.
+PARK_DTYPE: Final = np.dtype(
+    [("queue_id", "<u4"), ("offset", "<i8"), ("lease_id", "<u8"), ("attempts", "<u4")]
+)
+#: Feature level (features.py) from which on messages are parked: ParkMessages, ReleaseParked.
+PARKED_MESSAGES: Final = 3
+#: Feature level from which on topics keep what is unread: SetTopicKeepUnread, CreateTopic with `keep_unread`.
+KEEP_UNREAD: Final = 4
 #: Place of an owner in AssignQueues when the queue goes to no one.
 NOBODY: Final = 0xFFFFFFFF
 _EARLIEST: Final = -2
@@ -43,12 +51,23 @@ class MessageType(IntEnum):
     MIXED = 5
 
 
+#: Topics of these types are refused: no message that belongs into one would be taken.
+NOT_BUILT: Final = frozenset({MessageType.DELAY, MessageType.TRANSACTION})
+
+
 class BrokerGroupMode(IntEnum):
     """What this broker group does; numbers of BrokerGroupMode in proto/route.proto."""
 
     ACTIVE = 0
     DRAINING = 1  # takes no new messages; everything else goes on
     REMOVED = 2  # left the cluster
+
+
+class ParkReason(IntEnum):
+    """Why a message is not delivered any more."""
+
+    ATTEMPTS = 1  # it came as often as its group allows, and was not acknowledged
+    FORWARDED = 2  # a consumer gave it up (ForwardMessageToDeadLetterQueue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +107,15 @@ LATEST: Final = StartPosition(_LATEST)
 class CreateTopic:
     """Result: TopicResult (the topic's id; `created` False when the name is taken, nothing changes then).
 
-    `retention_ms`: how long its messages are shown, in log time; 0: as long as the log holds them.
+    `retention_ms`: how long its messages are shown, in log time; 0: as long as the log holds them. `keep_unread`: retention
+    deletes none that a consumer group has still to read.
     """
 
     name: str
     queue_count: int
     message_type: MessageType = MessageType.NORMAL
     retention_ms: int = 0
+    keep_unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +234,27 @@ class ReleaseLeases:
     rows: np.ndarray
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ParkMessages:
+    """Take leased messages out of delivery until they are released; none is deleted. `rows`: PARK_DTYPE.
+
+    Result: RowsResult (False: not the current lease, acknowledged, or PARKED_MAX are parked in the queue).
+    """
+
+    group_id: int
+    topic_id: int
+    rows: np.ndarray
+    reason: ParkReason
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReleaseParked:
+    """Deliver parked messages again, with all attempts. `rows`: POSITION_DTYPE. Result: RowsResult (False: not parked)."""
+
+    group_id: int
+    rows: np.ndarray
+
+
 @dataclass(frozen=True, slots=True)
 class SessionLost:
     """The leases of a client session end `grace_ms` after the entry's log time. Result: None."""
@@ -244,6 +286,14 @@ class SetTopicRetention:
 
     topic_id: int
     retention_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetTopicKeepUnread:
+    """Whether retention leaves unread messages of a topic (see CreateTopic). Result: TopicResult."""
+
+    topic_id: int
+    keep_unread: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -330,11 +380,14 @@ Command = (
     | LogStart
     | FeatureLevel
     | SetTopicRetention
+    | SetTopicKeepUnread
     | TrimQueues
     | JoinGroup
     | LeaveGroup
     | AssignQueues
     | SetBrokerGroupMode
+    | ParkMessages
+    | ReleaseParked
 )
 
 
@@ -351,6 +404,11 @@ def lease_rows(rows: Sequence[tuple[int, int, int]]) -> np.ndarray:
 def change_rows(rows: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
     """Return CHANGE_DTYPE rows of (queue id, offset, lease id, invisible ms)."""
     return np.array(list(rows), CHANGE_DTYPE)
+
+
+def park_rows(rows: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
+    """Return PARK_DTYPE rows of (queue id, offset, lease id, attempts)."""
+    return np.array(list(rows), PARK_DTYPE)
 
 
 def assignment_rows(rows: Sequence[tuple[int, int, int, int]]) -> np.ndarray:

@@ -11,6 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -23,12 +24,12 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from ledgermq.proto.record import MAX_BODY_SIZE
 from ledgermq.raft.config import MAX_ENTRY_DIVISOR
 from ledgermq.raft.page_writer import PAGE
 
+from .polls import MAX_KEYS
 from .produce import largest_message
 
 ENV_PREFIX: Final = "LEDGERMQ_"
@@ -38,6 +39,28 @@ _NOT_OURS: Final = ("LEDGERMQ_NAMESERVER", "LEDGERMQ_DEBUG")
 _SIZE: Final = re.compile(r"(\d+)\s*(B|KiB|MiB|GiB|TiB)?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+#: What pydantic's kinds of errors mean to a person.
+_LIMITS: Final = {
+    "greater_than_equal": "it must be at least",
+    "greater_than": "it must be more than",
+    "less_than_equal": "it must be at most",
+    "less_than": "it must be less than",
+}
+_KINDS: Final = {
+    "int_": "it is a whole number",
+    "float_": "it is a number",
+    "finite_number": "it is a finite number",
+    "bool_": "it is true or false",
+    "string_": "it is a text",
+    "path_": "it is a path",
+    "dict_": 'it is a table, or a list like "n1=host:port,n2=host:port"',
+    "tuple_": 'it is a list, or a text like "a,b"',
+    "too_": "there are too few or too many",
+    "missing": "it is needed here",
+    "model_": "it is a table",
+}
 
 
 class ConfigError(ValueError):
@@ -64,18 +87,32 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def _check_address(text: str) -> str:
-    split_address(text)
+    if not text.isprintable():
+        raise ValueError(f"{text!r} has characters that cannot be printed; write host:port")
+    host, _ = split_address(text)
+    try:
+        host.encode("idna")  # as the look-up does, which would end in a traceback
+    except UnicodeError:
+        raise ValueError(
+            f"{text!r} is no address: the parts of a host name have 1 to 63 characters each"
+        ) from None
     return text
 
 
-def _check_name(text: str) -> str:
+def _check_folder(value: object) -> object:
+    if isinstance(value, str) and (not value or "\0" in value):
+        raise ValueError(f"{value!r} is not a folder; write its path")
+    return value
+
+
+def check_name(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise ValueError(f'"{text}" is not a name; use 1 to 64 letters, digits, "-" and "_"')
     return text
 
 
 def _check_name_or_none(text: str) -> str:
-    return _check_name(text) if text else text
+    return check_name(text) if text else text
 
 
 def _check_clock(text: str) -> str:
@@ -119,7 +156,7 @@ def _parse_listeners(value: object) -> object:
 
 
 Address = Annotated[str, AfterValidator(_check_address)]
-Name = Annotated[str, AfterValidator(_check_name)]
+Name = Annotated[str, AfterValidator(check_name)]
 Size = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 _LONGEST_HOURS: Final = 10_000_000  # a thousand years: "for ever" that still is a time in ms
@@ -160,33 +197,47 @@ class ListenerConfig(BaseModel):
         return self
 
 
-class BrokerConfig(BaseSettings):
+class BrokerConfig(BaseModel):
     """All settings of a broker node. Sizes are bytes, times as the names say."""
 
-    model_config = SettingsConfigDict(extra="forbid", frozen=True, env_prefix=ENV_PREFIX)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     cluster: Name = "local"
     group: Name = "g0"
     node_id: Name = "n1"
-    data_dir: Path = Path("ledgermq-data")
+    data_dir: Annotated[Path, BeforeValidator(_check_folder)] = Path("ledgermq-data")
     zone: Annotated[str, AfterValidator(_check_zone)] = ""
-    nameservers: Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_parse_list)] = ("127.0.0.1:9876",)
+    nameservers: Annotated[tuple[Address, ...], BeforeValidator(_parse_list)] = ("127.0.0.1:9876",)
     flush: Literal["sync", "async_timed", "async_notify"] = "sync"
     direct_write_bytes: Size = 128 << 10  # flushes of so many bytes are written past the page cache; 0: none
     replication: Literal["quorum", "async_master", "sync_master"] = "quorum"
     master: Annotated[str, AfterValidator(_check_name_or_none)] = ""
     min_insync_slaves: int = Field(default=1, ge=1)
     slave_timeout_ms: int = Field(default=3000, ge=10)
-    peers: Annotated[dict[Name, Address], NoDecode, BeforeValidator(_parse_peers)] = {}
+    peers: Annotated[dict[Name, Address], BeforeValidator(_parse_peers)] = {}
     raft_bind: Address = "127.0.0.1:20911"
     http_bind: Address = "127.0.0.1:5557"
     segment_size: Size = 1 << 30
     max_message_bytes: Size = MAX_BODY_SIZE
     auto_create_topics: bool = False
     queues_per_topic: int = Field(default=4, ge=1, le=1024)
+    max_topics: int = Field(default=5000, ge=1, le=100_000)  # of the broker group
+    max_queues: int = Field(default=50_000, ge=1)  # of all its topics
+    max_consumer_groups: int = Field(default=5000, ge=1)
+    max_producer_streams: int = Field(
+        default=100_000, ge=1
+    )  # producers times the queues they send to, of an hour
+    max_clients: int = Field(default=20_000, ge=1)  # of the messaging service, at this node
+    max_poll_queues: int = Field(
+        default=MAX_KEYS, ge=4098
+    )  # that waiting requests wait for; one may name 4096
     max_store_bytes: Size = 0  # 0: the whole file system counts
     retention_hours: Finite = Field(default=72, gt=0, le=_LONGEST_HOURS)
-    delete_unexpired: bool = True  # above 85 % of the disk, oldest first
+    #: Per cent of the disk (or of max_store_bytes) above which expired segments go at once, the oldest go, messages are refused.
+    disk_delete_expired_percent: Finite = Field(default=75, ge=10)
+    disk_delete_oldest_percent: Finite = 85
+    disk_refuse_messages_percent: Finite = Field(default=90, le=93)
+    delete_unexpired: bool = True  # above disk_delete_oldest_percent, oldest first
     delete_segments_per_second: Finite = Field(default=10, gt=0, le=1_000_000)
     protect_unconsumed: bool = False
     clean_at: Annotated[str, AfterValidator(_check_clock)] = "04:00"
@@ -198,7 +249,7 @@ class BrokerConfig(BaseSettings):
     #: A pass over the log begins so often.
     scrub_interval_hours: Finite = Field(default=168, gt=0, le=_LONGEST_HOURS)
     heartbeat_ms: int = Field(default=75, ge=10)
-    election_timeout_ms: Annotated[tuple[int, int], NoDecode, BeforeValidator(_parse_range)] = (400, 800)
+    election_timeout_ms: Annotated[tuple[int, int], BeforeValidator(_parse_range)] = (400, 800)
     min_invisible_ms: int = Field(default=10_000, ge=0)
     tls_front: bool = True
     client_tls: Literal["plaintext", "both", "tls"] = "plaintext"  # of the messaging ports
@@ -209,21 +260,9 @@ class BrokerConfig(BaseSettings):
     connection_idle_seconds: Finite = Field(default=600, ge=0, le=_LONGEST_IDLE_S)  # 0: for ever
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     rejoin: bool = False
-    listener: Annotated[tuple[ListenerConfig, ...], NoDecode, BeforeValidator(_parse_listeners)] = Field(
+    listener: Annotated[tuple[ListenerConfig, ...], BeforeValidator(_parse_listeners)] = Field(
         default=(ListenerConfig(),), min_length=1
     )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The sources are merged by `load`, which must know where each value came from to name it in an error."""
-        return (init_settings,)
 
     @model_validator(mode="after")
     def _fit_together(self) -> BrokerConfig:
@@ -232,6 +271,7 @@ class BrokerConfig(BaseSettings):
                 f"peers: node {self.node_id} itself is missing; it lists {', '.join(self.peers)}"
             )
         self._check_master()
+        self._check_disk_steps()
         if len({listener.name for listener in self.listener}) < len(self.listener):
             raise ValueError("listener: two listeners have the same name")
         self._fit_messages_into_segments()
@@ -247,6 +287,17 @@ class BrokerConfig(BaseSettings):
                 raise ValueError(f"{key}: client_tls is {self.client_tls}, so a PEM file is needed")
         if not self.tls_front:
             raise ValueError(f"tls_front: client_tls is {self.client_tls}, which needs the front")
+
+    def _check_disk_steps(self) -> None:
+        """Each step must come behind the one before it: deleting must have begun before messages are refused."""
+        steps = {
+            "disk_delete_expired_percent": self.disk_delete_expired_percent,
+            "disk_delete_oldest_percent": self.disk_delete_oldest_percent,
+            "disk_refuse_messages_percent": self.disk_refuse_messages_percent,
+        }
+        for (lower, before), (name, value) in pairwise(steps.items()):
+            if value <= before:
+                raise ValueError(f"{name}: {value:g} is not above {lower}, which is {before:g}")
 
     def _check_master(self) -> None:
         slaves = len(self.voters) - 1
@@ -324,7 +375,19 @@ def _explain(error: dict[str, Any], source: Any) -> str:
     if error["type"] == "extra_forbidden":
         known = list(ListenerConfig.model_fields) if len(location) > 1 else list(BrokerConfig.model_fields)
         return f"{where}: there is no such setting.{_did_you_mean(location[-1], known)} Correct or remove it."
-    return f"{where}: {reason} (given: {error.get('input')!r}). Correct it and start again."
+    return f"{where}: {_reason(error, reason)} (given: {error.get('input')!r}). Correct it and start again."
+
+
+def _reason(error: dict[str, Any], said: str) -> str:
+    """Return what is allowed, in our words; `said` are pydantic's, or those of a validator of ours."""
+    context = error.get("ctx", {})
+    kind = str(error["type"])
+    if kind == "literal_error":
+        return f"it is one of {str(context['expected']).replace(' or ', ', ')}"
+    for limit, words in _LIMITS.items():
+        if kind == limit:
+            return f"{words} {context[next(iter(context))]}"
+    return next((words for begin, words in _KINDS.items() if kind.startswith(begin)), said)
 
 
 def _did_you_mean(word: str, known: list[str]) -> str:
@@ -337,6 +400,8 @@ def _read_file(path: Path) -> dict[str, object]:
         return tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}. Correct that line and start again.") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: its values are nested too deep. Correct it and start again.") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(

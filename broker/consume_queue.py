@@ -125,13 +125,17 @@ class ConsumeQueue:
 
     def is_right(self, block: int, raw: Buffer) -> bool:
         """Tell whether the first units of a block, up to the tail in memory at least, are those that were appended."""
+        return self.error_of(block, raw) == 0
+
+    def error_of(self, block: int, raw: Buffer) -> int:
+        """Return by what the checksum of such units differs from that of the block (0: in nothing)."""
         start = block * BLOCK_UNITS
         stop = start + len(raw) // UNIT_SIZE
         found = crc32c(raw)
         block_end = min(start + BLOCK_UNITS, self.end)
         if stop < block_end:
             found = crc32c(self.tail(stop, block_end).tobytes(), found)
-        return found == self.sums.of_block(block)
+        return found ^ self.sums.of_block(block)
 
     def mark_written(self, stop: int) -> None:
         """Units below `stop` stand in files now: forget the older ones of them."""
@@ -201,6 +205,9 @@ class ConsumeQueues:
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         return iter(self._queues.values())
+
+    def __len__(self) -> int:
+        return len(self._queues)
 
     def attach(self, reader: UnitReader) -> None:
         """Give the queues their files."""

@@ -176,7 +176,7 @@ class ConsumeQueueFiles:
 
     def _remove(self, folder: Path, limit: int) -> list[Path]:
         names = self._filesystem.list_directory(folder)
-        gone = [folder / name for name in names if name.isdigit() and int(name) + FILE_SIZE <= limit]
+        gone = [folder / name for name in names if name.isdecimal() and int(name) + FILE_SIZE <= limit]
         for path in gone:
             self._writers.forget(path)
             self._unsynced.discard(path)
@@ -186,29 +186,32 @@ class ConsumeQueueFiles:
     def remove_orphans(self, known: set[str]) -> None:
         """At start: delete the files of topics that the state does not know any more."""
         for folder in self._filesystem.list_directory(self._root):
-            if folder not in known:
+            if folder not in known and "@" in folder:  # others are not ours
                 self.remove_topic(folder)
 
-    def check(self, queue: ConsumeQueue) -> None:
-        """At start: the files must hold what the checkpoint counts on. Raises: ConsumeQueueError."""
-        if queue.written == queue.begin:
-            return
-        first = queue.begin // UNITS_PER_FILE
-        last = (queue.written - 1) // UNITS_PER_FILE
-        for number in range(first, last + 1):
-            path = self.path(queue.folder, queue.key[1], number * UNITS_PER_FILE)
+    def damage(self, queue: ConsumeQueue) -> ConsumeQueueError | None:
+        """At start: return what the files lack of all that the checkpoint counts on, in their names and sizes."""
+        stop = queue.written
+        begin = (
+            queue.begin // BLOCK_UNITS * BLOCK_UNITS
+        )  # the checksum of its block covers also what is below it
+        if begin == stop:
+            return None
+        for start in range(begin // UNITS_PER_FILE * UNITS_PER_FILE, stop, UNITS_PER_FILE):
+            path = self.path(queue.folder, queue.key[1], start)
             if not self._filesystem.exists(path):
-                raise ConsumeQueueError(str(path), "the file is missing, but the checkpoint counts on it")
-            need = min(queue.written - number * UNITS_PER_FILE, UNITS_PER_FILE) * UNIT_SIZE
+                return ConsumeQueueError(str(path), "the file is missing, but the checkpoint counts on it")
+            need = min(stop - start, UNITS_PER_FILE) * UNIT_SIZE
             file = self._filesystem.open(path, writable=False)
             try:
                 size = file.size()
             finally:
                 file.close()
             if size < need:
-                raise ConsumeQueueError(
+                return ConsumeQueueError(
                     str(path), f"the file has {size} bytes, the checkpoint counts on {need}"
                 )
+        return None
 
     def close(self) -> None:
         """Close all descriptors; nothing else may run."""

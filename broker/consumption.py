@@ -11,9 +11,18 @@ from typing import Final
 
 import numpy as np
 
-from .commands import Ack, ChangeInvisible, CommitOffsets, GrantLeases, ReleaseLeases, SetPositions
+from .commands import (
+    Ack,
+    ChangeInvisible,
+    CommitOffsets,
+    GrantLeases,
+    ParkMessages,
+    ReleaseLeases,
+    ReleaseParked,
+    SetPositions,
+)
 from .consume_queue import ConsumeQueues, QueueKey
-from .effects import CommitResult, Effects, GrantedQueue, GrantResult, Loss, RowsResult
+from .effects import CommitResult, Effects, GrantedQueue, GrantResult, Loss, Parked, RowsResult
 from .groups import ConsumerGroup
 from .leases import NEVER, Consumption
 
@@ -78,8 +87,10 @@ class ConsumptionTable:
                 continue
             key, offset = (command.group_id, topic_id, queue_id), min(max(offset, queue.begin), queue.end)
             found = self._table.get(key)
-            if command.reset or found is None:
+            if found is None:
                 self._table[key] = Consumption(offset)
+            elif command.reset:
+                self._table[key] = found.reset(offset)
             else:
                 self._table[key] = found.advance(offset)
             accepted[place] = True
@@ -157,6 +168,37 @@ class ConsumptionTable:
             effects.released.add((command.group_id, command.topic_id))
         return RowsResult(accepted)
 
+    def park(self, command: ParkMessages, group: ConsumerGroup, now: int, effects: Effects) -> RowsResult:
+        """Take messages out of delivery."""
+        accepted = np.zeros(len(command.rows), bool)
+        for queue_id, places in by_queue(command.rows):
+            key, rows = (command.group_id, command.topic_id, queue_id), command.rows[places]
+            found = self._table.get(key)
+            if found is None:
+                continue
+            after, accepted[places] = found.park(rows, command.reason, now, fifo=group.fifo)
+            if count := len(after.parked) - len(found.parked):
+                self._table[key] = after
+                effects.parked.append(Parked(*key, count, len(after.parked)))
+        if accepted.any():
+            effects.released.add((command.group_id, command.topic_id))  # an ordered queue goes on
+        return RowsResult(accepted)
+
+    def release_parked(self, command: ReleaseParked, now: int, effects: Effects) -> RowsResult:
+        """Deliver parked messages again."""
+        accepted = np.zeros(len(command.rows), bool)
+        rows = command.rows
+        for topic_id, queue_id in sorted({(topic_id, queue_id) for topic_id, queue_id, _ in rows.tolist()}):
+            places = np.flatnonzero((rows["topic_id"] == topic_id) & (rows["queue_id"] == queue_id))
+            key = (command.group_id, topic_id, queue_id)
+            found = self._table.get(key)
+            if found is None:
+                continue
+            self._table[key], accepted[places] = found.unpark(rows["offset"][places], now)
+            if accepted[places].any():
+                effects.released.add(key[:2])
+        return RowsResult(accepted)
+
     def session_lost(self, session: int, deadline: int, effects: Effects) -> None:
         """The leases of a session end at `deadline` (log time, ms)."""
         for key in sorted(self._sessions.pop(session, ())):
@@ -171,7 +213,7 @@ class ConsumptionTable:
             return
         for key, found in sorted(self._table.items(), key=lambda item: item[0]):
             begin = begins.get(key[1:])
-            if begin is not None and found.committed < begin:
+            if begin is not None and found.first_needed < begin:
                 self._table[key], count = found.lose(begin)
                 effects.released.add(key[:2])  # the group goes on behind them
                 if count:

@@ -15,7 +15,7 @@ from ledgermq.raft.node import RaftNode
 
 from .config import BrokerConfig
 from .coordination import Coordination
-from .deliveries import RecentDeliveries
+from .deliveries import LeaseHolders, RecentDeliveries
 from .forwarding import Forwarder
 from .key_index import KeyIndex
 from .leader_calls import LeaderCalls
@@ -34,6 +34,7 @@ from .replica import Replica
 from .retention_policy import RetentionView
 from .sessions import ClientsHere, session_of
 from .slaves import SlaveGate
+from .state_transfer import BrokerStateTransfer
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class NodeContext:
     calls: LeaderCalls
     polls: Polls
     reader: LogReader
+    transfer: BrokerStateTransfer
     keys: KeyIndex
     telemetry: TelemetryStreams
     clients: ClientsHere
@@ -59,6 +61,7 @@ class NodeContext:
     coordination: Coordination
     advice: ReadAdvice
     readers: LiveReaders = field(default_factory=LiveReaders)
+    holders: LeaseHolders = field(default_factory=LeaseHolders)
     slaves: SlaveGate | None = None  # sync_master: what an answer to a producer waits for besides commit
     promotion: asyncio.Event = field(default_factory=asyncio.Event)  # this node is to become the master
     promoting: str = ""  # what it does before that
@@ -81,20 +84,21 @@ class NodeContext:
                 self.raft.want_commits(False)
 
     def require_whole_state(self) -> None:
-        """Refuse to read from a state that is still being rebuilt after a reset. Raises: RefusedError."""
+        """Refuse to read from a state whose queues are still being made from the log. Raises: RefusedError."""
         rebuild = self.replica.rebuild
         if rebuild is not None:
             raise RefusedError(
                 route_pb2.CATCHING_UP,
-                f"{self.config.node_id} is being rebuilt from the leader's state (entry {rebuild.applied_index} of"
+                f"{self.config.node_id} makes its queues again from the log (entry {rebuild.applied_index} of"
                 f" {rebuild.target}) and serves no reads yet. Ask another node, or again in a moment",
                 retryable=True,
                 retry_after_ms=500,
             )
 
-    def sign_of_life(self, client_id: str) -> None:
-        """A client called, here or at a node that passed its call on."""
-        self.clients.heard(client_id, time.monotonic())
+    def sign_of_life(self, client_id: str, *, here: bool = True) -> None:
+        """A client called; not `here`: at a node that passed its call on, and reports it. Raises: TooManyClientsError."""
+        if here:
+            self.clients.heard(client_id, time.monotonic())
         self.clients_alive([client_id])
 
     def clients_alive(self, client_ids: Iterable[str]) -> None:
@@ -102,7 +106,9 @@ class NodeContext:
         if (view := self.replica.view) is not None:
             now = self.raft.next_timestamp()
             for client_id in client_ids:
-                view.session_seen(session_of(client_id), now)
+                session = session_of(client_id)
+                view.session_seen(session, now)
+                self.holders.seen(client_id, session)
 
     def without_master(self) -> str:
         """Return what to say when a group with a master has no leader; "" in a quorum group."""

@@ -8,7 +8,7 @@ Pure: time comes in as monotonic seconds, grants as log indexes.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,6 +25,8 @@ ON_THE_WAY_SECONDS: Final = 5.0
 LAST_LEADER_MS: Final = 2000
 #: Leases (20 bytes each) that one command releases: it must fit into the smallest entry that a group may have.
 ROWS_MAX: Final = 4096
+#: Leases, and clients, whose names a leader remembers.
+HOLDERS_MAX: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +85,38 @@ class RecentDeliveries:
             taken = set(map(id, found))
             self._sent = deque(each for each in self._sent if id(each) not in taken)
         return [each.command for each in found]
+
+
+class LeaseHolders:
+    """Which client holds a lease, as far as this leader remembers: for people, nothing is decided by it."""
+
+    def __init__(self) -> None:
+        self._by_lease: OrderedDict[int, str] = OrderedDict()
+        self._by_session: OrderedDict[int, str] = OrderedDict()
+
+    def granted(self, client_id: str, deliveries: Iterable[Delivery]) -> None:
+        """A client was given these."""
+        for lease_id in {each.lease_id for each in deliveries}:
+            _note(self._by_lease, lease_id, client_id)
+
+    def moved(self, client_id: str, lease_id: int) -> None:
+        """A client moved the end of a lease, which has a new id since."""
+        _note(self._by_lease, lease_id, client_id)
+
+    def seen(self, client_id: str, session: int) -> None:
+        """A client lives."""
+        _note(self._by_session, session, client_id)
+
+    def name(self, lease_id: int, session: int) -> str:
+        """Return the client that holds a lease, "" when it is not known."""
+        return (self._by_session.get(session, "") if session else "") or self._by_lease.get(lease_id, "")
+
+
+def _note(names: OrderedDict[int, str], key: int, client_id: str) -> None:
+    names[key] = client_id
+    names.move_to_end(key)
+    if len(names) > HOLDERS_MAX:
+        names.popitem(last=False)
 
 
 def granted_since(

@@ -21,10 +21,19 @@ from ledgermq.raft.errors import DamagedLogError, RaftError
 from ledgermq.raft.status import RaftStatus
 from ledgermq.raft.types import LogIndex
 
-from .dump_files import DumpError, DumpPoint, QueueSource, covering, dump_chunks, write_dump
+from .dump_files import (
+    DumpError,
+    DumpPoint,
+    QueueSource,
+    StateSource,
+    covering,
+    dump_chunks,
+    remove_dump,
+    write_dump,
+)
 from .dump_offline import offline_point
 
-__all__ = ["DumpError", "DumpPoint", "QueueSource", "dump_stream", "live_point", "main"]
+__all__ = ["DumpError", "DumpPoint", "QueueSource", "StateSource", "dump_stream", "live_point", "main"]
 
 
 async def live_point(
@@ -34,6 +43,7 @@ async def live_point(
     voters: Sequence[str],
     log_folder: Path,
     queues: Sequence[QueueSource] | None,
+    state: StateSource | None = None,
 ) -> DumpPoint:
     """Choose what to dump of a running node: its log up to what is applied and on its disk.
 
@@ -41,7 +51,12 @@ async def live_point(
     behind. Raises: RaftError subclasses (the log could not be read, or changed meanwhile: ask again).
     """
     index = min(status.applied_index, status.durable_index)
-    first_index, first_offset, log_time = log.first_index, log.first_offset, log.last_timestamp
+    first_index, first_offset, log_time, base = (
+        log.first_index,
+        log.first_offset,
+        log.last_timestamp,
+        log.base,
+    )
     starts = [info.start_offset for info in log.segments()]
     commit = _Commit(LogIndex(first_index - 1), 0, 0, first_offset)
     if index >= first_index:
@@ -66,6 +81,10 @@ async def live_point(
         end_offset=commit.end,
         log_time_ms=log_time,
         queues=None if queues is None else tuple(queues),
+        prev_term=base.prev_term,
+        prev_crc=base.prev_crc,
+        prev_timestamp=base.prev_timestamp,
+        state=state,
     )
 
 
@@ -112,11 +131,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ledgermq.broker.dump", description=main.__doc__)
     parser.add_argument("--data", type=Path, required=True, help="data folder of a node that is not running")
     parser.add_argument("--out", type=Path, required=True, help="folder of dumps; the node gets one below it")
+    parser.add_argument("--overwrite", action="store_true", help="replace the dump that is there")
     parser.add_argument("--without-consume-queues", action="store_true", help="dump the log only")
     options = parser.parse_args(arguments)
     try:
         with offline_point(options.data, with_queues=not options.without_consume_queues) as point:
             folder = options.out / point.node
+            if options.overwrite:
+                remove_dump(folder)
             written = write_dump(dump_chunks(point), folder)
     except (DumpError, RaftError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")

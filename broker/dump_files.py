@@ -1,6 +1,7 @@
 """The files of a dump, made from a node's log and queues as a stream of bytes (D20).
 
-Owns: the layout `commitlog/…`, `consumequeue/…`, `manifest.json` (last), and what the manifest says.
+Owns: the layout `commitlog/…`, `state/…`, `consumequeue/…`, `manifest.json` (last), and what the manifest says. The state is
+there when retention deleted the beginning of the log: without it nobody could go on from what is left (restore.py).
 Must not: repair, judge or refuse what it copies: a dump has to show damage at rest, so bytes are taken as they stand
 in the files. Must not: run on the event loop; everything here blocks on the disk.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,13 +21,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
+from ledgermq.proto.dump_manifest import FORMAT, FORMAT_VERSION, MANIFEST
 from ledgermq.proto.entry import ALIGNMENT, HEADER_SIZE, MAGIC_WORD
+from ledgermq.raft.errors import StateTransferError
 
 from .errors import BrokerError, ConsumeQueueError
 
-FORMAT: Final = "ledgermq-dump"
-FORMAT_VERSION: Final = 1
-MANIFEST: Final = "manifest.json"
 BLOCK_SIZE: Final = 4 << 20
 CHUNK_SIZE: Final = 1 << 20
 QUEUE_UNIT_SIZE: Final = 20
@@ -60,6 +61,15 @@ class QueueSource:
     read: Callable[[int, int], bytes]  # (first unit, behind the last) -> 20 bytes each
 
 
+@dataclass(frozen=True, slots=True)
+class StateSource:
+    """The state after an entry of the log, as a reset sends it (state_transfer.py)."""
+
+    index: int
+    size: int
+    read: Callable[[], Iterator[bytes]]  # its bytes, from any thread
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpPoint:
     """What is dumped: everything below `end_offset`. Taken once, on the event loop; the copying follows at leisure."""
@@ -84,12 +94,17 @@ class DumpPoint:
     queues_complete: bool = True
     group_id: int = 0  # tells the group from others of its name; 0: not known
     former_group_ids: tuple[int, ...] = ()  # of this group before it was recovered, or a master promoted
+    prev_term: int = 0  # of the entry before the first one
+    prev_crc: int = 0  # that the first one chains to
+    prev_timestamp: int = 0  # log time (ms) of the entry before the first one
+    state: StateSource | None = None  # of a log that does not begin at its first entry any more
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all files but the manifest."""
         queues = sum((queue.end - queue.begin) * QUEUE_UNIT_SIZE for queue in self.queues or ())
-        return sum(end - start for start, end in self.segments()) + queues
+        state = 0 if self.state is None else self.state.size
+        return sum(end - start for start, end in self.segments()) + state + queues
 
     def without_queues(self) -> DumpPoint:
         """Return the same point with the consume queues left out."""
@@ -110,6 +125,10 @@ def dump_chunks(point: DumpPoint) -> Generator[Chunk, None, None]:
         notes.next_header = start
         for chunk in _copy_segment(point.log_folder / f"{start:020d}", path, end - start):
             notes.add(chunk, start)
+            yield chunk
+    if point.state is not None:
+        for chunk in _copy_state(point.state):
+            notes.sizes[chunk.path] = chunk.offset + len(chunk.data)
             yield chunk
     for queue in point.queues or ():
         end = queue.begin
@@ -187,6 +206,20 @@ def _copy_segment(source: Path, path: str, size: int) -> Iterator[Chunk]:
         os.close(fd)
 
 
+def _copy_state(state: StateSource) -> Iterator[Chunk]:
+    offset = 0
+    try:
+        for data in state.read():
+            yield Chunk(_state_path(state), offset, data)
+            offset += len(data)
+    except StateTransferError as error:
+        raise DumpError(f"{error}. Run the dump again.") from None
+
+
+def _state_path(state: StateSource) -> str:
+    return f"state/{state.index:020d}"
+
+
 def _copy_queue(queue: QueueSource, commit_offset: int) -> Iterator[Chunk]:
     """Yield the units of a queue that point below `commit_offset`, cut into files like the node's own."""
     folder = f"consumequeue/{queue.topic}@{queue.topic_id}/{queue.queue_id}"
@@ -234,7 +267,16 @@ def _manifest(point: DumpPoint, notes: _Notes) -> dict[str, object]:
         "former_group_ids": [f"{each:016x}" for each in point.former_group_ids],
         "voters": list(point.voters),
         "segment_size": point.segment_size,
-        "first": {"index": point.first_index, "offset": point.first_offset},
+        "first": {
+            "index": point.first_index,
+            "offset": point.first_offset,
+            "prev_term": point.prev_term,
+            "prev_crc": point.prev_crc,
+            "prev_timestamp": point.prev_timestamp,
+        },
+        "state": None
+        if point.state is None
+        else {"index": point.state.index, "path": _state_path(point.state)},
         "commit": {
             "index": point.commit_index,
             "term": point.commit_term,
@@ -264,7 +306,12 @@ def write_dump(chunks: Iterator[Chunk], folder: Path, on_bytes: Callable[[int], 
     The manifest comes under its name only when everything before it is on the disk.
     """
     if (folder / MANIFEST).exists():
-        raise DumpError(f"{folder} holds a dump already. Point --out elsewhere; nothing was changed.")
+        raise DumpError(
+            f"{folder} holds a dump already. Name another folder, or replace it with --overwrite; nothing was changed."
+        )
+    remove_dump(folder)  # one that was never finished: its files must not be taken for ours
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)  # what is in it are other people's messages
     written, paths = 0, dict[Path, None]()
     for chunk in chunks:
         path = folder / chunk.path
@@ -285,6 +332,15 @@ def write_dump(chunks: Iterator[Chunk], folder: Path, on_bytes: Callable[[int], 
     part.rename(folder / MANIFEST)
     _sync((folder,))
     return written
+
+
+def remove_dump(folder: Path) -> None:
+    """Remove the files of a dump, the manifest first, so that what is left never looks complete. Raises: OSError."""
+    for name in (MANIFEST, f"{MANIFEST}.part"):
+        (folder / name).unlink(missing_ok=True)
+    for name in ("commitlog", "consumequeue", "state"):
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
 
 
 def _sync(paths: Iterable[Path]) -> None:

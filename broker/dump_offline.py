@@ -8,8 +8,9 @@ A stopped node knows only a lower bound of what is committed; what stands behind
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,13 +24,17 @@ from ledgermq.proto.entry import (
     verify_entry,
 )
 from ledgermq.proto.errors import CorruptError, LayoutError
-from ledgermq.raft.errors import LockedFolderError
+from ledgermq.raft.errors import LockedFolderError, StateTransferError
 from ledgermq.raft.files import LockedError, RealFileSystem
 from ledgermq.raft.hard_state import HardStateFile
 from ledgermq.raft.identity import read_identity, read_manifest
 from ledgermq.raft.segment_keeper import LogFolders
 
-from .dump_files import QUEUE_UNIT_SIZE, DumpError, DumpPoint, QueueSource, covering
+from .checkpoint_store import CheckpointStore
+from .consume_queue_files import ConsumeQueueFiles
+from .dump_files import QUEUE_UNIT_SIZE, DumpError, DumpPoint, QueueSource, StateSource, covering
+from .errors import CheckpointError
+from .state_transfer import open_state
 
 _MAGIC: Final = MAGIC + bytes([VERSION])
 
@@ -91,7 +96,32 @@ def _point(data: Path, folders: LogFolders, files: RealFileSystem, *, with_queue
         log_time_ms=last.timestamp if last else base.prev_timestamp,
         queues=tuple(_queues(data / "consumequeue")) if with_queues else None,
         queues_complete=False,
+        prev_term=base.prev_term,
+        prev_crc=base.prev_crc,
+        prev_timestamp=base.prev_timestamp,
+        state=_state(data, files, base.first_index),
     )
+
+
+def _state(data: Path, files: RealFileSystem, first_index: int) -> StateSource | None:
+    """Return the newest checkpoint that goes with a log whose beginning was deleted, or None."""
+    if first_index == 1 or (data / "checkpoint" / "rebuild").exists():
+        return None
+    store = CheckpointStore(files, data / "checkpoint", ConsumeQueueFiles(files, data / "consumequeue"))
+    for index in reversed(store.indexes):
+        with suppress(CheckpointError, StateTransferError, OSError):
+            state = open_state(files, store, index, first_index)
+            state.close()
+            return StateSource(index, state.size, partial(_pieces, files, store, index, first_index))
+    return None
+
+
+def _pieces(files: RealFileSystem, store: CheckpointStore, index: int, first_index: int) -> Iterator[bytes]:
+    state = open_state(files, store, index, first_index)
+    try:
+        yield from state.read()
+    finally:
+        state.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 
 from ledgermq.proto import admin_pb2, route_pb2
+from ledgermq.raft.errors import StateTransferError
 
 from .consume_queue import UNIT_SIZE, ColdRead, ConsumeQueue
 from .context import NodeContext
-from .dump import DumpError, QueueSource, dump_stream, live_point
+from .dump import DumpError, QueueSource, StateSource, dump_stream, live_point
 from .queue_sums import BLOCK_UNITS
 from .refusals import RefusedError
+from .state_transfer import OutgoingCheckpoint
+
+logger = logging.getLogger(__name__)
 
 
 async def dump_chunks(
@@ -18,21 +23,44 @@ async def dump_chunks(
 ) -> AsyncIterator[admin_pb2.DumpChunk]:
     """Yield this node's dump. Raises: RefusedError."""
     context.require_whole_state()
-    queues = None if request.without_consume_queues else _sources(context)
+    state = await _state(context)
     try:
         point = await live_point(
             context.raft.log,
             context.raft.status(),
             voters=tuple(context.config.voters),
             log_folder=context.config.data_dir / "commitlog",
-            queues=queues,
+            queues=None if request.without_consume_queues else _sources(context),
+            state=None if state is None else StateSource(state.index, state.size, state.read),
         )
+        if state is not None and state.log_start < point.first_index:
+            raise DumpError(
+                "retention deleted what the state counts on while the dump was taken. Run the dump again."
+            )
         async for chunk in dump_stream(point, request):
             yield chunk
     except (DumpError, OSError) as error:
         raise RefusedError(
             route_pb2.INTERNAL, f"{context.config.node_id}: the dump failed: {error}"
         ) from None
+    finally:
+        if state is not None:
+            state.close()
+
+
+async def _state(context: NodeContext) -> OutgoingCheckpoint | None:
+    """Return the state that a log needs whose beginning was deleted. None also when it cannot be written just now.
+
+    A dump without it can still be checked, and its messages be read; `ledgermq dump` says that it cannot be restored.
+    """
+    first_index = context.raft.log.first_index
+    if first_index == 1:
+        return None
+    try:
+        return await context.transfer.open(first_index)
+    except StateTransferError as error:
+        logger.warning("dump without the state node=%s reason=%s", context.config.node_id, error)
+        return None
 
 
 def _sources(context: NodeContext) -> list[QueueSource]:

@@ -102,6 +102,17 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
+class Parked:
+    """Messages that a consumer group gets no more until they are released; `total`: how many it has in that queue."""
+
+    group_id: int
+    topic_id: int
+    queue_id: int
+    count: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModeResult:
     """Of SetBrokerGroupMode: the mode now, since when (log time, ms; 0: active), and whether this command changed it.
 
@@ -134,5 +145,6 @@ class Effects:
     log_start: LogStart | None = None  # segments below it can be unlinked
     trimmed: list[tuple[int, int]] = field(default_factory=list)  # (topic id, queue id) with a new begin
     losses: list[Loss] = field(default_factory=list)
+    parked: list[Parked] = field(default_factory=list)
     members_changed: set[int] = field(default_factory=set)  # groups with other members, owners or epochs
     mode_changed: bool = False  # of the broker group: the route changed, or it leaves, or it is back

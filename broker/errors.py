@@ -8,7 +8,7 @@ BrokerError
 │   ├── TopicNotFoundError
 │   ├── QueueNotFoundError
 │   └── GroupNotFoundError
-├── InvalidNameError            a topic or group name that cannot be used
+├── LimitReachedError           there are as many topics, queues, consumer groups, clients as a setting allows
 ├── InvalidReceiptHandleError   a receipt handle that is not ours, damaged, or no longer the current one
 ├── CertificateError            the files that a port should speak TLS with cannot be used
 ├── CheckpointError             a checkpoint that cannot be used
@@ -17,6 +17,8 @@ BrokerError
 """
 
 from __future__ import annotations
+
+from ledgermq.proto.foreign_text import safe_text
 
 
 class BrokerError(Exception):
@@ -68,25 +70,31 @@ class NotThereError(BrokerError):
 
 class TopicNotFoundError(NotThereError):
     def __init__(self, topic: str | int) -> None:
-        super().__init__(f'topic "{topic}" does not exist')
+        super().__init__(f'topic "{safe_text(str(topic))}" does not exist')
         self.topic = topic
 
 
 class QueueNotFoundError(NotThereError):
     def __init__(self, topic: str | int, queue_id: int) -> None:
-        super().__init__(f'topic "{topic}" has no queue {queue_id}')
+        super().__init__(f'topic "{safe_text(str(topic))}" has no queue {queue_id}')
         self.topic = topic
         self.queue_id = queue_id
 
 
 class GroupNotFoundError(NotThereError):
     def __init__(self, group: str | int) -> None:
-        super().__init__(f'consumer group "{group}" does not exist')
+        super().__init__(f'consumer group "{safe_text(str(group))}" does not exist')
         self.group = group
 
 
-class InvalidNameError(BrokerError):
-    """A name that cannot be used; the text says why."""
+class LimitReachedError(BrokerError):
+    """A setting allows no more of these; the text says which, and what makes room."""
+
+    def __init__(self, what: str, limit: int, setting: str, room: str) -> None:
+        super().__init__(
+            f"{what}; the limit is {limit} ({setting} of the brokers). Nothing was made. {room}, or raise {setting} on "
+            "every node"
+        )
 
 
 class InvalidReceiptHandleError(BrokerError):
@@ -125,8 +133,8 @@ class ConsumeQueueError(BrokerError):
     def __init__(self, path: str, reason: str, block: tuple[tuple[int, int], int] | None = None) -> None:
         """`block`: queue key and number of the damaged block, when it may be rebuilt from the log."""
         super().__init__(
-            f"{path}: {reason}. Move this node's folders `checkpoint` and `consumequeue` away and start it again: "
-            "both are rebuilt from the log when it still begins at its first entry; else use ledgermq broker --rejoin"
+            f"{path}: {reason}. Move this node's folder `consumequeue` away and start the node again: it is made again "
+            "from the log. If that fails, too, let the other nodes send everything: ledgermq broker --rejoin"
         )
         self.block = block
         self.path = path

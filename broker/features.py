@@ -13,7 +13,7 @@ from typing import Final
 
 from ledgermq.proto import route_pb2
 
-from .commands import FeatureLevel
+from .commands import KEEP_UNREAD, FeatureLevel
 from .context import NodeContext
 from .refusals import REFUSABLE, RefusedError
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 #: Drain, take back and remove a broker group: SetBrokerGroupMode, versions 1 and 2.
 BROKER_GROUP_MODES: Final = 2
 #: How far this build goes.
-SUPPORTED: Final = BROKER_GROUP_MODES
+SUPPORTED: Final = KEEP_UNREAD
 
 _RETRY_AFTER_MS: Final = 500
 
@@ -69,12 +69,12 @@ def _lagging(context: NodeContext, level: int) -> tuple[list[str], list[str]]:
 
 
 class FeatureMemory:
-    """Call `on_leadership` after each change of the leadership."""
+    """Call `remember` after each change of the leadership, and now and then: the last node is perhaps replaced later."""
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
 
-    def on_leadership(self) -> None:
+    def remember(self) -> None:
         """Let the group remember what its nodes know, if this node leads and has met them all."""
         context = self._context
         if not context.leadership.ready or context.replica.state.feature_level >= SUPPORTED:
@@ -82,8 +82,6 @@ class FeatureMemory:
         if any(_lagging(context, SUPPORTED)):
             return
         try:
-            context.pipeline.run(
-                FeatureLevel(SUPPORTED)
-            )  # what fails is tried by the next leader, or by `require`
+            context.pipeline.run(FeatureLevel(SUPPORTED))  # what fails is tried again
         except REFUSABLE as error:
-            logger.info("feature level not stored, it is when it is needed reason=%s", error)
+            logger.debug("feature level not stored, the next try follows reason=%s", error)

@@ -1,7 +1,6 @@
 """Who the master of a group is, for a slave that was not told: asked of the nameservers (D24).
 
-Owns: the questions before a node with an empty folder starts, and the answers to probes meanwhile: the process is well, and
-not ready. A folder knows its master; so do the settings of the master itself, which registers with its nameservers.
+Owns: the questions before a node with an empty folder starts. A folder knows its master; so do the settings of the master itself, which registers with its nameservers.
 Must not: judge who should be the master.
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Final
 
 import grpc
@@ -17,9 +15,7 @@ import grpc.aio
 
 from ledgermq.proto import nameserver_pb2, nameserver_pb2_grpc, route_pb2
 
-from .config import BrokerConfig, split_address
-from .http import TEXT, Answer, HttpServer
-from .listeners import check_port
+from .config import BrokerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -29,30 +25,13 @@ CALL_TIMEOUT_S: Final = 2.0
 REMIND_S: Final = 30.0
 
 
+def looks_for(config: BrokerConfig) -> str:
+    """Return what probes are told meanwhile."""
+    return f"looks for the master of group {config.group}, which no nameserver knows yet"
+
+
 async def find_master(config: BrokerConfig) -> str:
-    """Register, and return the master that a nameserver names in its answer; wait until one does. Raises: PortError."""
-    check_port("http_bind", config.http_bind)
-    probes = HttpServer(_routes(config))
-    await probes.start(*split_address(config.http_bind))
-    try:
-        return await _until_found(config)
-    finally:
-        await probes.stop()
-
-
-def _routes(config: BrokerConfig) -> dict[str, Callable[[], Answer]]:
-    """Return what probes are told (probes.py is for a node that runs)."""
-    why = (
-        f"not started: looks for the master of group {config.group}, which no nameserver knows yet\n".encode()
-    )
-
-    def waits() -> Answer:
-        return 503, TEXT, why
-
-    return {"/livez": lambda: (200, TEXT, b"ok\n"), "/readyz": waits, "/healthz": waits}
-
-
-async def _until_found(config: BrokerConfig) -> str:
+    """Register, and return the master that a nameserver names in its answer; wait until one does."""
     loop = asyncio.get_running_loop()
     said = -REMIND_S
     while True:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from ledgermq.proto import peer_pb2
 
@@ -188,6 +189,8 @@ class _Opening:
         except asyncio.CancelledError:
             if this.cancelling():
                 raise  # by `end`, which told those who wait; else the other node cancelled the stream
+        except DecodeError:
+            logger.warning("a forwarding stream ended: its answers cannot be decoded")
         except Exception:
             logger.exception("a forwarding stream failed")
         finally:

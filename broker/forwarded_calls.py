@@ -18,8 +18,10 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from ledgermq.proto import peer_pb2
+from ledgermq.proto.foreign_text import safe_text
 
 from .deliveries import ON_THE_WAY_SECONDS
 from .forward_lane import MAX_CALLS
@@ -43,7 +45,7 @@ class ForwardedContext:
 
     def __init__(self, call: peer_pb2.ForwardedCall) -> None:
         words = iter(call.metadata)
-        self._metadata = tuple(zip(words, words, strict=True))
+        self._metadata = tuple(zip(words, words, strict=False))
         self._deadline = time.monotonic() + call.timeout_ms / 1000
         self.take_back: Callable[[], None] | None = None
 
@@ -94,7 +96,7 @@ class _Stream:
         writer.add_done_callback(unanswerable)
         try:
             async for raw in requests:
-                message = peer_pb2.ForwardedCalls.FromString(raw)
+                message = await self._decoded(raw)
                 for call in message.calls:
                     task = self._tasks[call.call_id] = asyncio.create_task(self._serve(call))
                     task.add_done_callback(partial(self._served, call.call_id))
@@ -111,6 +113,24 @@ class _Stream:
                 task.cancel()
             self._take_back()
             await asyncio.gather(*ended, return_exceptions=True)
+
+    async def _decoded(self, raw: bytes) -> peer_pb2.ForwardedCalls:
+        """Decode a message, or end the stream: what its calls are can not be told."""
+        try:
+            message = peer_pb2.ForwardedCalls.FromString(raw)
+        except DecodeError:
+            problem = "a message of the stream is no ForwardedCalls"
+        else:
+            ids = [call.call_id for call in message.calls]
+            if len(ids) > 2 * MAX_CALLS:  # a node of ours has at most MAX_CALLS under way
+                problem = f"more than {2 * MAX_CALLS:,} calls in one message"
+            elif len(set(ids)) == len(ids) and self._tasks.keys().isdisjoint(ids):
+                return message
+            else:
+                problem = "two calls of the stream have one id"
+        logger.warning("stream of forwarded calls refused reason=%s", problem)
+        await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        raise AssertionError("abort raises")
 
     def _served(self, call_id: int, _: asyncio.Task[None]) -> None:
         del self._tasks[call_id]
@@ -133,17 +153,21 @@ class _Stream:
             answer = _refused(call, grpc.StatusCode.UNAVAILABLE, "given up by this node")
         except TimeoutError:
             answer = _refused(call, grpc.StatusCode.DEADLINE_EXCEEDED, "not served before the deadline")
+        except DecodeError:
+            answer = _refused(call, _UNKNOWN, "the request cannot be decoded")
         except Exception as error:
-            logger.exception("forwarded call failed method=%s", call.method)
+            logger.exception("forwarded call failed method=%s", safe_text(call.method))
             answer = _refused(call, _UNKNOWN, f"{type(error).__name__}: {error}")
         self._answers.append(answer)
         self._ready.set()
 
     async def _handle(self, call: peer_pb2.ForwardedCall, context: ForwardedContext) -> bytes:
+        if len(call.metadata) % 2:
+            await context.abort(_UNKNOWN, "the call's metadata are no pairs of name and value")
         handler = self._find(call.method)
         if handler is None or handler.unary_unary is None:
             await context.abort(
-                grpc.StatusCode.UNIMPLEMENTED, f"{call.method} is no unary method of this node"
+                grpc.StatusCode.UNIMPLEMENTED, f"{safe_text(call.method)} is no unary method of this node"
             )
         request = call.request
         if handler.request_deserializer is not None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from ledgermq.proto import peer_pb2
 from ledgermq.proto.call_metadata import GROUP_ID
@@ -28,7 +29,8 @@ logger = logging.getLogger(__name__)
 #: Metadata that marks a forwarded call: the node it came to, and the listener whose addresses the answer must carry.
 FORWARDED_BY: Final = "x-ledgermq-forwarded-by"
 LISTENER: Final = "x-ledgermq-listener"
-#: Metadata of a call that is sent again after an attempt whose outcome is unknown.
+#: Metadata of a forwarded call that is sent again after an attempt whose outcome is unknown. It may only turn "exists
+#: already" and "does not exist" into success, where things are as the call wants them: also said by a stranger it changes nothing.
 PERHAPS_DONE: Final = "x-ledgermq-perhaps-done"
 #: Trailing metadata of a refusal by a node that does not lead.
 NOT_LEADER: Final = "x-ledgermq-not-leader"
@@ -262,6 +264,16 @@ class Forwarder:
         await asyncio.gather(*alone, return_exceptions=True)
         for channel in self._channels.values():
             await channel.close(None)
+
+
+def answer_of(node_id: str, kind: Any, raw: bytes) -> Any:
+    """Decode what another node answered. Raises: ForwardError (it can not be decoded; asked again, it would be the same)."""
+    try:
+        return kind.FromString(raw)
+    except DecodeError:
+        raise ForwardError(
+            False, f"what {node_id} answered is no {kind.DESCRIPTOR.name}", repeatable=False
+        ) from None
 
 
 def _translated(error: grpc.aio.AioRpcError) -> ForwardError:

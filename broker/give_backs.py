@@ -16,6 +16,7 @@ from ledgermq.proto import peer_pb2
 
 from .commands import ReleaseLeases
 from .context import NodeContext
+from .forwarding import ForwardError, answer_of
 from .granted import peer_of_release, release_of_peer
 from .leader_calls import Call
 from .refusals import REFUSABLE
@@ -104,12 +105,14 @@ class GiveBacks:
         call = Call("", "", "", "", time.monotonic() + TRY_SECONDS, ())
         try:
             raw = await self._context.calls.unary(METHOD, granted.SerializeToString(), call, local)
+            answer = answer_of("the leader", peer_pb2.GiveBackAnswer, raw)
         except REFUSABLE as error:
             return str(error) or type(error).__name__
+        except ForwardError as error:
+            return str(error)
         except Exception as error:  # a defect: it must not cost the leases, nor make this spin
             logger.exception("giving leases back failed")
             return type(error).__name__
-        answer = peer_pb2.GiveBackAnswer.FromString(raw)
         return answer.refusal.message or "refused" if answer.HasField("refusal") else ""
 
 

@@ -25,7 +25,6 @@ class ReceiveRequest:
     tags: frozenset[int] | None = None
     session: int = 0
     attempt_id: str = ""  # FIFO groups: the same id gets the same batch again
-    dead_letters: bool = False  # True: messages over max_attempts come as `exhausted`, not as deliveries
     max_bytes: int = 8 << 20  # bound on the sum of record sizes; at least one is selected
 
 
@@ -51,6 +50,7 @@ class GrantPlan:
     * `cold`: load each (`raw = await to_thread(files.load, read)`, `state.queues.admit(read, raw)`), then select again;
     * `unresolved`: queues whose start must be looked up by time: propose SetPositions, then select again;
     * `unfinished`: the filter looked at as much as a turn may; select again, when others have had theirs;
+    * `parks`: messages that failed for the last time are parked; what is behind them can be selected when that is applied;
     else nothing is deliverable (commands may have been added all the same: start positions, skipped runs).
     """
 
@@ -59,10 +59,14 @@ class GrantPlan:
     cold: list[ColdRead] = field(default_factory=list)
     unresolved: list[int] = field(default_factory=list)
     unfinished: bool = False
-    #: Reserved until the turn ends: copy and Ack(force=True).
-    exhausted: list[Delivery] = field(default_factory=list)
+    parks: bool = False
     commands: list[Command] = field(default_factory=list)  # what was added to the turn
     units: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # queue → offsets, units
+
+    @property
+    def is_decided_by_apply(self) -> bool:
+        """Tell whether what it added to the turn must be applied before anybody goes on."""
+        return self.slot is not None or self.parks
 
     def deliveries(self, result: GrantResult) -> list[Delivery]:
         """Return what to send, from `effects.results[plan.slot]`."""

@@ -59,8 +59,11 @@ class GrantService:
             return answer.SerializeToString()
 
         try:
-            context.sign_of_life(call.client_id)
+            context.sign_of_life(call.client_id, here=False)
             return await context.calls.unary(GRANT, raw, call, local)
+        except RefusedError as error:  # it cannot be decoded
+            await grpc_context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError("abort raises") from error
         except IN_BAND as error:
             return peer_pb2.GrantAnswer(status=in_band_status(context, error)).SerializeToString()
         except ENDING as error:

@@ -14,16 +14,17 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from typing import Final
+from typing import Final, cast
 
 from ledgermq.proto import peer_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.proto.errors import LayoutError
 from ledgermq.proto.record import RecordView, decode_record
 from ledgermq.raft.errors import NodeStoppedError, StorageError
 
 from .context import NodeContext
 from .deliveries import release_rows
-from .forwarding import ForwardError, Metadata
+from .forwarding import ForwardError, Metadata, answer_of
 from .give_backs import GiveBacks
 from .granted import HandOut, RecordReader, deliveries_of_peer, first_frame, release_of_peer, to_peer
 from .leader_view import Delivery
@@ -99,7 +100,12 @@ class GrantedReceives:
     def _unclaimed(self, raw: bytes) -> None:
         """An answer came when its receive was over: cancelled, or at its deadline."""
         self._count_bytes("grant", raw)
-        self._give_backs.give_back(release_of_peer(peer_pb2.GrantAnswer.FromString(raw).granted))
+        try:
+            answer = answer_of("the leader", peer_pb2.GrantAnswer, raw)
+        except ForwardError as error:
+            logger.warning("leases of a late answer end by time only reason=%s", error)
+            return
+        self._give_backs.give_back(release_of_peer(answer.granted))
 
     async def _grant(
         self, leader: str, request: bytes, metadata: Metadata, timeout: float
@@ -117,7 +123,7 @@ class GrantedReceives:
                 return None
             raise
         self._count_bytes("grant", raw)
-        return peer_pb2.GrantAnswer.FromString(raw)
+        return cast(peer_pb2.GrantAnswer, answer_of(leader, peer_pb2.GrantAnswer, raw))
 
     async def _passed_on(
         self, leader: str, request: bytes, metadata: Metadata, timeout: float
@@ -232,8 +238,11 @@ class GrantedReceives:
         ) as frames:
             async for frame in frames:
                 self._count_bytes("messages", frame)
-                each = peer_pb2.GrantedRecord.FromString(frame)
-                found.append((decode_record(each.record), each.store_timestamp) if each.record else None)
+                each = answer_of(leader, peer_pb2.GrantedRecord, frame)
+                try:
+                    found.append((decode_record(each.record), each.store_timestamp) if each.record else None)
+                except LayoutError as error:
+                    raise ForwardError(False, f"{leader} sent a damaged record: {error}") from None
         if len(found) != len(wanted.messages):
             raise ForwardError(
                 False, f"{leader} sent {len(found)} of {len(wanted.messages)} granted messages"

@@ -88,13 +88,16 @@ def _check_removal(own: str, mode: BrokerGroupMode, left: Sequence[TopicProgress
         raise RefusedError(
             route_pb2.INVALID_ARGUMENT,
             f'broker group "{own}" still holds messages that were not consumed: {_named(left)}. Nothing was changed. '
-            f"Wait for the consumers (ledgermq cluster drain {own} --wait), delete what nobody needs, or lose it: --force",
+            f"Wait for the consumers (ledgermq cluster drain {own} --wait), release what is parked (ledgermq group release), "
+            "delete what nobody needs, or lose it: --force",
         )
 
 
 def _named(rows: Sequence[TopicProgress]) -> str:
     texts = [
-        f'{row.behind:,} of topic "{row.topic}" by ' + (f'group "{row.group}"' if row.group else "anybody")
+        (f'{row.behind:,} of topic "{row.topic}" by ' if row.behind else f'of topic "{row.topic}" by ')
+        + (f'consumer group "{row.group}"' if row.group else "anybody")
+        + (f" ({row.parked:,} parked)" if row.parked else "")
         for row in rows[:_NAMED_MAX]
     ]
     more = len(rows) - _NAMED_MAX
@@ -121,6 +124,7 @@ def get_progress(
                 behind=row.behind,
                 leased=row.leased,
                 lost=row.lost,
+                parked=row.parked,
                 members=len(membership.members) if membership is not None else 0,
             )
         )

@@ -25,6 +25,7 @@ def topic_info(topic: Topic, *, writable: bool = True) -> route_pb2.TopicInfo:
         message_type=route_pb2.TopicMessageType.Name(int(topic.message_type)),
         version=topic.version,
         retention_ms=topic.retention_ms,
+        keep_unread=topic.keep_unread,
     )
 
 
@@ -117,6 +118,12 @@ def status(
         disk_step_text=retention.step.text,
         disk_used_bytes=retention.use.used,
         disk_limit_bytes=retention.use.limit,
+        max_store_bytes=context.config.max_store_bytes,
+        clock_offset_ms=raft.clock_offset_ms,
+        timer_lateness_ms=raft.timer_lateness_ms,
+        heartbeat_lateness_ms=raft.heartbeat_lateness_ms,
+        election_timeout_ms=raft.election_timeout_ms,
+        election_timeout_added_ms=raft.election_timeout_added_ms,
         segments_going=retention.going,
         protection=retention.protection,
         held_back=raft.held_back,

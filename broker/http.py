@@ -1,18 +1,24 @@
-"""The HTTP port of a broker node: /livez, /readyz, /healthz, /metrics. GET only, one answer per connection.
+"""The HTTP port of a broker process: /livez, /startupz, /readyz, /healthz, /metrics. GET only, one answer per connection.
 
+It is open before the node is, and outlives one that is replaced (a reset, a promotion).
 Must not: serve anything that changes state, or keep connections open. Few are served at once, each for a few seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 from collections.abc import Callable
 from typing import Final
 
 from ledgermq.raft.port_counts import Ended, PortCounts, Refused
 
+from .config import split_address
+from .listeners import PortError, check_port
+
 Answer = tuple[int, str, bytes]
+Routes = dict[str, Callable[[], Answer]]
 _REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 _READ_TIMEOUT: Final = 5.0  # seconds for a request line and headers
 _ANSWER_TIMEOUT: Final = 10.0  # seconds in which the answer must have been taken
@@ -22,17 +28,22 @@ TEXT: Final = "text/plain; charset=utf-8"
 
 
 class HttpServer:
-    """Answers GET requests from a table of paths."""
+    """Answers GET requests from a table of paths; `routes` says which is in force now."""
 
-    def __init__(self, routes: dict[str, Callable[[], Answer]], counts: PortCounts | None = None) -> None:
+    def __init__(self, routes: Callable[[], Routes]) -> None:
         self._routes = routes
-        self._counts = counts or PortCounts("http")
+        self.counts = self._counts = PortCounts("http")
         self._counts.limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16)
         self._server: asyncio.Server | None = None
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen; return the port. Raises: OSError."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=16 * 1024)
+    async def start(self, address: str) -> int:
+        """Listen; return the port. Raises: PortError."""
+        check_port("http_bind", address)
+        host, port = split_address(address)
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port, limit=16 * 1024)
+        except OSError as error:
+            raise PortError("http_bind", address, os.strerror(error.errno or 0)) from None
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
@@ -68,9 +79,10 @@ class HttpServer:
         path = rest.partition(" ")[0].partition("?")[0]
         if method not in ("GET", "HEAD"):
             return 405, TEXT, b"only GET\n"
-        route = self._routes.get(path)
+        routes = self._routes()
+        route = routes.get(path)
         if route is None:
-            return 404, TEXT, f"no such path; there are {', '.join(self._routes)}\n".encode()
+            return 404, TEXT, f"no such path; there are {', '.join(routes)}\n".encode()
         status, kind, body = route()
         return status, kind, b"" if method == "HEAD" else body
 

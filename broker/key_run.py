@@ -120,6 +120,8 @@ def open_run(files: FileSystem, path: Path) -> KeyRun:
         raise CorruptError("the header of the run is damaged", 0)
     if version != VERSION:
         raise NewerFormatError("key index", version, VERSION)
+    if bits >= 8 * _ITEM:
+        raise CorruptError("no item has so many bits for its place", 44)
     run = KeyRun(path, RunRange(start, first, last, last_crc, end), ItemForm(bits), count, table_crc)
     if run.size != size:
         raise CorruptError("the file has another size than its header says", 0)

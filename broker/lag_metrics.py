@@ -37,15 +37,23 @@ class LagMetrics(Collector):
         leased = GaugeMetricFamily(
             "rocketmq_consumer_inflight_messages", "Of them delivered, not acknowledged yet", labels=_LABELS
         )
+        parked = GaugeMetricFamily(
+            "ledgermq_consumer_parked_messages",
+            "Messages that a consumer group failed for the last time: not delivered until they are released",
+            labels=_LABELS,
+        )
         state = self._state()
         rows = [row for row in progress(state) if row.group] if state is not None else []
-        told = heapq.nlargest(MAX_PAIRS, rows, key=lambda row: row.behind)
+        told = heapq.nlargest(MAX_PAIRS, rows, key=lambda row: (row.behind, row.parked))
         for row in told:
             behind.add_metric((row.group, row.topic), row.behind)
             leased.add_metric((row.group, row.topic), row.leased)
+            parked.add_metric((row.group, row.topic), row.parked)
         if len(rows) > len(told):
             names = (_OTHERS, _OTHERS)
             behind.add_metric(names, sum(row.behind for row in rows) - sum(row.behind for row in told))
             leased.add_metric(names, sum(row.leased for row in rows) - sum(row.leased for row in told))
+            parked.add_metric(names, sum(row.parked for row in rows) - sum(row.parked for row in told))
         yield behind
         yield leased
+        yield parked

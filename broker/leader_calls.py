@@ -47,18 +47,22 @@ class Call:
 
     @classmethod
     def of(cls, context: Any, listener: str) -> Call:
-        """Read a gRPC context; `listener` is "" on the Raft port, where metadata names it."""
+        """Read a gRPC context; `listener` is "" on the Raft port, where metadata names it.
+
+        The marks of a forwarded call count on the Raft port only, where nodes are: what a client says of them means nothing.
+        """
         metadata = context.invocation_metadata() or ()
         found = dict(metadata)
         remaining = context.time_remaining()
+        via = "" if listener else str(found.get(FORWARDED_BY, ""))
         return cls(
             str(found.get(CLIENT_ID, "")),
             str(found.get(LANGUAGE, "")),
             listener or str(found.get(LISTENER, "")),
-            "" if listener else str(found.get(FORWARDED_BY, "")),
+            via,
             time.monotonic() + (DEFAULT_TIMEOUT if remaining is None else remaining),
             metadata,
-            PERHAPS_DONE in found,
+            bool(via) and PERHAPS_DONE in found,
         )
 
     @property

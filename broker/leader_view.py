@@ -69,7 +69,11 @@ SESSION_TIMEOUT_MS: Final = 15_000
 #: How long message ids and silent streams are remembered.
 MESSAGE_ID_WINDOW_MS: Final = 120_000
 STREAM_WINDOW_MS: Final = 3_600_000
-#: How often the windows are looked at.
+#: Streams that are remembered at most; whoever makes up producer ids makes one with each.
+MAX_STREAMS: Final = 100_000
+#: Messages parked by one look at all that nobody asks for: 98 KB of rows fit into the smallest entry of a group.
+_MAX_OVERDUE: Final = 4_096
+#: How often the windows are looked at, and what nobody asks for.
 _EVICTION_PERIOD_MS: Final = 15_000
 
 
@@ -82,6 +86,7 @@ class Verdict(Enum):
     STALE_EPOCH = "stale_epoch"
     TOPIC_GONE = "topic_gone"  # no topic of that id
     QUEUE_NOT_FOUND = "queue_not_found"
+    TOO_MANY_STREAMS = "too_many_streams"  # it would begin one more than are remembered
     DRAINING = "draining"  # it is new, and the broker group takes no new messages
 
 
@@ -255,9 +260,10 @@ class Turn:
 class LeaderView:
     """Pending offsets, retries and reservations of the leader of one term."""
 
-    def __init__(self, state: BrokerState, term: int, timestamp: int) -> None:
+    def __init__(self, state: BrokerState, term: int, timestamp: int, max_streams: int = MAX_STREAMS) -> None:
         """`timestamp`: log time (ms) at which the no-op was applied; sessions get 15 s of grace from there."""
         self._state = state
+        self._max_streams = max_streams
         self.term = term
         self.selector = Selector(state)
         self.filters = FilterWatch()
@@ -314,6 +320,8 @@ class LeaderView:
             epoch, expected = applied.epoch, applied.next_sequence
         else:
             epoch, expected = header.producer_epoch, 0
+            if self._has_all_streams():
+                return Admission(Verdict.TOO_MANY_STREAMS)
         if header.producer_epoch < epoch:
             return Admission(Verdict.STALE_EPOCH)
         if header.producer_epoch > epoch:
@@ -332,6 +340,13 @@ class LeaderView:
             if offset is not None:
                 return Admission(Verdict.DUPLICATE, offset)
         return Admission(Verdict.SEQUENCE_GAP, expected_sequence=expected)
+
+    def _has_all_streams(self) -> bool:
+        """Tell whether as many streams as may be are remembered, or will be when what is under way is applied."""
+        applied, pending = self._state.streams, self._streams
+        if len(applied) + len(pending) < self._max_streams:
+            return False
+        return len(applied) + sum(applied.get(key) is None for key in pending) >= self._max_streams
 
     def find_message(self, topic_id: int, message_id: bytes) -> KnownMessage | None:
         """Find a MessagingService message by its 16-byte id, applied or pending: a retry gets the first one's result."""
@@ -359,7 +374,9 @@ class LeaderView:
         self._sessions[session] = self._since - SESSION_TIMEOUT_MS
 
     def housekeeping(self, now: int) -> list[Command]:
-        """Return the commands that are due at log time `now`: lost sessions, deduplication windows. Often none.
+        """Return the commands that are due at log time `now`: lost sessions, deduplication windows, messages that failed
+
+        for the last time and that nobody asks for. Often none.
 
         Call about once a second and propose what comes; what was not proposed comes again.
         """
@@ -373,6 +390,7 @@ class LeaderView:
                 del self._sessions[session]
         if now >= self._next_eviction:
             self._next_eviction = now + _EVICTION_PERIOD_MS
+            due += self.selector.overdue(now, _MAX_OVERDUE)
             ids, streams = now - MESSAGE_ID_WINDOW_MS, now - STREAM_WINDOW_MS
             oldest_id, oldest_stream = self._state.message_ids.oldest(), self._state.streams.oldest()
             if (oldest_id is not None and oldest_id < ids) or (

@@ -58,7 +58,14 @@ _VERDICTS: Final = {
     Verdict.TOPIC_GONE: (route_pb2.STALE_ROUTE, "no topic has that id any more; refresh the route"),
     Verdict.QUEUE_NOT_FOUND: (route_pb2.QUEUE_NOT_FOUND, "the topic has no such queue; refresh the route"),
     Verdict.DRAINING: (route_pb2.GROUP_DRAINING, ""),
+    Verdict.TOO_MANY_STREAMS: (
+        route_pb2.TOO_MANY_REQUESTS,
+        "as many producers send to as many queues as are remembered (max_producer_streams of the brokers); those that were "
+        "silent for an hour make room. Nothing was stored. Share producers, or raise max_producer_streams on every node",
+    ),
 }
+#: Verdicts after which the same section may be taken later, and the pause before, ms.
+_LATER: Final = {Verdict.DRAINING: DRAINING_PAUSE_MS, Verdict.TOO_MANY_STREAMS: 1000}
 _EOF: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
 _Pending = tuple[int, "ProduceWork | route_pb2.Refusal"]
 
@@ -205,7 +212,8 @@ class LogService:
             refusal = route_pb2.Refusal(code=code, message=message)
             if outcome.verdict is Verdict.DRAINING:
                 refusal.message = DRAINING_TEXT.format(group=self._context.config.group)
-                refusal.retryable, refusal.retry_after_ms = True, DRAINING_PAUSE_MS
+            if (pause := _LATER.get(outcome.verdict)) is not None:
+                refusal.retryable, refusal.retry_after_ms = True, pause
             return log_pb2.SectionResult(base_queue_offset=-1, count=outcome.count, refusal=refusal)
         return log_pb2.SectionResult(
             base_queue_offset=outcome.base_offset,
@@ -235,7 +243,9 @@ class LogService:
     async def _fetch_stream(self, _requests: Any, context: Any) -> None:
         """One answer per request; the client writes the next when it has taken in the last."""
         meant = MeantGroup(self._context, context)
-        group = dict(context.invocation_metadata() or ()).get(CONSUMER_GROUP, "")
+        group = str(dict(context.invocation_metadata() or ()).get(CONSUMER_GROUP, ""))
+        if group_problem(group):
+            group = ""  # it is shown to people; a reader without a group is one, too
         with self._context.readers.open(group) as reader:
             while (raw := await context.read()) is not _EOF:
                 await context.write(await self._fetched(raw, meant, reader))

@@ -30,8 +30,7 @@ from ledgermq.proto.record import (
     walk_sections,
 )
 from ledgermq.proto.values import value
-
-from .messaging_wire import varint
+from ledgermq.proto.varint import read_varint, varint
 
 #: Sections in one ProduceRequest: checking more would hold the event loop for too long.
 MAX_SECTIONS: Final = 8192
@@ -62,25 +61,14 @@ class BadProduceRequestError(ValueError):
         self.corrupt = corrupt
 
 
-def _varint_at(raw: Buffer, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = raw[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-
-
 def split_produce_request(raw: bytes) -> tuple[int, memoryview, int]:
     """Return (request id, bytes of the sections, section count). Raises: BadProduceRequestError."""
     request_id = count = position = 0
     sections = memoryview(b"")
     try:
         while position < len(raw):
-            tag, position = _varint_at(raw, position)
-            value, position = _varint_at(raw, position)
+            tag, position = read_varint(raw, position)
+            value, position = read_varint(raw, position)
             if tag == 0x12:
                 sections = memoryview(raw)[position : position + value]
                 position += value
@@ -92,8 +80,10 @@ def split_produce_request(raw: bytes) -> tuple[int, memoryview, int]:
                 position += value
             elif tag & 7 != 0:
                 raise BadProduceRequestError("unknown field in a ProduceRequest", request_id, True)
-    except IndexError:
-        raise BadProduceRequestError("the ProduceRequest is cut short", request_id, True) from None
+    except CorruptError as error:
+        raise BadProduceRequestError(f"the ProduceRequest is damaged: {error}", request_id, True) from None
+    if position != len(raw):
+        raise BadProduceRequestError("the ProduceRequest is cut short", request_id, True)
     return request_id, sections, count
 
 

@@ -31,7 +31,12 @@ class Members:
         self.own.voter = self._votes(self.own.node_id)
 
     def learn(self, node: NodeInfo) -> bool:
-        """Take the addresses that a node reports of itself; return whether they are new. It is alive: it spoke."""
+        """Take the addresses that a node reports of itself; return whether they are new. It is alive: it spoke.
+
+        One that is no configured node is not believed: whoever reaches the port could enter the routes.
+        """
+        if node.node_id not in self._voters:
+            return False
         known = self._nodes.get(node.node_id)
         node.voter = self._votes(node.node_id)
         node.alive = True
@@ -47,7 +52,7 @@ class Members:
         """Take the leader's view; return whether anything changed. Of itself a node knows better."""
         changed = False
         for node in nodes:
-            if node.node_id != self.own.node_id and self._nodes.get(node.node_id) != node:
+            if node.node_id in self.others and self._nodes.get(node.node_id) != node:
                 self._nodes[node.node_id] = node
                 changed = True
         return changed

@@ -8,15 +8,17 @@ from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.raft.errors import BusyError, DiskFullError, StorageError
 
 from .context import NodeContext
+from .errors import LimitReachedError
 from .leader_calls import LeaderUnavailableError
 from .messaging_status import StatusError
 from .polls import TooManyPollsError
 from .produce import TooManyRequestsError
+from .sessions import TooManyClientsError
 
 #: Bounds that were reached: the caller may repeat.
-_LIMITS: Final = (TooManyRequestsError, TooManyPollsError, BusyError, DiskFullError)
+_LIMITS: Final = (TooManyRequestsError, TooManyPollsError, TooManyClientsError, BusyError, DiskFullError)
 #: What is answered in-band.
-IN_BAND: Final = (StatusError, LeaderUnavailableError, *_LIMITS, StorageError)
+IN_BAND: Final = (StatusError, LeaderUnavailableError, LimitReachedError, *_LIMITS, StorageError)
 
 
 def in_band_status(context: NodeContext, error: Exception) -> v2.Status:
@@ -26,6 +28,8 @@ def in_band_status(context: NodeContext, error: Exception) -> v2.Status:
             error = StatusError(v2.MASTER_PERSISTENCE_TIMEOUT, str(error))
         else:
             error = StatusError(v2.HA_NOT_AVAILABLE, context.without_master() or str(error))
+    elif isinstance(error, LimitReachedError):
+        error = StatusError(v2.FORBIDDEN, str(error))  # no repeat helps, so none is asked for
     elif not isinstance(error, StatusError):
         code = v2.TOO_MANY_REQUESTS if isinstance(error, _LIMITS) else v2.INTERNAL_SERVER_ERROR
         error = StatusError(code, str(error))

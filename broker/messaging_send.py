@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.proto.varint import varint
 from ledgermq.raft.errors import BusyError, DiskFullError, EntryTooLargeError
 
 from .context import NodeContext
@@ -12,7 +13,7 @@ from .leader_view import Verdict
 from .messaging_route import accepted_types
 from .messaging_status import StatusError, ok, overall, topic_not_found
 from .messaging_validation import check_messages, derived_type
-from .messaging_wire import OutgoingRecord, outgoing_record, varint
+from .messaging_wire import OutgoingRecord, outgoing_record
 from .polls import TooManyPollsError
 from .produce import TooManyRequestsError
 from .produce_works import SendWork, SentMessage

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
-from .acknowledge import acknowledge, change_invisible
+from .acknowledge import acknowledge, change_invisible, forward_to_dead_letters
 from .commands import BrokerGroupMode
 from .context import NodeContext
 from .ended_calls import ENDING, end_call
@@ -29,7 +29,7 @@ from .messaging_refusals import IN_BAND, in_band_status
 from .messaging_route import GroupQueues, assignments, route
 from .messaging_send import send
 from .messaging_status import StatusError, ok, topic_not_found
-from .messaging_validation import check_group, check_topic
+from .messaging_validation import check_client_id, check_group, check_resource
 from .receive import last_frame, receive
 from .sessions import session_of
 from .topic_admin import ensure_topic
@@ -65,7 +65,12 @@ class MessagingService:
         self._at_leader: dict[str, Callable[[Any, Call], Awaitable[Any]]] = {
             "SendMessage": lambda request, call: send(context, request, call.remaining),
             "AckMessage": lambda request, call: acknowledge(context, request),
-            "ChangeInvisibleDuration": lambda request, call: change_invisible(context, request),
+            "ChangeInvisibleDuration": lambda request, call: change_invisible(
+                context, request, call.client_id
+            ),
+            "ForwardMessageToDeadLetterQueue": lambda request, call: forward_to_dead_letters(
+                context, request
+            ),
         }
         self._from_table: dict[str, Callable[[Any, Topic | None, Call], bytes]] = {
             "QueryRoute": self._route,
@@ -98,9 +103,7 @@ class MessagingService:
         async def serve(request: bytes, context: Any) -> bytes:
             call = Call.of(context, listener)
             try:
-                if not call.client_id:
-                    raise StatusError(v2.CLIENT_ID_REQUIRED, "client id cannot be empty")
-                self._context.sign_of_life(call.client_id)
+                self._note_client(call)
                 return await answer(request, call)
             except IN_BAND as error:
                 return bytes(response(status=in_band_status(self._context, error)).SerializeToString())
@@ -108,6 +111,11 @@ class MessagingService:
                 await end_call(self._context, context, error)
 
         return serve
+
+    def _note_client(self, call: Call) -> None:
+        """Take a call as a sign of life. Raises: StatusError, TooManyClientsError."""
+        check_client_id(call.client_id)
+        self._context.sign_of_life(call.client_id, here=not call.forwarded)
 
     def _answerer(self, name: str) -> Callable[[bytes, Call], Awaitable[bytes]]:
         """Return what serves or forwards a call of that name.
@@ -144,7 +152,7 @@ class MessagingService:
         build = self._from_table[name]
         message = _parsed(getattr(v2, f"{name}Request"), request)
         wanted = message.topic.name
-        check_topic(wanted)
+        check_resource(message.topic)  # each queue of the answer names it
         topic = self._context.replica.state.topics.find(wanted)
         if topic is not None or self._context.others.queues(wanted, call.listener):
             return build(message, topic, call)
@@ -199,8 +207,10 @@ class MessagingService:
     def _telemetry_handler(self, listener: str) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
         async def serve(requests: AsyncIterator[bytes], context: Any) -> None:
             call = Call.of(context, listener)
-            if not call.client_id:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "client id cannot be empty")
+            try:
+                check_client_id(call.client_id)
+            except StatusError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
             await self._context.telemetry.serve(requests, context, call.client_id, call.language)
 
         return serve
@@ -224,9 +234,7 @@ class MessagingService:
 
     async def _receive(self, request: bytes, call: Call) -> AsyncGenerator[bytes, None]:
         """A follower gets a grant of the leader, and asks the next leader again when the first is lost."""
-        if not call.client_id:
-            raise StatusError(v2.CLIENT_ID_REQUIRED, "client id cannot be empty")
-        self._context.sign_of_life(call.client_id)
+        self._note_client(call)
         message = _parsed(v2.ReceiveMessageRequest, request)
         answer = self._context.calls.stream(
             call,

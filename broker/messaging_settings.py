@@ -14,7 +14,10 @@ from .messaging_status import ok
 
 LONG_POLLING_SECONDS: Final = 20
 RECEIVE_BATCH_SIZE: Final = 32
-PRODUCER_MAX_ATTEMPTS: Final = 3
+#: Clients send again at once, by the next entry of their route, and keep a route for 30 s: a node that died stays in it so long,
+#: and threads take turns at the entries, so that of three nodes each attempt meets the dead one with a chance of 1/3. Its port
+#: refuses at once, and a repeated send is stored once: attempts cost little. 3 let 4 % of the sends beside a dead node fail.
+PRODUCER_MAX_ATTEMPTS: Final = 10
 #: Delay before each redelivery, seconds; the last one repeats.
 RETRY_DELAYS: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 #: The Node client reads only exponential policies, and takes their seconds for milliseconds.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from ledgermq.proto import rocketmq_v2_pb2 as v2
 from .messaging_settings import settings_command
 from .messaging_status import StatusError
 from .messaging_validation import check_group, check_topic
+from .sessions import TooManyClientsError
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +37,13 @@ class TelemetryStreams:
         on_sign_of_life: Callable[[str], None],
         on_end: Callable[[str], None],
         max_message_bytes: int,
+        max_clients: int,
     ) -> None:
         self._group_policy = group_policy
         self._on_sign_of_life = on_sign_of_life
         self._on_end = on_end
         self._max_message_bytes = max_message_bytes
+        self._max_clients = max_clients
         self._open: Counter[str] = Counter()
 
     def client_ids(self) -> Iterable[str]:
@@ -50,12 +54,18 @@ class TelemetryStreams:
         self, requests: AsyncIterator[bytes], context: Any, client_id: str, language: str
     ) -> None:
         """Serve one stream until the client ends it."""
+        try:
+            if client_id not in self._open and len(self._open) >= self._max_clients:
+                raise TooManyClientsError(self._max_clients)
+            self._on_sign_of_life(client_id)
+        except TooManyClientsError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         await context.send_initial_metadata(())  # some clients wait for the headers before they write
         self._open[client_id] += 1
-        self._on_sign_of_life(client_id)
         try:
             async for raw in requests:
-                self._on_sign_of_life(client_id)
+                with suppress(TooManyClientsError):  # it is connected, so it lives
+                    self._on_sign_of_life(client_id)
                 try:
                     command = v2.TelemetryCommand.FromString(raw)
                 except DecodeError:

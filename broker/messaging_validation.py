@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.proto.foreign_text import safe_text
 from ledgermq.proto.record import MAX_BODY_SIZE, MAX_KEYS, MAX_PROPERTIES_SIZE
 
 from .messaging_status import StatusError
@@ -19,8 +20,17 @@ MAX_GROUP_LENGTH: Final = 120
 MAX_USER_PROPERTIES: Final = 128
 MAX_MESSAGE_GROUP_SIZE: Final = 63
 MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000
+#: Of client ids and message ids: those of official clients have at most about 120 characters.
+MAX_ID_LENGTH: Final = 255
+#: Messages to send, or deliveries to acknowledge, in one request: each costs some 15 µs of the event loop.
+MAX_ENTRIES: Final = 4096
+MAX_FILTER_LENGTH: Final = 4096
+#: System properties besides tag and keys, bytes: ids, addresses, a trace context.
+_MAX_OTHER_PROPERTIES: Final = 8192
 
-_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+#: A name becomes a folder's (`consumequeue/<topic>@<id>`): none begins with a dot. Official clients refuse dots themselves.
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-][%|a-zA-Z0-9_.-]*")
+_ALLOWED: Final = 'characters besides letters, digits, "%", "|", "-", "_" and, not in the first place, "."'
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SYSTEM_TOPICS: Final = (
     "TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC RMQ_SYS_TRANS_OP_HALF_TOPIC "
@@ -45,6 +55,14 @@ def check_topic(name: str) -> None:
         raise StatusError(v2.ILLEGAL_TOPIC, reason)
 
 
+def check_resource(topic: v2.Resource) -> None:
+    """Check a topic that is told back or stored as it is. Raises: StatusError (ILLEGAL_TOPIC)."""
+    check_topic(topic.name)
+    namespace = topic.resource_namespace
+    if namespace and (problem := id_problem("resource namespace", namespace)):
+        raise StatusError(v2.ILLEGAL_TOPIC, problem)
+
+
 def topic_problem(name: str) -> str:
     """Return why `name` cannot be a user's topic, "" when it can."""
     if not name.strip():
@@ -52,7 +70,7 @@ def topic_problem(name: str) -> str:
     if len(name) > MAX_TOPIC_LENGTH:
         return f"topic is longer than {MAX_TOPIC_LENGTH} characters"
     if not _NAME.fullmatch(name):
-        return f'topic "{name}" has characters besides letters, digits, "%", "|", "-" and "_"'
+        return f'topic "{safe_text(name)}" has {_ALLOWED}'
     if name in SYSTEM_TOPICS or name.startswith("rmq_sys_"):
         return f"cannot access system topic {name}"
     return ""
@@ -71,23 +89,44 @@ def group_problem(name: str) -> str:
     if len(name) > MAX_GROUP_LENGTH:
         return f"consumer group is longer than {MAX_GROUP_LENGTH} characters"
     if not _NAME.fullmatch(name):
-        return f'consumer group "{name}" has characters besides letters, digits, "%", "|", "-" and "_"'
+        return f'consumer group "{safe_text(name)}" has {_ALLOWED}'
     if name.startswith("CID_RMQ_SYS_"):
         return f"cannot use system consumer group {name}"
     return ""
 
 
+def id_problem(what: str, text: str) -> str:
+    """Return why `text` cannot be an id that somebody chose, "" when it can: ids are kept, compared, logged and shown."""
+    if not text.strip():
+        return f"{what} cannot be empty"
+    if len(text) > MAX_ID_LENGTH:
+        return f"{what} is longer than {MAX_ID_LENGTH} characters"
+    if not text.isprintable():
+        return f"{what} {safe_text(text, 100)} has a character that cannot be printed"
+    return ""
+
+
+def check_client_id(client_id: str) -> None:
+    """Raises: StatusError."""
+    if problem := id_problem("client id", client_id):
+        raise StatusError(v2.BAD_REQUEST if client_id.strip() else v2.CLIENT_ID_REQUIRED, problem)
+
+
 def text_problem(what: str, text: str) -> str:
     """Return why a text cannot be shown in logs and on terminals as it is, "" when it can."""
-    return f"the {what} {text[:100]!r} contains a control character" if _CONTROL.search(text) else ""
+    return f"the {what} {safe_text(text, 100)} has a control character" if _CONTROL.search(text) else ""
 
 
 def check_messages(messages: Sequence[v2.Message], max_message_bytes: int = MAX_BODY_SIZE) -> str:
     """Check a whole SendMessage request; return its topic. Raises: StatusError."""
     if not messages:
         raise StatusError(v2.MESSAGE_CORRUPTED, "no message to send")
+    if len(messages) > MAX_ENTRIES:
+        raise StatusError(
+            v2.PAYLOAD_TOO_LARGE, f"{len(messages):,} messages in one request; send at most {MAX_ENTRIES:,}"
+        )
     first = messages[0].topic
-    check_topic(first.name)
+    check_resource(first)
     for i, message in enumerate(messages):
         if i and message.topic != first:
             raise StatusError(v2.MESSAGE_CORRUPTED, "topic in message is not same")
@@ -114,8 +153,15 @@ def check_message(message: v2.Message, max_message_bytes: int) -> None:
         labels += _bytes(keys)
     if labels > MAX_PROPERTIES_SIZE:
         raise StatusError(v2.MESSAGE_PROPERTIES_TOO_LARGE, f"properties exceed {MAX_PROPERTIES_SIZE} bytes")
-    if not system.message_id.strip():
-        raise StatusError(v2.ILLEGAL_MESSAGE_ID, "message id cannot be empty")
+    if problem := id_problem("message id", system.message_id):
+        raise StatusError(v2.ILLEGAL_MESSAGE_ID, problem)
+    if system.ByteSize() > MAX_PROPERTIES_SIZE + _MAX_OTHER_PROPERTIES:
+        raise StatusError(
+            v2.MESSAGE_PROPERTIES_TOO_LARGE, f"system properties exceed {MAX_PROPERTIES_SIZE} bytes"
+        )
+    for what, text in (("born host", system.born_host), ("trace context", system.trace_context)):
+        if text and (problem := text_problem(what, text)):
+            raise StatusError(v2.MESSAGE_CORRUPTED, problem)
     if system.HasField("message_group"):
         _check_message_group(system.message_group)
 
@@ -143,7 +189,8 @@ def _check_user_properties(message: v2.Message) -> int:
         if key in RESERVED_KEYS:
             raise StatusError(v2.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property is used by system: {key}")
         if _CONTROL.search(key) or _CONTROL.search(value):
-            raise StatusError(v2.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property {key!r} has a control character")
+            problem = f"property {safe_text(key, 100)} has a control character"
+            raise StatusError(v2.ILLEGAL_MESSAGE_PROPERTY_KEY, problem)
     return _bytes(properties.keys()) + _bytes(properties.values())
 
 

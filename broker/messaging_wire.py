@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import RecordFlags, RecordView, encode_record, hash_text, pack_message_id
+from ledgermq.proto.varint import read_varint, varint
 
 from .messaging_validation import derived_type
 
@@ -64,16 +65,6 @@ class OutgoingRecord:
             key_hashes=self.key_hashes,
             flags=self.flags,
         )
-
-
-def varint(value: int) -> bytes:
-    """Return the protobuf encoding of an unsigned number."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def outgoing_record(message: v2.Message, kind: v2.MessageType | None = None) -> OutgoingRecord:
@@ -143,14 +134,14 @@ def present_fields(run: bytes | memoryview) -> int:
     """Return a bit set of the field numbers (below 64) that a wire run holds. Raises: ValueError."""
     found, position, end = 0, 0, len(run)
     while position < end:
-        tag, position = _read_varint(run, position)
+        tag, position = read_varint(run, position)
         found |= 1 << (tag >> 3 & 63)
         wire = tag & 7
         if wire == 2:
-            size, position = _read_varint(run, position)
+            size, position = read_varint(run, position)
             position += size
         elif wire == 0:
-            _, position = _read_varint(run, position)
+            _, position = read_varint(run, position)
         elif wire in (1, 5):
             position += 8 if wire == 1 else 4
         else:
@@ -158,20 +149,6 @@ def present_fields(run: bytes | memoryview) -> int:
     if position != end:
         raise ValueError("system properties are cut short")
     return found
-
-
-def _read_varint(run: bytes | memoryview, position: int) -> tuple[int, int]:
-    byte = run[position]
-    if byte < 0x80:
-        return byte, position + 1
-    value, shift = byte & 0x7F, 7
-    while True:
-        position += 1
-        byte = run[position]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position + 1
-        shift += 7
 
 
 @dataclass(frozen=True, slots=True)

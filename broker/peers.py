@@ -1,7 +1,7 @@
 """Keeps the nodes of the group acquainted: addresses, liveness and client sessions, over the Raft port.
 
-A follower reports to the leader every second and after each change of leader; the answer is the leader's view of all
-nodes. After a second without any leader nodes report to each other, and learn at least where those are that live: in a
+A follower reports to the leader every second and after each change of leader, some of its clients each time; the answer is
+the leader's view of all nodes. After a second without any leader nodes report to each other, and learn at least where those are that live: in a
 group with a master there may be none for days. Owns: the reporting task and the Report handler. Must not: judge liveness (Members does, from Raft's view).
 """
 
@@ -17,7 +17,7 @@ import grpc.aio
 
 from ledgermq.proto import peer_pb2, route_pb2
 
-from .forwarding import Forwarder, ForwardError
+from .forwarding import Forwarder, ForwardError, answer_of
 from .leader_handlers import parsed
 from .leadership import Leadership
 from .members import Members
@@ -26,11 +26,13 @@ from .refusals import RefusedError
 logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL: Final = 1.0  # seconds
+#: Of a report so many clients are taken: nodes send fewer.
+_MOST_CLIENTS: Final = 20_000
 _METHOD: Final = "/ledgermq.v1.PeerService/Report"
 
 
 class Peers:
-    """`client_ids` gives the clients connected here; `on_clients` takes those of another node (leader side)."""
+    """`client_ids` gives the clients here whose turn it is; `on_clients` takes those of another node (leader side)."""
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class Peers:
         self._on_clients = on_clients
         self._silence_ms = silence_ms
         self._on_change = on_change
+        self._unsaid: list[str] = []  # clients whose report was lost
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -77,12 +80,16 @@ class Peers:
             quiet = self._leadership.changes == changes
 
     async def _report(self, to: str) -> None:
-        report = peer_pb2.NodeReport(node=self._members.own, client_ids=self._client_ids())
+        clients = self._unsaid or list(self._client_ids())
+        report = peer_pb2.NodeReport(node=self._members.own, client_ids=clients)
+        self._unsaid = clients
         try:
             answer = await self._forwarder.unary(to, _METHOD, report.SerializeToString(), (), REPORT_INTERVAL)
-        except ForwardError:
+            view = answer_of(to, peer_pb2.GroupView, answer)
+        except ForwardError as error:
+            logger.debug("no answer to a report node=%s reason=%s", to, error)
             return  # it is gone or new: Raft tells, and the next round asks again
-        view = peer_pb2.GroupView.FromString(answer)
+        self._unsaid = []
         if not view.refusal.code and self._members.take_view(view.nodes):
             self._on_change()
 
@@ -98,7 +105,7 @@ class Peers:
                 self._on_change()
             if not self._leadership.ready:
                 return peer_pb2.GroupView(refusal=route_pb2.Refusal(code=route_pb2.NOT_LEADER))
-            self._on_clients(request.client_ids)
+            self._on_clients(request.client_ids[:_MOST_CLIENTS])
             return peer_pb2.GroupView(nodes=self._members.all())
 
         method = grpc.unary_unary_rpc_method_handler(

@@ -1,6 +1,6 @@
 """Long polls: requests that wait until something becomes visible or deliverable, woken at once by apply.
 
-Owns: who waits for what, and how many may. Must not: know what they will find.
+Owns: who waits for what, how many may, and for how many things together. Must not: know what they will find.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from collections.abc import Hashable, Iterable
 from typing import Final
 
 MAX_WAITING: Final = 20_000
+#: Queues that they wait for, all together: each takes memory as a waiting request does.
+MAX_KEYS: Final = 200_000
 
 
 class TooManyPollsError(Exception):
-    """The bound on waiting polls is reached."""
+    """The bound on waiting polls, or on what they wait for, is reached."""
 
-    def __init__(self) -> None:
-        super().__init__(f"{MAX_WAITING} requests wait already; the limit is reached. Repeat after a moment")
+    def __init__(self, reached: str = "") -> None:
+        reached = reached or f"{MAX_WAITING} requests wait already"
+        super().__init__(f"{reached}; the limit is reached. Repeat after a moment")
 
 
 class Waiter:
@@ -56,19 +59,28 @@ class Waiter:
 
 
 class Polls:
-    """All waiting requests of a node, by what they wait for."""
+    """All waiting requests of a node, by what they wait for: at most `max_keys` things, each counted for each request."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_keys: int = MAX_KEYS) -> None:
         self._waiters: defaultdict[Hashable, set[Waiter]] = defaultdict(set)
+        self._max_keys = max_keys
+        self._keys = 0
         self.count = 0
 
     def open(self, keys: Iterable[Hashable]) -> Waiter:
         """Begin to wait for any of `keys`. Raises: TooManyPollsError."""
         if self.count >= MAX_WAITING:
             raise TooManyPollsError
-        waiter = Waiter(self, tuple(keys))
-        for key in waiter._keys:
+        wanted = tuple(keys)
+        if self._keys + len(wanted) > self._max_keys:
+            raise TooManyPollsError(
+                f"requests wait for {self._keys} queues already, this one for {len(wanted)} more, and max_poll_queues is "
+                f"{self._max_keys}"
+            )
+        waiter = Waiter(self, wanted)
+        for key in wanted:
             self._waiters[key].add(waiter)
+        self._keys += len(wanted)
         self.count += 1
         return waiter
 
@@ -80,6 +92,7 @@ class Polls:
                 waiters.discard(waiter)
                 if not waiters:
                     del self._waiters[key]
+        self._keys -= len(keys)
         self.count -= 1
 
     def wake(self, key: Hashable) -> None:

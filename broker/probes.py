@@ -1,20 +1,51 @@
-"""What /livez, /readyz, /healthz and /metrics say of a node.
+"""What /livez, /startupz, /readyz, /healthz and /metrics say of a node.
 
-live: the process runs and has not faulted. ready: a leader is known and this node has applied up to what was committed when
-it first heard of one. healthy: ready, and messages are taken.
+live: the process runs and has not faulted: a restart would help nobody who opens, verifies or repairs a log for hours.
+started: the node runs, its log is whole, and its ports are open. ready: a leader is known and this node has applied up to what was committed when
+it first heard of one. healthy: ready, and messages are taken. Every answer says in one line what the node is doing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from ledgermq.raft.status import RaftStatus
+
 from .context import NodeContext
-from .http import TEXT, Answer
+from .http import TEXT, Answer, HttpServer, Routes
 from .lag_metrics import LagMetrics
+from .metrics import Metrics
+
+if TYPE_CHECKING:
+    from .server import BrokerNode
 
 _Reading = tuple[str, str, Callable[[], float]]  # name, help, where the value is
+
+
+def starting(doing: str, metrics: Metrics | None = None) -> Routes:
+    """Return the answers of a process that lives and does not run a node yet."""
+    said = f"starting: {doing}\n".encode()
+
+    def waits() -> Answer:
+        return 503, TEXT, said
+
+    routes: Routes = {"/livez": lambda: (200, TEXT, said)}
+    routes |= dict.fromkeys(("/startupz", "/readyz", "/healthz"), waits)
+    if metrics is not None:
+        routes["/metrics"] = lambda: (200, CONTENT_TYPE_LATEST, metrics.render())
+    return routes
+
+
+class ProcessProbes:
+    """The HTTP port of a process, which is open before there is a node, and while one is replaced by another."""
+
+    def __init__(self) -> None:
+        self.doing = "opens its data folder"  # while there is no node
+        self.node: BrokerNode | None = None
+        self.http = HttpServer(lambda: self.node.routes() if self.node is not None else starting(self.doing))
 
 
 class Probes:
@@ -33,10 +64,11 @@ class Probes:
             LagMetrics(lambda: context.replica.state if context.leadership.ready else None)
         )
 
-    def routes(self) -> dict[str, Callable[[], Answer]]:
+    def routes(self) -> Routes:
         """Return the paths."""
         return {
             "/livez": self._live,
+            "/startupz": self._live,
             "/readyz": self._ready,
             "/healthz": self._healthy,
             "/metrics": lambda: (200, CONTENT_TYPE_LATEST, self._context.metrics.render()),
@@ -47,11 +79,12 @@ class Probes:
         context, raft = self._context, self._context.raft
         if raft.fault is not None:
             return f"faulted: {raft.fault}"
+        if context.stopping:
+            return "stopping"
         if self._context.leadership.leader_id is None:
-            held_back = raft.status().held_back
-            return f"no leader is known: {held_back}" if held_back else "no leader is known"
+            return f"no leader is known: {_why_no_leader(raft.status())}"
         if (rebuild := self._context.replica.rebuild) is not None:
-            return f"being rebuilt after a reset: entry {rebuild.applied_index} of {rebuild.target}"
+            return f"its queues are being made again from the log: entry {rebuild.applied_index} of {rebuild.target}"
         if self._goal is None:
             self._goal = raft.commit_index
         if raft.applied_index < self._goal or raft.commit_index == 0:
@@ -64,8 +97,8 @@ class Probes:
         return "leads, but does not serve yet" if leads and not self._context.leadership.ready else ""
 
     def _live(self) -> Answer:
-        fault = self._context.raft.fault
-        return (503, TEXT, f"faulted: {fault}\n".encode()) if fault else (200, TEXT, b"ok\n")
+        status = 503 if self._context.raft.fault else 200
+        return status, TEXT, f"{self.not_ready() or 'ok'}\n".encode()
 
     def _ready(self) -> Answer:
         reason = self.not_ready()
@@ -74,6 +107,18 @@ class Probes:
     def _healthy(self) -> Answer:
         reason = self.not_ready() or self._context.replica.produce_refusal
         return (503, TEXT, f"{reason}\n".encode()) if reason else (200, TEXT, b"ok\n")
+
+
+def _why_no_leader(status: RaftStatus) -> str:
+    if status.held_back:
+        return status.held_back
+    absent = [
+        str(peer.node_id) for peer in status.peers if not peer.connected and peer.node_id != status.node_id
+    ]
+    if 2 * status.voters_reachable > status.voters:
+        return f"an election is under way, {status.voters_reachable} of {status.voters} voters are connected"
+    named = f", not {', '.join(absent)}" if absent else ""
+    return f"waits for a majority: {status.voters_reachable} of {status.voters} voters are connected{named}"
 
 
 def _node_readings(context: NodeContext) -> tuple[_Reading, ...]:
@@ -109,7 +154,7 @@ def _disk_readings(context: NodeContext) -> tuple[_Reading, ...]:
         ("ledgermq_retention_segments_going", "Segments that are being deleted", lambda: retention.going),
         (
             "ledgermq_retention_protected_bytes",
-            "Expired, and kept for consumer groups (protect_unconsumed)",
+            "Expired, and kept for consumer groups (protect_unconsumed, topics that keep what is unread)",
             lambda: retention.protected_bytes,
         ),
     )

@@ -44,6 +44,7 @@ from .commands import (
     ReleaseLeases,
     SessionLost,
     SetBrokerGroupMode,
+    SetTopicKeepUnread,
     SetTopicRetention,
     TrimQueues,
 )
@@ -75,6 +76,7 @@ ESSENTIAL: Final = (
     ReleaseLeases,
     SessionLost,
     SetBrokerGroupMode,
+    SetTopicKeepUnread,
     SetTopicRetention,
     TrimQueues,
 )

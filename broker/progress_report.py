@@ -33,6 +33,7 @@ class TopicProgress:
     behind: int = 0
     leased: int = 0
     lost: int = 0
+    parked: int = 0  # not behind: it gets them no more until they are released
 
 
 def progress(
@@ -102,7 +103,7 @@ def _of(
     topic: Topic,
 ) -> TopicProgress:
     """`group` None: it consumes the topic elsewhere alone."""
-    count = behind = leased = lost = 0
+    count = behind = leased = lost = parked = 0
     untouched_is_done = group is not None and group.start == LATEST
     for number, queue in enumerate(queues):
         known = table.get((group.group_id, topic.topic_id, number)) if group is not None else None
@@ -110,9 +111,10 @@ def _of(
             left = queue.end - max(known.committed, queue.begin)
             leased += known.leased_count
             lost += known.lost
+            parked += len(known.parked)
         else:
             left = 0 if untouched_is_done else queue.end - queue.begin
         if left > 0:
             count += 1
             behind += left
-    return TopicProgress(name, topic.name, count, behind, leased, lost)
+    return TopicProgress(name, topic.name, count, behind, leased, lost, parked)

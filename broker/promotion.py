@@ -16,7 +16,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.raft.errors import DamagedLogError, RaftError, StorageError
@@ -32,7 +32,7 @@ from ledgermq.raft.reign import Claim, Reign
 from ledgermq.raft.types import NodeId
 
 from .context import NodeContext
-from .forwarding import ForwardError
+from .forwarding import ForwardError, answer_of
 from .promotion_claims import given_up, known_claims, refusal_by_claims, tell
 from .refusals import RefusedError
 
@@ -230,9 +230,9 @@ async def _ask_others(context: NodeContext) -> list[admin_pb2.GetStatusResponse]
     async def ask(node: str) -> admin_pb2.GetStatusResponse | None:
         try:
             raw = await context.forwarder.unary(node, STATUS, b"", (), ASK_TIMEOUT_S)
+            return cast(admin_pb2.GetStatusResponse, answer_of(node, admin_pb2.GetStatusResponse, raw))
         except ForwardError:
             return None
-        return admin_pb2.GetStatusResponse.FromString(raw)
 
     others = [node for node in context.config.voters if node != context.config.node_id]
     return [each for each in await asyncio.gather(*map(ask, others)) if each is not None]

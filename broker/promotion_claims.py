@@ -18,7 +18,7 @@ from ledgermq.raft.reign import Claim, Reign
 from ledgermq.raft.types import LogIndex, NodeId
 
 from .context import NodeContext
-from .forwarding import ForwardError
+from .forwarding import ForwardError, answer_of
 from .refusals import RefusedError
 
 NOTE: Final = "/ledgermq.v1.AdminService/NoteClaim"
@@ -97,9 +97,9 @@ async def tell(context: NodeContext, claim: Claim, nodes: Collection[str]) -> No
     async def one(node: str) -> route_pb2.Refusal | None:
         try:
             raw = await context.forwarder.unary(node, NOTE, request, (), NOTE_TIMEOUT_S)
+            refusal: route_pb2.Refusal = answer_of(node, admin_pb2.NoteClaimResponse, raw).refusal
         except ForwardError as error:
             return None if error.unknown_there else _not_told(context, node, error)
-        refusal = admin_pb2.NoteClaimResponse.FromString(raw).refusal
         return refusal if refusal.code else None
 
     for refusal in await asyncio.gather(*map(one, sorted(nodes))):

@@ -35,8 +35,8 @@ from .consume_queue import (
     record_starts,
     units_of,
 )
-from .errors import ConsumeQueueError
-from .queue_sums import BLOCK_UNITS
+from .errors import BrokerError, ConsumeQueueError
+from .queue_sums import BLOCK_UNITS, bridging_unit
 from .replica import Replica
 
 logger = logging.getLogger(__name__)
@@ -134,8 +134,11 @@ class QueueCheck:
         else:
             reason = "the checksum of these units is wrong"
         raw = raw[: want * UNIT_SIZE]
-        if self._replica.state.queues.get(*queue.key) is not queue or block * BLOCK_UNITS < queue.begin:
-            return len(raw)  # deleted in between, or partly: then nobody reads the rest of it
+        if (
+            self._replica.state.queues.get(*queue.key) is not queue
+            or (block + 1) * BLOCK_UNITS <= queue.begin
+        ):
+            return len(raw)  # deleted in between
         if len(raw) == want * UNIT_SIZE and (
             block * BLOCK_UNITS + want < min(queue.tail_start, (block + 1) * BLOCK_UNITS)
             or queue.is_right(block, raw)
@@ -168,11 +171,15 @@ class QueueCheck:
         while stop < min(start + BLOCK_UNITS, queue.tail_start) or units is None:
             stop = min(start + BLOCK_UNITS, queue.written)  # more may be written out meanwhile
             try:
-                units = await self._units_from_log(queue, start, stop)
+                units, known_from = await self._units_from_log(queue, start, stop)
             except LogCompactedError:
-                break
+                units = None
             if units is None:
                 break
+        if units is not None and start < known_from:  # as in a rebuild of all (rebuild.py)
+            behind = min(start + BLOCK_UNITS, queue.end) - known_from
+            unit = bridging_unit(queue.error_of(block[1], units.tobytes()), behind)
+            units[known_from - 1 - start] = np.frombuffer(unit, UNIT_DTYPE)[0]
         if units is None or not queue.is_right(block[1], units.tobytes()):
             self._on_failed(str(error))
             return False
@@ -186,19 +193,22 @@ class QueueCheck:
         logger.warning("queue file rebuilt path=%s units=%d", error.path, len(units))
         return True
 
-    async def _units_from_log(self, queue: ConsumeQueue, start: int, stop: int) -> np.ndarray | None:
-        """Make units [start, stop) again from the entries that hold them; None: some are not in the log any more."""
-        if start < queue.begin:
-            return None
+    async def _units_from_log(
+        self, queue: ConsumeQueue, start: int, stop: int
+    ) -> tuple[np.ndarray | None, int]:
+        """Make units [start, stop) again from the entries that hold them; return from which one on they are known.
+
+        Those below it are zeros: retention took their entries. None: others are not in the log, either.
+        """
         units = np.zeros(stop - start, UNIT_DTYPE)
-        missing = stop - start
-        index, last = self._first_entry(queue, start), LogIndex(self._replica.state.applied_index)
-        while missing and index <= last:
+        known_from, done = stop, start
+        index, last = await self._first_entry(queue, start), LogIndex(self._replica.state.applied_index)
+        while done < stop and index <= last:
             try:
                 entries = await self._log.entries(index, last, _SLICE_BYTES)
             except DamagedLogError as error:
                 if not await self._repair_log(error):
-                    return None
+                    return None, stop
                 continue
             for header, payload in entries:
                 index = LogIndex(header.index + 1)
@@ -220,20 +230,22 @@ class QueueCheck:
                         body, record_starts(body, section.count), header.physical_offset + HEADER_SIZE + at
                     )
                     units[lo - start : hi - start] = found[lo - base : hi - base]
-                    missing -= hi - lo
+                    known_from, done = min(known_from, lo), hi
             await asyncio.sleep(0)
-        return units if not missing else None
+        is_lost = stop > queue.begin and (done < stop or known_from > max(queue.begin, start))
+        return None if is_lost else units, known_from
 
-    def _first_entry(self, queue: ConsumeQueue, start: int) -> LogIndex:
+    async def _first_entry(self, queue: ConsumeQueue, start: int) -> LogIndex:
         """Return an entry that is not behind the one of unit `start`: the unit in front tells its segment."""
         first = self._log.first_index
         if start <= queue.begin:
             return first
         try:
-            unit = self._replica.state.queues.peek(queue, start - 1)
-        except ConsumeQueueError:
+            # One whose block is damaged, too, is waited for: what follows it then begins to look where it stands.
+            unit = await self._replica.units(*queue.key, start - 1, 1)
+        except BrokerError:
             return first
-        if unit is None:
+        if not len(unit):
             return first
-        sketch = self._log.sketch(segment_start(unit, self._log.segment_size))
+        sketch = self._log.sketch(segment_start(int(unit["physical_offset"][0]), self._log.segment_size))
         return sketch.info.first_index if sketch is not None else first

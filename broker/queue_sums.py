@@ -59,3 +59,33 @@ class QueueSums:
         """Return (first block, complete, open) without the blocks before `block`: the arguments of a copy."""
         gone = max(block - self.first_block, 0)
         return self.first_block + gone, self.complete[gone:].tobytes(), self.open
+
+    def replace(self, block: int, value: int) -> None:
+        """Let a block have another checksum."""
+        place = block - self.first_block
+        if place < len(self.complete):
+            self.complete[place] = value
+        else:
+            self.open = value
+
+
+def bridging_unit(difference: int, units_behind: int) -> bytes:
+    """Return the unit that changes a block's checksum by `difference` where a unit of zeros stands `units_behind` others.
+
+    The checksum of a queue's first block covers units below its begin. When their file is lost and retention took their
+    entries, nobody can make them again, and nobody reads them: zeros stand in for them, and in front of the first unit
+    that is known this one. Its physical offset is 0. A checksum of 32 bits can always be reached with 32 free bits.
+    """
+    zeros = bytes(units_behind * UNIT_SIZE)
+    nothing = crc32c(bytes(4) + zeros)
+    by_top_bit: dict[int, tuple[int, int]] = {}  # what a combination of bits changes, and which bits
+    for bit in range(32):
+        change, bits = crc32c((1 << bit).to_bytes(4, "little") + zeros) ^ nothing, 1 << bit
+        while (top := change.bit_length()) in by_top_bit:
+            change, bits = change ^ by_top_bit[top][0], bits ^ by_top_bit[top][1]
+        by_top_bit[top] = change, bits
+    word = 0
+    while difference:
+        change, bits = by_top_bit[difference.bit_length()]
+        difference, word = difference ^ change, word ^ bits
+    return bytes(UNIT_SIZE - 4) + word.to_bytes(4, "little")

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from ledgermq.proto import peer_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.proto.foreign_text import safe_text
 from ledgermq.proto.record import hash_text
 from ledgermq.raft.errors import LogCompactedError, NodeStoppedError, NotLeaderError
 
@@ -30,7 +31,7 @@ from .groups import ConsumerGroup
 from .leader_calls import Call
 from .leader_view import Delivery, GrantPlan, ReceiveRequest
 from .messaging_status import StatusError, topic_not_found
-from .messaging_validation import check_group, check_topic, invisible_ms
+from .messaging_validation import MAX_FILTER_LENGTH, check_group, check_topic, invisible_ms
 from .polls import TooManyPollsError
 from .produce import Flight, TooManyRequestsError, settle, settle_error
 from .sessions import session_of
@@ -77,7 +78,7 @@ class ReceiveWork:
         except ConsumeQueueError as error:  # of queue files: what shares the turn has nothing to do with it
             self.fail(error)
             return
-        if self._plan.slot is None:
+        if not self._plan.is_decided_by_apply:
             settle(self.future, (self._plan, self._plan.repeats))
 
     def on_committed(self, flight: Flight) -> None:
@@ -85,10 +86,12 @@ class ReceiveWork:
 
     def on_applied(self, flight: Flight, effects: Effects) -> None:
         plan = self._plan
-        if plan is not None and plan.slot is not None:
-            result: Any = effects.results[plan.slot]
-            self._tell(result)
-            deliveries = plan.repeats + plan.deliveries(result)
+        if plan is not None and plan.is_decided_by_apply:
+            deliveries = list(plan.repeats)
+            if plan.slot is not None:
+                result: Any = effects.results[plan.slot]
+                self._tell(result)
+                deliveries += plan.deliveries(result)
             if self.future.done():
                 self._release(deliveries)
             else:
@@ -135,9 +138,13 @@ def tags_of(expression: v2.FilterExpression) -> frozenset[int] | None:
     text = expression.expression.strip()
     if text in ("", "*"):
         return None
+    if len(text) > MAX_FILTER_LENGTH:
+        raise StatusError(
+            v2.ILLEGAL_FILTER_EXPRESSION, f"the filter is longer than {MAX_FILTER_LENGTH:,} characters"
+        )
     tags = [tag.strip() for tag in text.split("||")]
     if not any(tags):
-        raise StatusError(v2.ILLEGAL_FILTER_EXPRESSION, f'filter "{text}" names no tag')
+        raise StatusError(v2.ILLEGAL_FILTER_EXPRESSION, f'filter "{safe_text(text, 100)}" names no tag')
     return None if "*" in tags else frozenset(hash_text(tag) for tag in tags if tag)
 
 
@@ -196,7 +203,9 @@ async def lease(
     receiver = await _checked(context, request, call)
     released = map(context.replica.releases.propose, context.deliveries.repeated(request.attempt_id))
     await asyncio.gather(*released)
-    return receiver, await _granted(context, receiver)
+    leased = await _granted(context, receiver)
+    context.holders.granted(call.client_id, leased)
+    return receiver, leased
 
 
 def count_out(context: NodeContext, frames: list[bytes]) -> None:
@@ -335,8 +344,8 @@ async def _select(context: NodeContext, receiver: Receiver) -> list[Delivery]:
             await context.replica.warm(plan.cold)
         elif plan.unresolved:
             await _resolve_start(context, request, plan.unresolved)
-        elif plan.unfinished and time.monotonic() < receiver.until:
-            continue  # a filter that wants little looks through a long queue turn by turn
+        elif (plan.unfinished or plan.parks) and time.monotonic() < receiver.until:
+            continue  # a filter looks through a long queue turn by turn; behind what was parked there may be more
         elif plan.slot is None or time.monotonic() >= receiver.until:
             return found  # else something was applied before the grant: what is there now is chosen anew
 

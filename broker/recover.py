@@ -65,7 +65,7 @@ def _recover(folder: StoppedFolder, name_given: str) -> None:
     identity = folder.identity
     _say(*describe(survivor, _now()), "", *consequences(survivor), "")
     confirm(identity.group, name_given)
-    _make_durable(folder.data)
+    make_durable(folder.data)
     made = recover_folder(folder, survivor)
     others = ", ".join(node for node in sorted(made.members) if node != made.node_id)
     _say(
@@ -81,7 +81,7 @@ def _recover(folder: StoppedFolder, name_given: str) -> None:
 def _clone(folder: StoppedFolder, node_id: NodeId) -> None:
     check_cloneable(folder, node_id)
     survivor = _inspect(folder)
-    _make_durable(folder.data)  # a copy need not have reached the disk yet
+    make_durable(folder.data)  # a copy need not have reached the disk yet
     made = clone_folder(folder, node_id, survivor)
     _say(
         f"{folder.data} is the folder of {node_id} now: {_count(survivor.last_index, 'entry', 'entries')}, equal to those"
@@ -201,7 +201,7 @@ def confirm(group: str, name_given: str) -> None:
         )
 
 
-def _make_durable(data: Path) -> None:
+def make_durable(data: Path) -> None:
     """Flush every file of a folder and every name in it. Raises: OSError."""
     for folder, _, names in os.walk(data):
         for name in names:

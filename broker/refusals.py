@@ -25,7 +25,7 @@ from ledgermq.raft.errors import (
 from .errors import (
     ConsumeQueueError,
     GroupNotFoundError,
-    InvalidNameError,
+    LimitReachedError,
     QueueNotFoundError,
     TopicNotFoundError,
 )
@@ -72,7 +72,7 @@ _TABLE: Final[tuple[tuple[type[Exception], RefusalCode, bool], ...]] = (
     (TopicNotFoundError, route_pb2.TOPIC_NOT_FOUND, False),
     (QueueNotFoundError, route_pb2.QUEUE_NOT_FOUND, False),
     (GroupNotFoundError, route_pb2.GROUP_NOT_FOUND, False),
-    (InvalidNameError, route_pb2.INVALID_ARGUMENT, False),
+    (LimitReachedError, route_pb2.NOT_SUPPORTED, False),  # not TOO_MANY_REQUESTS: clients repeat that
     (LogCompactedError, route_pb2.OFFSET_OUT_OF_RANGE, False),
     (TransferFailedError, route_pb2.NO_QUORUM, True),
     (StorageError, route_pb2.INTERNAL, False),

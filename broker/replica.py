@@ -23,7 +23,7 @@ from .consume_queue_files import ConsumeQueueFiles
 from .deliveries import LAST_LEADER_MS, granted_since
 from .effects import Effects
 from .errors import ConsumeQueueError
-from .leader_view import LeaderView
+from .leader_view import MAX_STREAMS, LeaderView
 from .leadership import Leadership
 from .lease_releases import LeaseReleases
 from .polls import Polls
@@ -59,9 +59,10 @@ class Replica:
         self.state = BrokerState()
         self._store = store
         self._loaded = False
-        #: After a reset: the state is received, its queues are still being made from the log. Nothing is served.
+        #: After a reset, or the loss of queue files: the queues are still being made from the log. Nothing is served.
         self.rebuild: QueueRebuild | None = None
         self.view: LeaderView | None = None
+        self.max_streams = MAX_STREAMS
         #: Why producing is refused at this node ("" = it is not): the disk is too full.
         self.produce_refusal = ""
         #: Told when queue files turn out to be damaged: this node must not serve from them.
@@ -75,6 +76,8 @@ class Replica:
         self._now: Callable[[], int]
         self._header: Callable[[LogIndex], EntryHeader | None]
         self._observers: list[Callable[[Effects], None]] = []
+        #: Called about once a second while this node leads.
+        self.chores: list[Callable[[], None]] = []
         self._house: asyncio.TimerHandle | None = None
         #: Consumers cause any number of cold reads: they must not take the threads of what the node itself has to store.
         self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="ledgermq-queue-read")
@@ -109,7 +112,8 @@ class Replica:
         if not self._loaded:
             self.state = self._store.load()
             self.state.queues.on_damage = lambda error: self.on_damage(error)
-            self.rebuild = self._store.rebuild
+            rebuild = self._store.rebuild
+            self.rebuild = rebuild if rebuild is not None and not rebuild.is_whole else None
             self._loaded = True
         return LogIndex(self.state.applied_index if self.rebuild is None else self.rebuild.applied_index)
 
@@ -132,7 +136,7 @@ class Replica:
         rebuild.take(header, payload)
         if rebuild.is_whole:
             self.rebuild = None
-            logger.info("reset: the state is whole index=%d", header.index)
+            logger.info("queues made again from the log, the state is whole index=%d", header.index)
 
     def _wake(self, effects: Effects) -> None:
         polls = self._polls
@@ -150,7 +154,7 @@ class Replica:
 
     def on_leader_ready(self, term: Term, timestamp: int) -> None:
         """Serve as leader from now on."""
-        self.view = LeaderView(self.state, term, timestamp)
+        self.view = LeaderView(self.state, term, timestamp, self.max_streams)
         self._pipeline.on_leader(self.view)
         self._leadership.on_ready(term)
         logger.info("serves term=%d", term)
@@ -192,6 +196,8 @@ class Replica:
     def _housekeeping(self) -> None:
         self._house = asyncio.get_running_loop().call_later(HOUSEKEEPING_INTERVAL, self._housekeeping)
         self.keep_house()
+        for chore in self.chores:
+            chore()
 
     def keep_house(self) -> None:
         """Propose what is due: lost sessions, deduplication windows, releases. What is refused now comes again."""

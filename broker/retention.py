@@ -15,6 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 from ledgermq.proto import admin_pb2, route_pb2
@@ -24,7 +25,7 @@ from ledgermq.raft.segment import SegmentInfo
 from ledgermq.raft.types import LogIndex
 
 from .commands import LogStart, position_rows
-from .consume_queue import ColdRead
+from .consume_queue import ColdRead, QueueKey
 from .context import NodeContext
 from .effects import Effects, Loss
 from .errors import BrokerError
@@ -36,9 +37,11 @@ from .retention_policy import (
     DiskWatch,
     Expiry,
     Use,
+    age_clock,
     bytes_to_free,
     expired_before,
     hindering_share,
+    limits_of,
     next_step,
     oldest_before,
     protected_by,
@@ -48,9 +51,9 @@ from .unconsumed import Protection, protection
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL: Final = 1.0  # seconds between two looks at the disk
-#: The same above CLOSE of the disk: between two looks a small disk must not get from one step past the next.
+#: The same so shortly below where the oldest go: between two looks a small disk must not get from one step past the next.
 CLOSE_INTERVAL: Final = 0.1
-CLOSE: Final = 0.8
+CLOSE: Final = 0.05
 #: A daily expiry that nobody could do in time (an election was on) is made up for within this time.
 MAKE_UP: Final = timedelta(hours=1)
 #: How often it is looked what `protect_unconsumed` keeps, while nothing is to be deleted.
@@ -86,7 +89,12 @@ class Retention:
         self._floor = floor
         self._on_change = on_change
         self._keep_ms = int(config.retention_hours * _HOUR_MS)
-        self._watch = DiskWatch(config.node_id, str(config.data_dir))
+        self._limits = limits_of(
+            config.disk_delete_expired_percent,
+            config.disk_delete_oldest_percent,
+            config.disk_refuse_messages_percent,
+        )
+        self._watch = DiskWatch(config.node_id, str(config.data_dir), self._limits)
         self._pace = DeletionPace(config.delete_segments_per_second)
         self._tasks: list[asyncio.Task[None]] = []
         self._wanted_start = 0
@@ -128,7 +136,8 @@ class Retention:
                 logger.exception(
                     "disk not watched, the next look follows node=%s", self._context.config.node_id
                 )
-            await asyncio.sleep(CLOSE_INTERVAL if self._watch.use.share > CLOSE else CHECK_INTERVAL)
+            is_close = self._watch.use.share > self._limits[DiskStep.DELETE_OLDEST] - CLOSE
+            await asyncio.sleep(CLOSE_INTERVAL if is_close else CHECK_INTERVAL)
 
     def look(self) -> None:
         """Look at the disk once and refuse or take messages accordingly."""
@@ -143,10 +152,10 @@ class Retention:
         view.going = raft.log.deleting
         if self._wanted_start > raft.first_index:  # rarely: a long log has many segments
             view.going += sum(segment.last_index < self._wanted_start for segment in raft.log.segments()[:-1])
-        if not changed:
-            return
         refused_before = replica.produce_refusal
         replica.produce_refusal, self._context.pipeline.refusal = watch.refusal, watch.write_refusal
+        if not changed:
+            return
         level = logging.ERROR if watch.step >= DiskStep.REFUSE_MESSAGES else logging.WARNING
         logger.log(
             level if watch.step > before else logging.INFO,
@@ -167,10 +176,11 @@ class Retention:
                 for peer in raft.peers
                 if peer.node_id != own and peer.connected and peer.disk_used_ratio is not None
             ]
-        self._fullest = next_step(self._fullest, max((use.share, *others)), full=use.full)
+        share, step_of = max((use.share, *others)), partial(next_step, full=use.full, limits=self._limits)
+        self._fullest = step_of(self._fullest, share)
         hindering = hindering_share(use.share, others, raft.voters)
-        self._hindering = next_step(self._hindering, hindering, full=use.full)
-        self._need = bytes_to_free(use, hindering)
+        self._hindering = step_of(self._hindering, hindering)
+        self._need = bytes_to_free(use, hindering, self._limits)
 
     # --- deciding -------------------------------------------------------------------------------------------
     async def _decide_often(self) -> None:
@@ -178,6 +188,7 @@ class Retention:
             await asyncio.sleep(CHECK_INTERVAL)
             due = self._is_due(datetime.now())
             if not self._context.leadership.ready:
+                self._context.retention.hold = self._watch.hold = ""
                 continue
             try:
                 await self._decide(due=due)
@@ -205,6 +216,7 @@ class Retention:
         """Delete what the steps and the time of day want. One decision at a time: its effect on the disk must be seen first."""
         self._note_group()
         log = self._context.raft.log
+        kept = await self._note_hold()
         if self._context.retention.going:
             await self._push_on()
             return
@@ -219,32 +231,49 @@ class Retention:
             await self._first_unexpired(self._keep_ms)
         if self._hindering >= DiskStep.DELETE_OLDEST and self._context.config.delete_unexpired:
             floor = self._context.raft.applied_index + 1
-            first_kept = oldest_before(list(log.segments()), self._need, floor)
+            first_kept = oldest_before(
+                list(log.segments()), self._need, floor, kept.physical_offset if kept else None
+            )
             if first_kept is not None:
                 await self._begin_at(first_kept, "oldest")
 
+    async def _note_hold(self) -> Protection | None:
+        """Return what topics keep on a nearly full disk, and note it for people when the log cannot begin later because of it."""
+        kept = None
+        if max(self._hindering, self._watch.step) >= DiskStep.DELETE_OLDEST:
+            kept = await self._protection(kept_only=True)
+        segments = self._context.raft.log.segments()
+        holds = kept is not None and len(segments) > 1 and segments[0].end_offset > kept.physical_offset
+        self._context.retention.hold = self._watch.hold = kept.hold if kept and holds else ""
+        return kept
+
     async def _first_unexpired(self, keep_ms: int, *, protect: bool = True) -> SegmentInfo | None:
-        """Return the first segment to keep, None when nothing may go; note what is protected."""
+        """Return the first segment to keep, None when nothing may go; note what is protected.
+
+        `protect` False: only for topics that keep what is unread.
+        """
         raft, view = self._context.raft, self._context.retention
-        held = None
-        if protect and self._context.config.protect_unconsumed and self._hindering < DiskStep.DELETE_OLDEST:
-            held = await self._protection()
-        expiry = Expiry(
-            raft.next_timestamp(), keep_ms, raft.applied_index + 1, held.physical_offset if held else None
-        )
+        protect = protect and self._context.config.protect_unconsumed
+        held = await self._protection(kept_only=not protect or self._hindering >= DiskStep.DELETE_OLDEST)
+        expiry = Expiry(self._now(), keep_ms, raft.applied_index + 1, held.physical_offset if held else None)
         segments = list(raft.log.segments())
         kept = protected_by(segments, expiry)
         view.protected_segments = len(kept)
         view.protected_bytes = sum(segment.end_offset - segment.start_offset for segment in kept)
-        view.protected_for = f"group {held.group} in topic {held.topic}" if held and kept else ""
+        view.protected_for = f"{held} ({held.setting})" if held and kept else ""
         self._protection_looked = time.monotonic()
         return expired_before(segments, expiry)
 
-    async def _protection(self) -> Protection | None:
+    def _now(self) -> int:
+        return age_clock(self._context.raft.next_timestamp(), time.time() * 1000)
+
+    async def _protection(self, *, kept_only: bool) -> Protection | None:
         """Return from where on the log is needed."""
         replica = self._context.replica
-        while isinstance(found := protection(replica.state), ColdRead):
-            await replica.warm((found,))
+        known: dict[tuple[QueueKey, int], int] = {}
+        while isinstance(found := protection(replica.state, known, kept_only=kept_only), list):
+            await replica.warm(found)
+            await asyncio.sleep(0)
         return found
 
     async def _begin_at(self, first_kept: SegmentInfo, reason: str) -> None:
@@ -261,6 +290,11 @@ class Retention:
                 "then repeat: ledgermq admin clean",
                 retryable=True,
             )
+        kept = await self._protection(kept_only=True)  # the checkpoint took its time
+        if kept is not None and kept.physical_offset < first_kept.start_offset:
+            raise RefusedError(
+                route_pb2.DISK_FULL, f"{config.node_id} deleted nothing. {kept.hold}", retryable=True
+            )
         before = self._context.raft.log.first_offset
         await self._propose_start(first_kept)
         logger.log(
@@ -273,8 +307,10 @@ class Retention:
     async def _propose_start(self, first_kept: SegmentInfo) -> None:
         """Replicate that the log begins at a segment."""
         context, state = self._context, self._context.replica.state
+        known: dict[QueueKey, int] = {}
         while isinstance(
-            command := state.log_start_command(first_kept.first_index, first_kept.start_offset), ColdRead
+            command := state.log_start_command(first_kept.first_index, first_kept.start_offset, known),
+            ColdRead,
         ):
             await context.replica.warm((command,))
         self._proposed_at = time.monotonic()
@@ -323,7 +359,7 @@ class Retention:
 
     def _note(self, segments: list[SegmentInfo], first_kept: SegmentInfo | None, keep_ms: int) -> str:
         """Say for a person why the oldest segment that stays does."""
-        now = self._context.raft.next_timestamp()
+        now = self._now()
         oldest = first_kept or (segments[0] if segments else None)
         if oldest is None or oldest is segments[-1]:
             return "the newest segment always stays"

@@ -1,18 +1,18 @@
 """Retention as a policy: which disk step holds, which segments go, how fast (D8).
 
     above 75 %   expired segments go at once, not only at their time of day
-    above 85 %   the oldest segments go, expired or not
+    above 85 %   the oldest segments go, expired or not, up to what a topic keeps that is unread
     above 90 %   messages are refused
     above 95 %   everything that writes is refused, except what frees space
 
-A step that was reached holds until the use is 2 points below its limit, so that nothing flutters at the edge.
+The first three are settings (`limits_of`). A step that was reached holds until the use is 2 points below its limit, so that nothing flutters at the edge.
 Owns: the limits, the hysteresis, the choice of segments.   Must not: know a clock, a disk, or who leads; times, sizes and shares
 come in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -42,13 +42,20 @@ _STEP_TEXTS: Final = {
     DiskStep.REFUSE_MESSAGES: "messages are refused",
     DiskStep.REFUSE_WRITES: "all writes are refused, except what frees space",
 }
-#: The share of the disk above which a step begins.
-LIMITS: Final = {
-    DiskStep.DELETE_EXPIRED: 0.75,
-    DiskStep.DELETE_OLDEST: 0.85,
-    DiskStep.REFUSE_MESSAGES: 0.90,
-    DiskStep.REFUSE_WRITES: 0.95,
-}
+Limits = Mapping[DiskStep, float]
+
+
+def limits_of(delete_expired: float = 75, delete_oldest: float = 85, refuse_messages: float = 90) -> Limits:
+    """Return the share of the disk above which each step begins, of per cents that ascend below 95."""
+    return {
+        DiskStep.DELETE_EXPIRED: delete_expired / 100,
+        DiskStep.DELETE_OLDEST: delete_oldest / 100,
+        DiskStep.REFUSE_MESSAGES: refuse_messages / 100,
+        DiskStep.REFUSE_WRITES: 0.95,  # what is left is for elections, checkpoints, and what frees space
+    }
+
+
+LIMITS: Final = limits_of()
 #: A step ends when the use is so far below its limit.
 MARGIN: Final = 0.02
 
@@ -66,10 +73,10 @@ class Use:
         return self.used / self.limit if self.limit else 0.0
 
 
-def next_step(step: DiskStep, share: float, *, full: bool = False) -> DiskStep:
+def next_step(step: DiskStep, share: float, *, full: bool = False, limits: Limits = LIMITS) -> DiskStep:
     """Return the step that holds now; `step` held before. A full disk refuses messages at least."""
     reached = DiskStep.NORMAL
-    for each, limit in LIMITS.items():
+    for each, limit in limits.items():
         if share > (limit - MARGIN if each <= step else limit):
             reached = each
     return max(reached, DiskStep.REFUSE_MESSAGES) if full else reached
@@ -78,16 +85,18 @@ def next_step(step: DiskStep, share: float, *, full: bool = False) -> DiskStep:
 class DiskWatch:
     """Follows the steps of one node's disk. Pure: sizes come in, a step and sentences come out."""
 
-    def __init__(self, node_id: str, folder: str) -> None:
+    def __init__(self, node_id: str, folder: str, limits: Limits = LIMITS) -> None:
         self._node_id = node_id
+        self._limits = limits
         self._folder = folder
         self.step = DiskStep.NORMAL
         self.use = Use(0, 0)
+        self.hold = ""  # who keeps the log from being deleted, and what to do; a sentence
 
     def look(self, use: Use) -> bool:
         """Note the use; return whether the step changed."""
         before, self.use = self.step, use
-        self.step = next_step(before, use.share, full=use.full)
+        self.step = next_step(before, use.share, full=use.full, limits=self._limits)
         return self.step is not before
 
     @property
@@ -103,11 +112,11 @@ class DiskWatch:
     def _sentence(self, what: str, step: DiskStep) -> str:
         if self.step < step:
             return ""
-        use = self.use
+        use, limit = self.use, self._limits[step]
         return (
             f"{self._node_id} refuses {what}: its disk is {'full' if use.full else f'{use.share:.0%} used'} "
-            f"({use.used:,} of {use.limit:,} bytes at {self._folder}; the limit is {LIMITS[step]:.0%}). It goes on below "
-            f"{LIMITS[step] - MARGIN:.0%}. Free space: ledgermq admin clean, or more disk"
+            f"({use.used:,} of {use.limit:,} bytes at {self._folder}; the limit is {limit:.0%}). It goes on below "
+            f"{limit - MARGIN:.0%}. {self.hold or 'Free space: ledgermq admin clean, or more disk'}"
         )
 
 
@@ -118,18 +127,19 @@ class RetentionView:
     step: DiskStep = DiskStep.NORMAL
     use: Use = Use(0, 0)
     going: int = 0  # segments that are to be unlinked, or are being unlinked
-    protected_segments: int = 0  # expired ones that somebody still has to read (`protect_unconsumed`)
+    protected_segments: int = 0  # expired ones that somebody still has to read
     protected_bytes: int = 0
-    protected_for: str = ""  # group and topic that hold the oldest of them
+    protected_for: str = ""  # group and topic that hold the oldest of them, and the setting in parentheses
+    hold: str = ""  # what a topic keeps from being deleted on a nearly full disk; a sentence
 
     @property
     def protection(self) -> str:
         """What is kept for whom, for people; "" when nothing is."""
-        if not self.protected_segments:
-            return ""
+        if self.hold or not self.protected_segments:
+            return self.hold
         return (
-            f"{self.protected_segments} expired segments ({self.protected_bytes:,} bytes) are kept for {self.protected_for}, "
-            "which has not consumed them (protect_unconsumed)"
+            f"{self.protected_segments} expired segments ({self.protected_bytes:,} bytes) have not been consumed and are kept for "
+            f"{self.protected_for}"
         )
 
 
@@ -146,9 +156,17 @@ def hindering_share(own: float, others: Sequence[float], voters: int) -> float:
 
 
 # --- which segments go ------------------------------------------------------------------------------------------
+def age_clock(log_time: int, wall_ms: float) -> int:
+    """Return the time (ms) by which the leader that decides judges ages: what is young by one of its clocks is young.
+
+    Log time may have been moved ahead, the wall clock may have been set wrong; neither deletes anything alone.
+    """
+    return min(log_time, int(wall_ms))
+
+
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """What makes a segment go: older than `keep_ms` (by its last entry, in log time), and wholly
+    """What makes a segment go: older than `keep_ms` (by its last entry, `now` is `age_clock`), and wholly
 
     below index `floor` (the state checkpoint) and in front of offset `protected_from` of the log (None: nothing is protected).
     """
@@ -186,18 +204,25 @@ def protected_by(segments: Sequence[SegmentInfo], expiry: Expiry) -> list[Segmen
     ]
 
 
-def oldest_before(segments: Sequence[SegmentInfo], need: int, floor: int) -> SegmentInfo | None:
-    """Return the first segment to keep when the fewest oldest ones go that free `need` bytes, whatever their age."""
+def oldest_before(
+    segments: Sequence[SegmentInfo], need: int, floor: int, kept_from: int | None = None
+) -> SegmentInfo | None:
+    """Return the first segment to keep when the fewest oldest ones go that free `need` bytes, whatever their age.
+
+    `kept_from`: offset of the log from which on a topic keeps what is unread (None: nothing).
+    """
     keep, freed = 0, 0
     while keep < len(segments) - 1 and freed < need and segments[keep].last_index < floor:
+        if kept_from is not None and segments[keep].end_offset > kept_from:
+            break
         keep += 1
         freed = segments[keep].start_offset - segments[0].start_offset
     return segments[keep] if keep else None
 
 
-def bytes_to_free(use: Use, share: float) -> int:
+def bytes_to_free(use: Use, share: float, limits: Limits = LIMITS) -> int:
     """Return how much must go until DELETE_OLDEST ends; `share` may be that of a fuller node. At least 1 when full."""
-    over = share - (LIMITS[DiskStep.DELETE_OLDEST] - MARGIN)
+    over = share - (limits[DiskStep.DELETE_OLDEST] - MARGIN)
     return max(int(over * use.limit), 1 if use.full else 0)
 
 

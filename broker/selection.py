@@ -4,6 +4,8 @@ Owns: reservations of what was chosen and is not applied yet, per (group, topic,
 Must not: change the state; what is chosen becomes true when its commands are applied.
 A FIFO group has one batch in flight per queue: a queue with an open lease gives nothing, except to the request with the
 attempt id of that batch, which gets it again.
+What ended as often as its group allows is parked instead of delivered again, as long as the queue has room for it. (A queue of
+dead letters would be filled in the same place.)
 """
 
 from __future__ import annotations
@@ -15,13 +17,22 @@ from typing import Final
 
 import numpy as np
 
-from .commands import GrantLeases, QueueGrant, SetPositions, position_rows
+from .commands import (
+    PARKED_MESSAGES,
+    GrantLeases,
+    ParkMessages,
+    ParkReason,
+    QueueGrant,
+    SetPositions,
+    park_rows,
+    position_rows,
+)
 from .consume_queue import UNIT_DTYPE, ColdRead, ConsumeQueue
 from .consumption import ConsumptionKey
 from .errors import ConsumeQueueError
 from .grant_plan import GrantPlan, ReceiveRequest, deliveries_of
 from .groups import ConsumerGroup
-from .leases import ACKED, NEVER, Consumption
+from .leases import ACKED, NEVER, NO_LEASES, PARKED_MAX, RELEASED, Consumption
 from .state import BrokerState
 
 #: Units that one selection looks at when it filters, over all queues; what is left is looked at in a later turn.
@@ -34,6 +45,8 @@ _SCAN_STEP: Final = 512
 _MAX_SCANNED_RUNS: Final = 65_536
 #: A run of filtered messages is written down (without a delivery) when it is so long.
 SKIP_UNITS: Final = 4_096
+#: Messages that one selection parks; the next one parks more.
+MAX_PARKED: Final = 256
 
 
 @dataclass(slots=True)
@@ -149,6 +162,9 @@ class Selector:
             self.undo(taken)
             raise
         taken += self._reserve(choice)
+        if parked := choice.parked():
+            plan.commands.append(parked)
+            plan.parks = True
         grants = tuple(grant for grant in choice.grants() if len(grant.offsets) or choice.worth_writing)
         if grants:
             plan.commands.append(
@@ -176,7 +192,8 @@ class Selector:
         taken = []
         for key, part in choice.parts.items():
             if part.touched:
-                taken.append(self._take(key, part.renewed + part.exhausted, part.reserved_end, is_grant=True))
+                offsets = part.renewed + part.parked["offset"].tolist()
+                taken.append(self._take(key, offsets, part.reserved_end, is_grant=True))
                 if part.renewed or len(part.fresh):
                     self._attempt_ids[key] = choice.request.attempt_id
         return taken
@@ -221,6 +238,37 @@ class Selector:
             if not reserved.turns:
                 del self._reserved[item.key]
 
+    # --- parking --------------------------------------------------------------------------------------------
+    def exhausted(self, group: ConsumerGroup, found: Consumption, now: int) -> np.ndarray:
+        """Return leases that have ended for the last time and for which there is room: they are to be parked.
+
+        In order only the first of a batch: those behind it came again because of it.
+        """
+        if self._state.feature_level < PARKED_MESSAGES:
+            return found.leases[:0]  # an older node would stop at the command
+        if group.fifo:
+            rows = found.leases[found.leases["flags"] & ACKED == 0][:1]
+            rows = rows[: int(found.last_deadline <= now)]
+        else:
+            rows = found.expired(now)
+        ended: np.ndarray = rows[rows["attempt"] >= group.max_attempts][: PARKED_MAX - len(found.parked)]
+        return ended
+
+    def overdue(self, now: int, most: int) -> list[ParkMessages]:
+        """Return commands that park up to `most` messages, of whatever nobody asks for any more."""
+        rows: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
+        for (group_id, topic_id, queue_id), found in sorted(
+            self._state.consumption.copy().items(), key=lambda item: item[0]
+        ):
+            group = self._state.groups.get(group_id)
+            if group is None or found.next_deadline > now or most <= 0:
+                continue
+            ended = self.exhausted(group, found, now)[:most]
+            most -= len(ended)
+            if len(ended):
+                rows.setdefault((group_id, topic_id), []).extend(_park_rows(queue_id, ended))
+        return [ParkMessages(*key, park_rows(found), ParkReason.ATTEMPTS) for key, found in rows.items()]
+
     # --- for _Choice ----------------------------------------------------------------------------------------
     def view(self, key: ConsumptionKey) -> tuple[Consumption | None, Reservation | None, int]:
         """Return the applied state, the reservation, and the position for new offsets."""
@@ -260,14 +308,14 @@ class _Part:
     start: int  # position of the group that new offsets count from
     end: int
     renewed: list[int] = field(default_factory=list)
-    exhausted: list[int] = field(default_factory=list)
+    parked: np.ndarray = field(default_factory=lambda: NO_LEASES)
     fresh: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     skipped: int = 0
     reserved_end: int | None = None
 
     @property
     def touched(self) -> bool:
-        return bool(self.renewed or self.exhausted) or self.reserved_end is not None
+        return bool(self.renewed or len(self.parked)) or self.reserved_end is not None
 
 
 class _Choice:
@@ -292,6 +340,7 @@ class _Choice:
         self._tags = None if request.tags is None else np.array(sorted(request.tags), np.int64)
         self._budget = budget
         self._scan_left = SCAN_UNITS
+        self._parks_left = MAX_PARKED
         self.parts: dict[ConsumptionKey, _Part] = {}
         self.worth_writing = False
 
@@ -324,6 +373,13 @@ class _Choice:
                 grants.append(QueueGrant(queue_id, part.start, part.end, offsets))
         return grants
 
+    def parked(self) -> ParkMessages | None:
+        """Return the command that parks what failed for the last time; None: nothing did."""
+        rows = [row for (_, _, queue), part in self.parts.items() for row in _park_rows(queue, part.parked)]
+        if not rows:
+            return None
+        return ParkMessages(self._group.group_id, self.request.topic_id, park_rows(rows), ParkReason.ATTEMPTS)
+
     def _part(self, queue: ConsumeQueue) -> _Part:
         key = (self._group.group_id, *queue.key)
         if key not in self.parts:
@@ -339,21 +395,30 @@ class _Choice:
         rows = found.expired(self._now)
         if reserved is not None and reserved.offsets:
             rows = rows[~np.isin(rows["offset"], list(reserved.offsets))]
+        if len(parked := self._park(queue, found, reserved)):
+            rows = rows[~np.isin(rows["offset"], parked)]
         self._renew(queue, rows[: self._count])
 
+    def _park(
+        self, queue: ConsumeQueue, found: Consumption, reserved: Reservation | None = None
+    ) -> np.ndarray:
+        """Set aside what failed for the last time, now or with the next selection; return its offsets."""
+        rows = self._selector.exhausted(self._group, found, self._now)
+        offsets: np.ndarray = rows["offset"]
+        if reserved is not None and reserved.offsets:
+            rows = rows[~np.isin(rows["offset"], list(reserved.offsets))]
+        rows = rows[: self._parks_left]
+        if len(rows):
+            self._part(queue).parked = rows
+            self._parks_left -= len(rows)
+        return offsets
+
     def _renew(self, queue: ConsumeQueue, rows: np.ndarray) -> None:
-        """Take rows of leases again, up to the bounds; exhausted ones are set aside."""
+        """Take rows of leases again, up to the bounds."""
         units = self._units_at(queue, rows["offset"])
         if units is None or not len(rows):
             return
         part = self._part(queue)
-        if self.request.dead_letters:
-            over = (rows["attempt"] >= self._group.max_attempts) & (rows["flags"] & ACKED == 0)
-            part.exhausted += rows["offset"][over].tolist()
-            self._plan.exhausted += deliveries_of(
-                queue.key[1], rows["offset"][over], units[over], rows["attempt"][over], rows["lease_id"][over]
-            )
-            rows, units = rows[~over], units[~over]
         keep = self._within_bytes(units)
         part.renewed += rows["offset"][:keep].tolist()
         self._add_units(queue, rows["offset"][:keep], units[:keep])
@@ -423,8 +488,10 @@ class _Choice:
         rows = found.leases
         if bool(((rows["flags"] & ACKED == 0) & (rows["deadline"] > self._now)).any()):
             if self._selector.repeats(key, self.request.attempt_id):
-                self._repeat(queue, _standing(rows[rows["flags"] & ACKED == 0], self._now))
+                self._repeat(queue, _standing(rows[rows["flags"] & (ACKED | RELEASED) == 0], self._now))
             return
+        if len(self._park(queue, found)):
+            return  # the rest of the batch comes with the next selection
         self._renew(queue, rows[: self._count])
 
     def _repeat(self, queue: ConsumeQueue, rows: np.ndarray) -> None:
@@ -456,6 +523,12 @@ class _Choice:
             offsets = np.concatenate((known[0], offsets))
             units = np.concatenate((known[1], units))
         self._plan.units[queue.key[1]] = (offsets, units)
+
+
+def _park_rows(queue_id: int, leases: np.ndarray) -> list[tuple[int, int, int, int]]:
+    """Return rows of ParkMessages for leases of a queue; the state knows how often each was tried."""
+    pairs = zip(leases["offset"].tolist(), leases["lease_id"].tolist(), strict=True)
+    return [(queue_id, offset, lease_id, 0) for offset, lease_id in pairs]
 
 
 def _standing(rows: np.ndarray, now: int) -> np.ndarray:

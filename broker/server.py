@@ -6,6 +6,7 @@ Stop: no new calls, drain what is under way, hand over the lead, flush, mark a c
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from dataclasses import dataclass
@@ -16,19 +17,21 @@ import grpc
 from ledgermq.proto.route_pb2 import ListenerAddresses, NodeInfo
 from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.errors import NotLeaderError, TransferFailedError
-from ledgermq.raft.files import FileSystem, RealFileSystem
+from ledgermq.raft.files import FileSystem, RealFileSystem, make_private
 from ledgermq.raft.group_recovery import PromotionPlan
 from ledgermq.raft.node import RaftNode
+from ledgermq.raft.port_counts import PortCounts
 from ledgermq.raft.reign import Replication
 from ledgermq.raft.scrub_plan import ScrubPlan
 from ledgermq.raft.types import NodeId
 
 from . import group_view
+from .admin.deliveries import tell_parked
 from .admin_service import AdminService
 from .checkpoint_store import CheckpointStore
 from .checkpointing import Checkpointing
 from .commands import BrokerGroupMode
-from .config import BrokerConfig, split_address
+from .config import BrokerConfig
 from .consume_queue_files import ConsumeQueueFiles
 from .context import NodeContext
 from .coordination import Coordination
@@ -40,7 +43,7 @@ from .fetch import offset_at_time
 from .forwarded_calls import forwarded_calls_handler
 from .forwarding import Forwarder
 from .grant_service import GrantService
-from .http import HttpServer
+from .http import Routes
 from .key_index import KeyIndex
 from .key_runs import Builds
 from .leader_calls import LeaderCalls
@@ -57,7 +60,7 @@ from .other_groups import OtherGroups
 from .peers import Peers
 from .polls import Polls
 from .port_policy import port_policy
-from .probes import Probes
+from .probes import Probes, starting
 from .produce import AppendPipeline
 from .queue_check import QueueCheck
 from .read_advice import ReadAdvice
@@ -143,17 +146,21 @@ def promise_of(config: BrokerConfig) -> str:
 class BrokerNode:
     """Use: `await start()`, `ready_line()`, `await wait_fatal()`, `await stop()`."""
 
-    def __init__(self, config: BrokerConfig, *, files: FileSystem | None = None) -> None:
+    def __init__(
+        self, config: BrokerConfig, *, files: FileSystem | None = None, http: PortCounts | None = None
+    ) -> None:
+        """`http`: the counts of the port that serves `routes`, for the metrics."""
         self.config = config
         self.node_id = config.node_id
         self._metrics = Metrics()
         self._leadership = Leadership(config.node_id)
-        self._polls = Polls()
+        self._polls = Polls(config.max_poll_queues)
         files = files or RealFileSystem()  # a test may bring a disk that fails or forgets
         self._files = files
         queue_files = ConsumeQueueFiles(files, config.data_dir / "consumequeue")
         self._store = CheckpointStore(files, config.data_dir / "checkpoint", queue_files)
         self._replica = Replica(self._store, self._leadership, self._polls)
+        self._replica.max_streams = config.max_producer_streams
         self._transfer = BrokerStateTransfer(files, self._store, self._replica)
         self._members = Members(own_info(config), config.voters)
         self._others = OtherGroups(config.cluster, config.group, config.nameservers)
@@ -168,6 +175,8 @@ class BrokerNode:
             files=files,
             registry=self._metrics.registry,
         )
+        if http is not None:
+            self._raft.metrics.ports.include(http)
         pipeline = AppendPipeline(self._raft, raft.max_entry_size, self._metrics.commit_seconds.observe)
         self._replica.attach(
             pipeline, self._raft.next_timestamp, lambda index: self._raft.log.header_nowait(index)
@@ -180,10 +189,11 @@ class BrokerNode:
             lambda client_id: self._context.sign_of_life(client_id),
             lambda client_id: self._clients.stream_ended(client_id),
             config.max_message_bytes,
+            config.max_clients,
         )
-        self._clients = ClientsHere(self._telemetry.client_ids)
+        self._clients = ClientsHere(self._telemetry.client_ids, config.max_clients)
         self._listeners = Listeners(config.listener, port_policy(config), self._raft.metrics.ports)
-        self._started = False
+        self._started = self._serves = False
         self._context: NodeContext
 
     # --- life -----------------------------------------------------------------------------------------------
@@ -192,6 +202,7 @@ class BrokerNode:
         self._check_ports()
         if warning := promise_of(self.config):
             logger.warning("%s node=%s", warning, self.node_id)
+        await asyncio.to_thread(make_private, self.config.data_dir)
         await self._raft.start()
         self._started = True
         self._assemble()
@@ -203,9 +214,15 @@ class BrokerNode:
         self._retention.start()
         self._topic_retention.start()
         await self._listeners.start(self._client_handlers)
-        await self._http.start(*split_address(self.config.http_bind))
         self._registration.start()
         self._others.start()
+        self._serves = True
+
+    def routes(self) -> Routes:
+        """Return what the HTTP port answers now: also while the node opens its folder, or its log is repaired."""
+        if self._serves:
+            return self._probes.routes()
+        return starting(self._raft.starting or "opens its ports", self._metrics)
 
     def _check_ports(self) -> None:
         """Name the port that is taken, before anything is opened. Raises: PortError."""
@@ -220,6 +237,7 @@ class BrokerNode:
             if address in taken and not address.endswith(":0"):
                 raise PortError(key, address, f"{taken[address]} has the same address")
             taken[address] = key
+        del addresses["http_bind"]  # open already: this process answers probes there
         for key, address in addresses.items():
             check_port(key, address)
 
@@ -236,7 +254,7 @@ class BrokerNode:
             self._members,
             self._leadership,
             self._forwarder,
-            lambda: self._clients.alive(time.monotonic()),
+            lambda: self._clients.report(time.monotonic()),
             self._context.clients_alive,
             self._silence_ms,
             self._changed,
@@ -248,10 +266,11 @@ class BrokerNode:
             lambda: self._replica.state.mode is BrokerGroupMode.REMOVED,
         )
         self._probes = Probes(self._context)
-        self._http = HttpServer(self._probes.routes(), self._raft.metrics.ports.add("http"))
         self._leadership.add_listener(self._on_leadership)
+        remember_features = FeatureMemory(self._context).remember
+        self._replica.chores.append(remember_features)
         for begin_to_lead in (
-            FeatureMemory(self._context).on_leadership,
+            remember_features,
             TraceTopic(self._context).on_leadership,
         ):
             self._leadership.add_listener(begin_to_lead)
@@ -317,6 +336,7 @@ class BrokerNode:
             ),
             polls=self._polls,
             reader=LogReader(self._raft.log, self._raft.care.damage_at_read),
+            transfer=self._transfer,
             keys=self._key_index(),
             telemetry=self._telemetry,
             clients=self._clients,
@@ -355,7 +375,6 @@ class BrokerNode:
         await self._messaging.stop()
         await self._retention.stop()
         await self._topic_retention.stop()
-        await self._http.stop()
         await self._forwarder.close()
         await self._context.keys.stop()
         if self._queue_check is not None:
@@ -444,6 +463,8 @@ class BrokerNode:
     def _on_effects(self, effects: Effects) -> None:
         if effects.topics_changed:
             self._registration.changed()
+        if effects.parked and self._leadership.ready:
+            tell_parked(self._context, effects.parked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,6 +191,15 @@ class BrokerState:
     def _release(self, command: c.ReleaseLeases, effects: Effects) -> CommandResult:
         return self.consumption.release(command, effects.timestamp, effects)
 
+    def _park(self, command: c.ParkMessages, effects: Effects) -> CommandResult:
+        group = self.groups.get(command.group_id)
+        if group is None:
+            return _refused(command.rows)
+        return self.consumption.park(command, group, effects.timestamp, effects)
+
+    def _release_parked(self, command: c.ReleaseParked, effects: Effects) -> CommandResult:
+        return self.consumption.release_parked(command, effects.timestamp, effects)
+
     def _session_lost(self, command: c.SessionLost, effects: Effects) -> CommandResult:
         self.consumption.session_lost(command.session, effects.timestamp + command.grace_ms, effects)
         return None
@@ -223,7 +232,13 @@ class BrokerState:
         effects.trimmed += begins
 
     def _set_topic_retention(self, command: c.SetTopicRetention, effects: Effects) -> CommandResult:
-        topic, changed = self.topics.set_retention(command.topic_id, command.retention_ms, effects.index)
+        return self._change_topic(command.topic_id, effects, retention_ms=command.retention_ms)
+
+    def _set_topic_keep_unread(self, command: c.SetTopicKeepUnread, effects: Effects) -> CommandResult:
+        return self._change_topic(command.topic_id, effects, keep_unread=command.keep_unread)
+
+    def _change_topic(self, topic_id: int, effects: Effects, **fields: int | bool) -> TopicResult:
+        topic, changed = self.topics.change(topic_id, effects.index, **fields)
         effects.topics_changed |= changed
         return TopicResult(topic, changed)
 
@@ -287,6 +302,11 @@ class BrokerState:
         found = self.consumption.get((group_id, topic_id, queue_id))
         return 0 if found is None else found.lost
 
+    def parked_count(self, group_id: int, topic_id: int, queue_id: int) -> int:
+        """Messages that are not delivered to the group until they are released."""
+        found = self.consumption.get((group_id, topic_id, queue_id))
+        return 0 if found is None else len(found.parked)
+
     def consumed_topics(self, group_id: int) -> list[int]:
         """Topic ids in which the group has a position."""
         return sorted({topic_id for _, topic_id, _ in self.consumption.keys_of_group(group_id)})
@@ -295,16 +315,22 @@ class BrokerState:
         """The queues of a topic, by id."""
         return [self.queues.named(topic.topic_id, queue_id) for queue_id in range(topic.queue_count)]
 
-    def log_start_command(self, index: int, physical_offset: int) -> c.LogStart | ColdRead:
+    def log_start_command(
+        self, index: int, physical_offset: int, known: dict[QueueKey, int]
+    ) -> c.LogStart | ColdRead:
         """Return the command that makes the log begin at an entry, or a read that must be done first (then ask again).
 
-        For retention on the leader: `physical_offset` is that of entry `index`.
+        For retention on the leader: `physical_offset` is that of entry `index`. `known` keeps the begins that were found, from
+        one question to the next: the cache does not hold the units of all queues.
         """
         rows = []
         for queue in sorted(self.queues, key=lambda queue: queue.key):
-            begin = self.queues.first_at_or_behind(queue, physical_offset)
-            if isinstance(begin, ColdRead):
-                return begin
+            begin = known.get(queue.key)
+            if begin is None:
+                found = self.queues.first_at_or_behind(queue, physical_offset)
+                if isinstance(found, ColdRead):
+                    return found
+                begin = known[queue.key] = found
             if begin > queue.begin:
                 rows.append((*queue.key, begin))
         return c.LogStart(index, physical_offset, c.position_rows(rows))
@@ -343,9 +369,12 @@ _APPLY: Final[dict[type, Callable[[BrokerState, Any, Effects], CommandResult]]] 
     c.LogStart: BrokerState._log_start,
     c.TrimQueues: BrokerState._trim_queues,
     c.SetTopicRetention: BrokerState._set_topic_retention,
+    c.SetTopicKeepUnread: BrokerState._set_topic_keep_unread,
     c.FeatureLevel: BrokerState._feature_level,
     c.JoinGroup: BrokerState._join,
     c.LeaveGroup: BrokerState._leave,
     c.AssignQueues: BrokerState._assign,
     c.SetBrokerGroupMode: BrokerState._set_mode,
+    c.ParkMessages: BrokerState._park,
+    c.ReleaseParked: BrokerState._release_parked,
 }

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -55,8 +55,11 @@ class _Leading:
 class OutgoingCheckpoint:
     """One state that is being sent; the open file stays readable when a newer checkpoint replaces it."""
 
-    def __init__(self, index: int, file: File, leading: list[_Leading], store: CheckpointStore) -> None:
+    def __init__(
+        self, index: int, log_start: int, file: File, leading: list[_Leading], store: CheckpointStore
+    ) -> None:
         self.index = LogIndex(index)
+        self.log_start = LogIndex(log_start)  # the first entry that its queues count on
         self._file = file
         self._file_size = file.size()
         self._leading = leading
@@ -65,13 +68,18 @@ class OutgoingCheckpoint:
         self.size = _HEAD.size + self._file_size + len(leading) * _LEADING.size + units * UNIT_SIZE
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the bytes. Raises: StateTransferError."""
+        """Yield the bytes; the disk is read in a thread. Raises: StateTransferError."""
+        pieces = self.read()
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            yield piece
+
+    def read(self) -> Generator[bytes, None, None]:
+        """Yield the bytes. Blocks. Raises: StateTransferError."""
         yield _HEAD.pack(_MAGIC, _VERSION, self._file_size, len(self._leading))
         for position in range(0, self._file_size, PIECE):
-            size = min(PIECE, self._file_size - position)
-            yield await asyncio.to_thread(self._file.pread, size, position)
+            yield self._file.pread(min(PIECE, self._file_size - position), position)
         for each in self._leading:
-            yield await asyncio.to_thread(self._load, each)
+            yield self._load(each)
 
     def _load(self, each: _Leading) -> bytes:
         try:
@@ -106,29 +114,20 @@ class BrokerStateTransfer:
         """Return a checkpoint of now. Raises: StateTransferError."""
         if self._checkpointing is None:
             raise StateTransferError("this node is still starting")
+        if self._replica.rebuild is not None:  # units that are missing have zeros in their place until then
+            raise StateTransferError("this node makes its queues again")
         applied = self._replica.state.applied_index
         index = await self._checkpointing.write_now()
         if index < applied:
             raise StateTransferError("the checkpoint to send could not be written; its log says why")
+        if self._store.rebuilding:  # the newest checkpoint does not stand for the new units yet
+            raise StateTransferError(
+                "no checkpoint was written yet since this node has made its queues again"
+            )
         try:
-            return await asyncio.to_thread(self._open, index, first_index)
+            return await asyncio.to_thread(open_state, self._filesystem, self._store, index, first_index)
         except (CheckpointError, OSError) as error:
             raise StateTransferError(f"the checkpoint to send cannot be read: {error}") from None
-
-    def _open(self, index: int, first_index: int) -> OutgoingCheckpoint:
-        path = self._store.path(index)
-        file = self._filesystem.open(path, writable=False)
-        try:
-            snapshot = decode_snapshot(file.pread(file.size(), 0), str(path))
-            log_start = snapshot.numbers[2]
-            if log_start < first_index:
-                raise StateTransferError(
-                    f"the state still counts on entry {log_start}, the log begins at {first_index}"
-                )
-            return OutgoingCheckpoint(index, file, _leading_blocks(snapshot), self._store)
-        except BaseException:
-            file.close()
-            raise
 
     # --- follower -------------------------------------------------------------------------------------------
     @property
@@ -137,23 +136,79 @@ class BrokerStateTransfer:
         rebuild = self._replica.rebuild
         return LogIndex(rebuild.target if rebuild is not None else 0)
 
+    @property
+    def counts_on_log_to(self) -> LogIndex:
+        """After the loss of queue files: the log has all that the state has. After a reset it may not have it yet."""
+        return LogIndex(self._store.counts_on_log_to)
+
     def install(self, staged: Path, plan: ResetPlan) -> None:
         """Replace checkpoints and queue files by what came. Raises: CheckpointError, OSError."""
-        file = self._filesystem.open(staged, writable=False)
-        try:
-            magic, version, size, count = _HEAD.unpack(file.pread(_HEAD.size, 0))
-            if magic != _MAGIC or version > _VERSION:
-                raise CheckpointError(
-                    str(staged), f"this is no state that this build can install (version {version})"
-                )
-            self._store.install(
-                plan.state_index,
-                plan.base_index,
-                _copied(file, _HEAD.size, size),
-                lambda snapshot: _runs(file, _HEAD.size + size, count, snapshot),
+        install_state(self._filesystem, self._store, staged, plan.state_index, plan.base_index)
+
+
+def open_state(
+    filesystem: FileSystem, store: CheckpointStore, index: int, first_index: int
+) -> OutgoingCheckpoint:
+    """Return the checkpoint of an index as it travels, for a log that begins at `first_index`. Blocks.
+
+    Raises: CheckpointError, StateTransferError (it counts on entries before that), OSError.
+    """
+    path = store.path(index)
+    file = filesystem.open(path, writable=False)
+    try:
+        snapshot = decode_snapshot(file.pread(file.size(), 0), str(path))
+        log_start = snapshot.numbers[2]
+        if log_start < first_index:
+            raise StateTransferError(
+                f"the state still counts on entry {log_start}, the log begins at {first_index}"
             )
-        finally:
-            file.close()
+        return OutgoingCheckpoint(index, log_start, file, _leading_blocks(snapshot), store)
+    except BaseException:
+        file.close()
+        raise
+
+
+def staged_snapshot(filesystem: FileSystem, staged: Path) -> Snapshot:
+    """Return the state in a file as it travels. Raises: CheckpointError, OSError."""
+    file = filesystem.open(staged, writable=False)
+    try:
+        size, _ = _head(file, staged)
+        return decode_snapshot(file.pread(size, _HEAD.size), str(staged))
+    finally:
+        file.close()
+
+
+def _head(file: File, staged: Path) -> tuple[int, int]:
+    """Return the size of the checkpoint and the count of leading blocks. Raises: CheckpointError."""
+    raw = file.pread(_HEAD.size, 0)
+    if len(raw) < _HEAD.size:
+        raise CheckpointError(str(staged), "the state that came is cut short")
+    magic, version, size, count = _HEAD.unpack(raw)
+    if magic != _MAGIC or version > _VERSION:
+        raise CheckpointError(
+            str(staged), f"this is no state that this build can install (version {version})"
+        )
+    return size, count
+
+
+def install_state(
+    filesystem: FileSystem, store: CheckpointStore, staged: Path, index: int, base_index: int
+) -> None:
+    """Replace checkpoints and queue files by the state in a file. Repeatable. Raises: CheckpointError, OSError.
+
+    It is that after entry `index`; the log that comes with it begins behind entry `base_index`.
+    """
+    file = filesystem.open(staged, writable=False)
+    try:
+        size, count = _head(file, staged)
+        store.install(
+            index,
+            base_index,
+            _copied(file, _HEAD.size, size),
+            lambda snapshot: _runs(file, str(staged), _HEAD.size + size, count, snapshot),
+        )
+    finally:
+        file.close()
 
 
 def _leading_blocks(snapshot: Snapshot) -> list[_Leading]:
@@ -173,10 +228,17 @@ def _copied(file: File, start: int, size: int) -> Callable[[], Iterator[bytes]]:
     return pieces
 
 
-def _runs(file: File, position: int, count: int, snapshot: Snapshot) -> Iterator[UnwrittenRun]:
+def _runs(file: File, staged: str, position: int, count: int, snapshot: Snapshot) -> Iterator[UnwrittenRun]:
+    """Yield the units behind a received checkpoint. Raises: CheckpointError."""
     folders = {topic.topic_id: topic.folder for topic in snapshot.topics}
     for _ in range(count):
-        topic_id, queue_id, first, units, _ = _LEADING.unpack(file.pread(_LEADING.size, position))
-        raw = file.pread(units * UNIT_SIZE, position + _LEADING.size)
-        position += _LEADING.size + len(raw)
-        yield UnwrittenRun((topic_id, queue_id), folders[topic_id], first, np.frombuffer(raw, UNIT_DTYPE))
+        head = file.pread(_LEADING.size, position)
+        topic_id, queue_id, first, units, _ = _LEADING.unpack(head.ljust(_LEADING.size, b"\0"))
+        size, position = units * UNIT_SIZE, position + _LEADING.size
+        folder = folders.get(topic_id)
+        if folder is None or position + size > file.size():
+            raise CheckpointError(staged, "the queue units that came with the state do not fit it")
+        yield UnwrittenRun(
+            (topic_id, queue_id), folder, first, np.frombuffer(file.pread(size, position), UNIT_DTYPE)
+        )
+        position += size

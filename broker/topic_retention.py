@@ -1,7 +1,7 @@
 """Retention of single topics: their messages are hidden when they are older than the topic keeps them; segments stay (D8).
 
-The leader looks which messages are too old by log time and proposes where each queue begins; every node lets its queues begin
-there when it applies that, so the same is hidden everywhere, and a new leader cannot show it again.
+The leader looks which messages are too old, by log time and by its own clock, and proposes where each queue begins; every
+node lets its queues begin there when it applies that, so the same is hidden everywhere, and a new leader cannot show it again.
 Owns: that timer. Must not: delete segments; queue files that are wholly hidden go with the checkpoints.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Final
 
 from ledgermq.raft.errors import LogCompactedError, RaftError
@@ -19,9 +20,9 @@ from .context import NodeContext
 from .errors import BrokerError
 from .fetch import offset_at_time, stored_at
 from .produce import TooManyRequestsError
-from .retention_policy import DiskStep
+from .retention_policy import DiskStep, age_clock
 from .topics import Topic
-from .unconsumed import Need, unconsumed
+from .unconsumed import unconsumed
 
 logger = logging.getLogger(__name__)
 
@@ -62,24 +63,38 @@ class TopicRetention:
 
     async def trim(self) -> int:
         """Hide what is too old now; return how many messages that were. Raises: RaftError, TooManyRequestsError."""
-        state, now = self._context.replica.state, self._context.raft.next_timestamp()
-        needs: dict[QueueKey, Need] = {}
-        if self._context.config.protect_unconsumed and self._context.retention.step < DiskStep.DELETE_OLDEST:
-            needs = unconsumed(state)
-        rows, hidden = [], 0
-        for topic in [topic for topic in state.topics if topic.retention_ms]:
+        now = age_clock(self._context.raft.next_timestamp(), time.time() * 1000)
+        old: list[tuple[ConsumeQueue, int]] = []
+        for topic in [topic for topic in self._context.replica.state.topics if topic.retention_ms]:
             for queue in self._queues_of(topic):
                 begin = await self._begin(queue, now - topic.retention_ms)
-                need = needs.get(queue.key)
-                begin = min(begin, need.offset) if need is not None else begin
                 if begin > queue.begin:
-                    rows.append((*queue.key, begin))
-                    hidden += begin - queue.begin
-        for start in range(0, len(rows), _ROWS_MAX):
-            await self._context.pipeline.run(TrimQueues(position_rows(rows[start : start + _ROWS_MAX])))
-        if rows:
-            logger.debug("messages of topics hidden count=%d queues=%d", hidden, len(rows))
+                    old.append((queue, begin))
+        hidden = 0
+        for start in range(0, len(old), _ROWS_MAX):
+            rows, count = self._not_needed(old[start : start + _ROWS_MAX])
+            if rows:
+                await self._context.pipeline.run(TrimQueues(position_rows(rows)))
+                hidden += count
+        if hidden:
+            logger.debug("messages of topics hidden count=%d", hidden)
         return hidden
+
+    def _not_needed(self, old: list[tuple[ConsumeQueue, int]]) -> tuple[list[tuple[int, int, int]], int]:
+        """Return the rows of what may go of these, as of now (finding what is old took time), and how many messages that are."""
+        protect = self._context.config.protect_unconsumed
+        needs = unconsumed(
+            self._context.replica.state,
+            kept_only=not protect or self._context.retention.step >= DiskStep.DELETE_OLDEST,
+        )
+        rows, count = [], 0
+        for queue, begin in old:
+            need = needs.get(queue.key)
+            begin = min(begin, need.offset) if need is not None else begin
+            if begin > queue.begin:
+                rows.append((*queue.key, begin))
+                count += begin - queue.begin
+        return rows, count
 
     def _queues_of(self, topic: Topic) -> list[ConsumeQueue]:
         """The queues of a topic, none when it was deleted meanwhile."""

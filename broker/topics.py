@@ -7,17 +7,13 @@ frozen, so that a snapshot of the table is a shallow copy.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from .commands import CreateTopic, MessageType
-from .errors import InvalidNameError, TopicNotFoundError
+from .errors import TopicNotFoundError
 
-MAX_TOPIC_NAME: Final = 127
-MAX_GROUP_NAME: Final = 120
-_NAME: Final = re.compile(r"[A-Za-z0-9_%|-]+")
 #: Topics whose names begin so belong to the broker.
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 #: Clients write message traces to it, where a group keeps them.
@@ -35,24 +31,12 @@ class Topic:
     version: int
     created_at: int  # log time, ms
     retention_ms: int = 0
+    keep_unread: bool = False  # retention deletes nothing that a consumer group has still to read
 
     @property
     def folder(self) -> str:
         """Name of its folder below `consumequeue/`."""
         return f"{self.name}@{self.topic_id}"
-
-
-def check_name(kind: str, name: str) -> None:
-    """Check a topic or group name (`kind` is "topic" or "group"). Raises: InvalidNameError."""
-    limit = MAX_TOPIC_NAME if kind == "topic" else MAX_GROUP_NAME
-    if not name:
-        raise InvalidNameError(f"the {kind} has no name; give 1 to {limit} characters")
-    if len(name) > limit:
-        raise InvalidNameError(f"{kind} name of {len(name)} characters; at most {limit} are allowed")
-    if not _NAME.fullmatch(name):
-        raise InvalidNameError(
-            f'{kind} name "{name}" has characters that are not allowed; use letters, digits, "-", "_", "%" and "|"'
-        )
 
 
 class TopicTable:
@@ -94,18 +78,18 @@ class TopicTable:
             return found, False
         topic = Topic(
             self.next_id, command.name, command.queue_count, command.message_type, index, timestamp,
-            command.retention_ms,
+            command.retention_ms, command.keep_unread,
         )  # fmt: skip
         self.next_id += 1
         self.put(topic)
         return topic, True
 
-    def set_retention(self, topic_id: int, retention_ms: int, index: int) -> tuple[Topic | None, bool]:
-        """Change how long messages are shown; return the topic (None: there is none) and whether that is news."""
+    def change(self, topic_id: int, index: int, **fields: Any) -> tuple[Topic | None, bool]:
+        """Change fields of a topic; return it (None: there is none) and whether that is news."""
         found = self._by_id.get(topic_id)
-        if found is None or found.retention_ms == retention_ms:
+        if found is None or replace(found, **fields) == found:
             return found, False
-        changed = replace(found, retention_ms=retention_ms, version=index)
+        changed = replace(found, **fields, version=index)
         self.put(changed)
         return changed, True
 

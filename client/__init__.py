@@ -2,55 +2,197 @@
 
 `from ledgermq.client import Producer, PullConsumer, SimpleConsumer, Admin, Message`: asyncio.
 `from ledgermq.client.sync import Producer, PullConsumer, SimpleConsumer, Admin`: the same without asyncio, and Consumer, a loop.
+
+Names are loaded when they are first used: the command line has its help on the screen before gRPC and numpy are.
 """
 
-# ruff: noqa: E402  # gRPC is loaded by the imports; its setting must stand before them.
+from __future__ import annotations
 
-import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
-# gRPC reads this once, when it is loaded: no "Got goaway" on stderr whenever a broker stops. What it has to say reaches
-# us as exceptions. Set for the loading only, so that processes started by this one decide for themselves.
-# And without the event engine's own threads a message on a stream wakes one thread less (docs/performance.md).
-_SETTINGS = {
-    "GRPC_VERBOSITY": "ERROR",
-    "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
+if TYPE_CHECKING:
+    __version__: str
+    from .admin import Admin
+    from .errors import (
+        AlreadyExistsError,
+        BrokerGroupsGoneError,
+        BrokerUnreachableError,
+        BufferFullError,
+        ClosedError,
+        CorruptMessageError,
+        DiskFullError,
+        FencedError,
+        GroupDrainingError,
+        GroupNotFoundError,
+        InvalidAddressError,
+        InvalidHandleError,
+        InvalidMessageError,
+        InvalidNameError,
+        LedgerMQError,
+        MessagesDeletedError,
+        MessageTooLargeError,
+        MissingExtraError,
+        NameserversDownError,
+        NoBrokersError,
+        NoQuorumError,
+        NotANameserverError,
+        NotLeaderError,
+        OffsetOutOfRangeError,
+        OffsetsFileError,
+        OtherGroupError,
+        OutcomeUnknownError,
+        RefusedError,
+        RouteError,
+        SendTimeoutError,
+        SequenceGapError,
+        StaleRouteError,
+        TooManyRequestsError,
+        TopicNotFoundError,
+        UsageError,
+    )
+    from .group_admin import GroupAdmin
+    from .group_errors import BrokerGroupsSilentError, PartlyChangedError, PartlyRefusedError
+    from .message import LeasedMessage, Message, MessageQueue, MessageView, SendReceipt
+    from .message_query import FoundMessages
+    from .owned_queue import QueueLimits
+    from .producer import Producer
+    from .producer_statistics import GroupStatistics, ProducerStatistics
+    from .pull_consumer import PullConsumer
+    from .push_consumer import PushConsumer
+    from .push_options import PushOptions, RetryLater
+    from .simple_consumer import SimpleConsumer
+
+_HOMES: Final = {
+    "Admin": "admin",
+    "AlreadyExistsError": "errors",
+    "BrokerGroupsGoneError": "errors",
+    "BrokerGroupsSilentError": "group_errors",
+    "BrokerUnreachableError": "errors",
+    "BufferFullError": "errors",
+    "ClosedError": "errors",
+    "CorruptMessageError": "errors",
+    "DiskFullError": "errors",
+    "FencedError": "errors",
+    "FoundMessages": "message_query",
+    "GroupAdmin": "group_admin",
+    "GroupDrainingError": "errors",
+    "GroupNotFoundError": "errors",
+    "GroupStatistics": "producer_statistics",
+    "InvalidAddressError": "errors",
+    "InvalidHandleError": "errors",
+    "InvalidMessageError": "errors",
+    "InvalidNameError": "errors",
+    "LeasedMessage": "message",
+    "LedgerMQError": "errors",
+    "Message": "message",
+    "MessageQueue": "message",
+    "MessageTooLargeError": "errors",
+    "MessageView": "message",
+    "MessagesDeletedError": "errors",
+    "MissingExtraError": "errors",
+    "NameserversDownError": "errors",
+    "NoBrokersError": "errors",
+    "NoQuorumError": "errors",
+    "NotANameserverError": "errors",
+    "NotLeaderError": "errors",
+    "OffsetOutOfRangeError": "errors",
+    "OffsetsFileError": "errors",
+    "OtherGroupError": "errors",
+    "OutcomeUnknownError": "errors",
+    "PartlyChangedError": "group_errors",
+    "PartlyRefusedError": "group_errors",
+    "Producer": "producer",
+    "ProducerStatistics": "producer_statistics",
+    "PullConsumer": "pull_consumer",
+    "PushConsumer": "push_consumer",
+    "PushOptions": "push_options",
+    "QueueLimits": "owned_queue",
+    "RefusedError": "errors",
+    "RetryLater": "push_options",
+    "RouteError": "errors",
+    "SendReceipt": "message",
+    "SendTimeoutError": "errors",
+    "SequenceGapError": "errors",
+    "SimpleConsumer": "simple_consumer",
+    "StaleRouteError": "errors",
+    "TooManyRequestsError": "errors",
+    "TopicNotFoundError": "errors",
+    "UsageError": "errors",
 }
-_OURS = _SETTINGS.keys() - os.environ.keys()
-os.environ.update({name: _SETTINGS[name] for name in _OURS})
-
-from .admin import Admin
-from .errors import LedgerMQError
-from .group_admin import GroupAdmin
-from .message import LeasedMessage, Message, MessageQueue, MessageView, SendReceipt
-from .message_query import FoundMessages
-from .owned_queue import QueueLimits
-from .producer import Producer
-from .producer_statistics import GroupStatistics, ProducerStatistics
-from .pull_consumer import PullConsumer
-from .push_consumer import PushConsumer
-from .push_options import PushOptions, RetryLater
-from .simple_consumer import SimpleConsumer
-
-for name in _OURS:
-    del os.environ[name]
 
 __all__ = [
     "Admin",
+    "AlreadyExistsError",
+    "BrokerGroupsGoneError",
+    "BrokerGroupsSilentError",
+    "BrokerUnreachableError",
+    "BufferFullError",
+    "ClosedError",
+    "CorruptMessageError",
+    "DiskFullError",
+    "FencedError",
     "FoundMessages",
     "GroupAdmin",
+    "GroupDrainingError",
+    "GroupNotFoundError",
     "GroupStatistics",
+    "InvalidAddressError",
+    "InvalidHandleError",
+    "InvalidMessageError",
+    "InvalidNameError",
     "LeasedMessage",
     "LedgerMQError",
     "Message",
     "MessageQueue",
+    "MessageTooLargeError",
     "MessageView",
+    "MessagesDeletedError",
+    "MissingExtraError",
+    "NameserversDownError",
+    "NoBrokersError",
+    "NoQuorumError",
+    "NotANameserverError",
+    "NotLeaderError",
+    "OffsetOutOfRangeError",
+    "OffsetsFileError",
+    "OtherGroupError",
+    "OutcomeUnknownError",
+    "PartlyChangedError",
+    "PartlyRefusedError",
     "Producer",
     "ProducerStatistics",
     "PullConsumer",
     "PushConsumer",
     "PushOptions",
     "QueueLimits",
+    "RefusedError",
     "RetryLater",
+    "RouteError",
     "SendReceipt",
+    "SendTimeoutError",
+    "SequenceGapError",
     "SimpleConsumer",
+    "StaleRouteError",
+    "TooManyRequestsError",
+    "TopicNotFoundError",
+    "UsageError",
+    "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the module that has a public name."""
+    if name == "__version__":  # of the installed package
+        from importlib.metadata import version
+
+        return version("ledgermq")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import_module(".grpc_loading", __name__)
+    value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

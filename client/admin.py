@@ -11,6 +11,7 @@ BrokerGroupsGoneError (of what needs every group); and, with several broker grou
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -20,9 +21,22 @@ from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import admin_pb2_grpc, route_pb2
 from ledgermq.proto.log_pb2 import QueueOffset
 
+from .arguments import (
+    a_consumer_group,
+    a_flag,
+    a_text,
+    a_topic,
+    check_count,
+    checked,
+    empty_or,
+    none_or,
+    silent_groups,
+    start_position,
+    whole,
+    wrong,
+)
 from .calls import CALL_TIMEOUT_S, call_group
 from .channels import Channels, unreachable
-from .encoding import check_name
 from .errors import (
     GroupNotFoundError,
     LedgerMQError,
@@ -33,9 +47,10 @@ from .errors import (
 )
 from .every_group import Silent, ask_all, change_each, check_that_all_answer
 from .gone_groups import groups_gone_error
+from .group_copy import check_kept
 from .message import MessageQueue
 from .message_query import DEFAULT_LIMIT, FoundMessages, query_groups
-from .routes import Routes
+from .routes import Routes, check_address
 from .topic_route import BrokerGroup, Node
 
 #: Names of topic types for people, by their lower-case names.
@@ -47,6 +62,14 @@ MESSAGE_TYPES: Final = {
     "mixed": route_pb2.MIXED,
 }
 
+#: Topics of these types are refused by brokers, too; those after them have not even a number.
+_NOT_BUILT: Final = ("delay", "transaction", "priority", "lite")
+#: What a topic can be created as.
+BUILT_TYPES: Final = tuple(name for name in MESSAGE_TYPES if name not in _NOT_BUILT)
+
+_MOST_QUEUES: Final = (1 << 31) - 1  # what the protocol has room for; brokers take fewer
+_MOST_ATTEMPTS: Final = (1 << 31) - 1
+_MOST_PARKED: Final = (1 << 31) - 1
 _MAX_COPIES: Final = 16  # messages with one id that are returned
 
 #: Refusals of a broker group that does not have what is meant; another one may.
@@ -69,9 +92,19 @@ T = TypeVar("T")
 Stub = admin_pb2_grpc.AdminServiceStub
 
 
+#: Parked messages that are looked through for an id, of each broker group.
+_MAX_PARKED: Final = 10_000
+
+
+async def _release(request: pb.ReleaseParkedRequest, stub: Stub, timeout: float) -> pb.ReleaseParkedResponse:
+    answer: pb.ReleaseParkedResponse = await stub.ReleaseParked(request, timeout=timeout)
+    return answer
+
+
 class Admin:
     """Administers one cluster. Use it as an async context manager, or call close()."""
 
+    @checked(cluster=a_text, timeout_ms=check_count)
     def __init__(
         self,
         nameservers: str | Sequence[str] = "127.0.0.1:9876",
@@ -93,6 +126,7 @@ class Admin:
 
     async def close(self) -> None:
         """Close every connection."""
+        self._channels.check_loop()
         await self._routes.close()
         await self._channels.close()
 
@@ -184,6 +218,14 @@ class Admin:
 
     # --- topics -----------------------------------------------------------------------------------------------
 
+    @checked(
+        topic=a_topic,
+        queues=whole(0, _MOST_QUEUES),
+        message_type=a_text,
+        if_not_exists=a_flag,
+        retention_ms=whole(0),
+        keep_unread=a_flag,
+    )
     async def create_topic(
         self,
         topic: str,
@@ -192,40 +234,61 @@ class Admin:
         message_type: str = "normal",
         if_not_exists: bool = False,
         retention_ms: int = 0,
+        keep_unread: bool = False,
     ) -> int:
         """Create a topic in every broker group; return its number of queues over all of them.
 
         Returns when the nameserver has heard of it, so that what comes next finds it. `queues` is per group, 0 takes the
-        group's default. `retention_ms`: how long messages are shown; 0: as long as the log holds them.
-        Raises: AlreadyExistsError, InvalidNameError, UsageError.
+        group's default. `retention_ms`: how long messages are shown; 0: as long as the log holds them. `keep_unread`: retention
+        deletes no message that a consumer group has still to read; a full disk refuses new ones of all topics instead.
+        Raises: AlreadyExistsError, InvalidNameError, UsageError (also when the topic is there, but does not keep what is unread).
         """
-        check_name("topic", topic)
-        if message_type not in MESSAGE_TYPES:
-            raise UsageError(f"{message_type!r} is no message type", "", f"One of {', '.join(MESSAGE_TYPES)}")
+        if message_type in _NOT_BUILT:
+            raise UsageError(
+                f"topics of type {message_type} are not built yet",
+                "Nothing was created",
+                f"Use one of {', '.join(BUILT_TYPES)}",
+            )
+        if message_type not in BUILT_TYPES:
+            raise UsageError(f"{message_type!r} is no message type", "", f"One of {', '.join(BUILT_TYPES)}")
         request = pb.CreateTopicRequest(
             topic=topic,
             queue_count=queues,
             message_type=MESSAGE_TYPES[message_type],
             if_not_exists=if_not_exists,
             retention_ms=retention_ms,
+            keep_unread=keep_unread,
         )
         create = self._in_each(lambda stub, timeout: stub.CreateTopic(request, timeout=timeout), request)
         answers = await self._change_all(create, again=_CREATE_AGAIN, up_only=True)
         await self._routes.until_known(topic, [group.name for group, _ in answers])
+        if keep_unread:
+            check_kept(topic, [(group, answer.topic) for group, answer in answers])
         return sum(answer.topic.queue_count for _, answer in answers)
 
-    async def update_topic(self, topic: str, *, retention_ms: int) -> None:
-        """Change how long messages of a topic are shown (0: as long as the log holds them) in every broker group.
+    @checked(topic=a_topic, retention_ms=none_or(whole(0)), keep_unread=none_or(a_flag))
+    async def update_topic(
+        self, topic: str, *, retention_ms: int | None = None, keep_unread: bool | None = None
+    ) -> None:
+        """Change how long messages of a topic are shown (0: as long as the log holds them), or `keep_unread`, in every broker group.
 
-        What is hidden already stays hidden. Raises: TopicNotFoundError.
+        None: as it is. What is hidden already stays hidden. Raises: TopicNotFoundError, UsageError.
         """
+        if retention_ms is None and keep_unread is None:
+            raise UsageError("nothing to change was named", "", "Give retention_ms, keep_unread, or both")
         request = pb.UpdateTopicRequest(topic=topic, retention_ms=retention_ms)
+        if keep_unread is not None:
+            request.keep_unread = keep_unread
         update = self._in_each(
             lambda stub, timeout: stub.UpdateTopic(request, timeout=timeout), absent=_NO_TOPIC
         )
-        if not await self._change_all(update):
+        answers = await self._change_all(update)
+        if not answers:
             raise await self._topic_not_found(topic)
+        if keep_unread:
+            check_kept(topic, [(group, answer.topic) for group, answer in answers])
 
+    @checked(topic=a_topic)
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic with its messages from every broker group. Raises: TopicNotFoundError."""
         request = pb.DeleteTopicRequest(topic=topic)
@@ -235,6 +298,7 @@ class Admin:
         if not await self._change_all(delete, again=_DELETE_AGAIN):
             raise await self._topic_not_found(topic)
 
+    @checked(silent=none_or(silent_groups))
     async def topics(self, *, silent: Silent | None = None) -> list[route_pb2.TopicInfo]:
         """Return every topic once, sorted by name; `queue_count` is the sum over all broker groups."""
         request = pb.ListTopicsRequest()
@@ -248,6 +312,7 @@ class Admin:
                     found[info.name] = info
         return [found[name] for name in sorted(found)]
 
+    @checked(topic=a_topic, silent=none_or(silent_groups))
     async def describe_topic(
         self, topic: str, *, silent: Silent | None = None
     ) -> tuple[route_pb2.TopicInfo, list[tuple[MessageQueue, QueueOffset]]]:
@@ -266,6 +331,24 @@ class Admin:
         ]
         return answers[0][1].topic, queues
 
+    @checked(topic=a_topic, silent=none_or(silent_groups))
+    async def topic_losses(
+        self, topic: str, *, silent: Silent | None = None
+    ) -> list[tuple[str, pb.TopicProgress]]:
+        """Return (broker group, consumer group with its `lost` and `parked`) of those that lost messages or have some parked.
+
+        `lost`: deleted by retention before the consumer group had consumed them, until it goes on; name "": no consumer group
+        consumes the topic there. Raises: TopicNotFoundError.
+        """
+        request = pb.DescribeTopicRequest(topic=topic)
+        ask = self._in_each(
+            lambda stub, timeout: stub.DescribeTopic(request, timeout=timeout), absent=_NO_TOPIC
+        )
+        answers = await self._read_all(ask, silent)
+        if not answers:
+            raise await self._topic_not_found(topic)
+        return [(group.name, each) for group, answer in answers for each in answer.consumers]
+
     async def _topic_not_found(self, topic: str) -> TopicNotFoundError:
         known = [info.name for info in await self.topics(silent={})]
         cluster = (await self.groups())[0].cluster
@@ -275,6 +358,7 @@ class Admin:
 
     # --- messages ---------------------------------------------------------------------------------------------
 
+    @checked(message_id=a_text, topic=empty_or(a_topic))
     async def find_message(self, message_id: str, *, topic: str = "") -> FoundMessages:
         """Return the message with that id from every broker group: none, one, or more when a producer used it twice.
 
@@ -284,6 +368,7 @@ class Admin:
             raise UsageError("the message id is empty")
         return await self._query(pb.QueryMessagesRequest(message_id=message_id, topic=topic), _MAX_COPIES)
 
+    @checked(topic=a_topic, key=a_text, begin_ms=whole(0), end_ms=whole(0), limit=check_count)
     async def query_messages(
         self, topic: str, *, key: str = "", begin_ms: int = 0, end_ms: int = 0, limit: int = DEFAULT_LIMIT
     ) -> FoundMessages:
@@ -292,11 +377,8 @@ class Admin:
         Times are ms since the epoch: stored at or after `begin_ms`, before `end_ms` (0: no bound).
         Raises: UsageError, TopicNotFoundError.
         """
-        if limit < 1:
-            raise UsageError(f"a limit of {limit} messages", "", "Ask for one at least")
-        if begin_ms < 0 or end_ms < 0 or (end_ms and begin_ms >= end_ms):
+        if end_ms and begin_ms >= end_ms:
             raise UsageError(f"no time is between {begin_ms} and {end_ms}")
-        check_name("topic", topic)
         request = pb.QueryMessagesRequest(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms)
         return await self._query(request, limit)
 
@@ -315,6 +397,13 @@ class Admin:
 
     # --- consumer groups --------------------------------------------------------------------------------------
 
+    @checked(
+        name=a_consumer_group,
+        start=start_position,
+        max_attempts=whole(0, _MOST_ATTEMPTS),
+        fifo=a_flag,
+        if_not_exists=a_flag,
+    )
     async def create_group(
         self,
         name: str,
@@ -328,12 +417,12 @@ class Admin:
 
         Raises: AlreadyExistsError, InvalidNameError.
         """
-        check_name("group", name)
         info = pb.ConsumerGroupInfo(name=name, start_position=start, max_attempts=max_attempts, fifo=fifo)
         request = pb.CreateGroupRequest(group=info, if_not_exists=if_not_exists)
         create = self._in_each(lambda stub, timeout: stub.CreateGroup(request, timeout=timeout), request)
         await self._change_all(create, again=_CREATE_AGAIN, up_only=True)
 
+    @checked(name=a_consumer_group)
     async def delete_group(self, name: str) -> None:
         """Delete a consumer group with its offsets. Raises: GroupNotFoundError."""
         request = pb.DeleteGroupRequest(name=name)
@@ -343,6 +432,7 @@ class Admin:
         if not await self._change_all(delete, again=_DELETE_AGAIN):
             raise await self._group_not_found(name)
 
+    @checked(silent=none_or(silent_groups))
     async def consumer_groups(self, *, silent: Silent | None = None) -> list[pb.ConsumerGroupInfo]:
         """Return every consumer group once, sorted by name."""
         found: dict[str, pb.ConsumerGroupInfo] = {}
@@ -353,6 +443,7 @@ class Admin:
                 found.setdefault(info.name, info)
         return [found[name] for name in sorted(found)]
 
+    @checked(name=a_consumer_group, topic=empty_or(a_topic), silent=none_or(silent_groups))
     async def describe_group(
         self, name: str, topic: str = "", *, silent: Silent | None = None
     ) -> tuple[pb.ConsumerGroupInfo, list[tuple[str, pb.GroupQueueProgress]]]:
@@ -361,12 +452,95 @@ class Admin:
         progress = [(group.name, each) for group, answer in answers for each in answer.queues]
         return answers[0][1].group, progress
 
+    @checked(name=a_consumer_group, silent=none_or(silent_groups))
     async def group_members(
         self, name: str, *, silent: Silent | None = None
     ) -> list[tuple[str, pb.GroupMember]]:
         """Return (broker group, member) of a group whose members own its queues, oldest first. Raises: GroupNotFoundError."""
         answers = await self._describe_everywhere(name, "", silent)
         return [(group.name, each) for group, answer in answers for each in answer.members]
+
+    @checked(
+        name=a_consumer_group,
+        topic=empty_or(a_topic),
+        max_parked=whole(0, _MOST_PARKED),
+        silent=none_or(silent_groups),
+    )
+    async def deliveries(
+        self, name: str, topic: str = "", *, max_parked: int = 0, silent: Silent | None = None
+    ) -> list[tuple[str, pb.GetDeliveriesResponse]]:
+        """Return (broker group, who holds leases and what is parked) of a consumer group; "" is all topics.
+
+        `max_parked`: so many parked messages are named by each broker group; 0: 1,000. Older brokers tell of none.
+        Raises: GroupNotFoundError.
+        """
+        request = pb.GetDeliveriesRequest(group=name, topic=topic, max_parked=max_parked)
+
+        async def call(stub: Stub, timeout: float) -> pb.GetDeliveriesResponse:
+            try:
+                answer: pb.GetDeliveriesResponse = await stub.GetDeliveries(request, timeout=timeout)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                    raise
+                return pb.GetDeliveriesResponse()
+            return answer
+
+        answers = await self._read_all(self._in_each(call, absent=NEITHER), silent)
+        if not answers:
+            raise await self._group_not_found(name, topic)
+        return [(group.name, answer) for group, answer in answers]
+
+    @checked(name=a_consumer_group, topic=empty_or(a_topic), message_id=a_text)
+    async def release_parked(self, name: str, topic: str = "", *, message_id: str = "") -> int:
+        """Deliver parked messages of a consumer group again, with all attempts: all, of a topic, or one by its id.
+
+        Returns how many were released. In broker groups that are wholly down nothing is.
+        Raises: GroupNotFoundError, UsageError (none of that id is parked).
+        """
+        places = await self._parked_places(name, topic, message_id) if message_id else {}
+        wanted = {group for group, _ in places}
+
+        async def release(group: BrokerGroup) -> int | None:
+            if message_id and group.name not in wanted:
+                return None
+            requests = [
+                pb.ReleaseParkedRequest(group=name, topic=of_topic, places=found)
+                for (where, of_topic), found in places.items()
+                if where == group.name
+            ] or [pb.ReleaseParkedRequest(group=name, topic=topic)]
+            return await self._release_in(group, requests)
+
+        answers = await self._change_all(release, up_only=True)
+        if not answers:
+            raise await self._group_not_found(name, topic)
+        return sum(count for _, count in answers)
+
+    async def _release_in(self, group: BrokerGroup, requests: list[pb.ReleaseParkedRequest]) -> int | None:
+        """Release in one broker group; None: it does not know the consumer group, or the topic."""
+        released, known = 0, False
+        for request in requests:
+            ask = self._in_each(partial(_release, request), absent=NEITHER)
+            if (answer := await ask(group)) is not None:
+                known, released = True, released + answer.released
+        return released if known else None
+
+    async def _parked_places(
+        self, name: str, topic: str, message_id: str
+    ) -> dict[tuple[str, str], list[pb.ParkedPlace]]:
+        """Return where a message is parked, by (broker group, topic). Raises: UsageError."""
+        found: dict[tuple[str, str], list[pb.ParkedPlace]] = {}
+        for where, answer in await self.deliveries(name, topic, max_parked=_MAX_PARKED, silent={}):
+            for each in answer.parked:
+                if each.message_id == message_id:
+                    place = pb.ParkedPlace(queue_id=each.queue_id, queue_offset=each.queue_offset)
+                    found.setdefault((where, each.topic), []).append(place)
+        if not found:
+            raise UsageError(
+                f"no parked message of consumer group {name} has the id {message_id}",
+                "Nothing was released",
+                f"See: ledgermq group describe {name}",
+            )
+        return found
 
     async def _describe_everywhere(
         self, name: str, topic: str, silent: Silent | None
@@ -393,6 +567,7 @@ class Admin:
             f"{name} --if-not-exists",
         )
 
+    @checked(group=a_consumer_group, topic=a_topic, to=a_text)
     async def reset_offsets(self, group: str, topic: str, to: str) -> None:
         """Move a group to "earliest", "latest", or a time in ms since the epoch, on all queues of the topic."""
         request = pb.ResetOffsetsRequest(group=group, topic=topic)
@@ -414,8 +589,13 @@ class Admin:
 
     # --- nodes ------------------------------------------------------------------------------------------------
 
+    @checked(timeout_ms=check_count)
     async def status(self, node: Node | str, *, timeout_ms: int = 2000) -> pb.GetStatusResponse:
         """Return what one node (or the host:port of its LogService) says of itself and, if it leads, of its group."""
+        if isinstance(node, str):
+            check_address(node, "the address of a node's LogService", 8082)
+        elif not isinstance(node, Node):
+            raise wrong("node", node, "a Node, or host:port of its LogService")
         address = node if isinstance(node, str) else node.log_address
         stub = Stub(self._channels.get(address))
         try:
@@ -426,6 +606,7 @@ class Admin:
             raise unreachable(address, error) from error
         return answer
 
+    @checked(broker_group=a_text, to_node=a_text)
     async def transfer_leadership(self, broker_group: str = "", to_node: str = "") -> str:
         """Hand leadership of a group to a node ("" = the best one); return the id of the new leader.
 
@@ -454,6 +635,7 @@ class Admin:
         leader: str = answer.leader_id
         return leader
 
+    @checked(dry_run=a_flag, older_than_ms=whole(0), even_unexpired=a_flag)
     async def clean(
         self, *, dry_run: bool = False, older_than_ms: int = 0, even_unexpired: bool = False
     ) -> list[tuple[str, pb.CleanResponse]]:

@@ -49,6 +49,11 @@ class Request:
     sections: tuple[Section, ...]
 
     @property
+    def count(self) -> int:
+        """Messages in it."""
+        return sum(section.count for section in self.sections)
+
+    @property
     def parts(self) -> list[bytearray]:
         """The encoded sections."""
         return [section.data for section in self.sections if section.data is not None]
@@ -230,6 +235,11 @@ class SendWindow:
     def idle(self) -> bool:
         """Nothing is open: no message waits for anything."""
         return not any(lane.waiting or lane.unacked for lane in self._all_lanes())
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of messages that no request has taken yet."""
+        return self._waiting_bytes
 
     @property
     def open_messages(self) -> int:

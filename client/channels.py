@@ -5,12 +5,13 @@ Owns: channel options, one channel per address. Must not: choose addresses.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 import grpc
 from grpc import aio
 
-from .errors import BrokerUnreachableError
+from .errors import BrokerUnreachableError, ClosedError, UsageError
 from .heap import keep_freed_blocks
 
 #: Largest answer that is taken, bytes: sections are at most a quarter of a 64 MiB segment.
@@ -37,17 +38,47 @@ WATCH_TIMEOUT_MS: Final = 5_000
 
 
 class Channels:
-    """The channels of one client object. Bound to the event loop of its first use."""
+    """The channels of one client object. Bound to the event loop of its first use, and of no use after `close`."""
 
     def __init__(self) -> None:
         keep_freed_blocks()
         self._open: dict[str, aio.Channel] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    def check_loop(self) -> None:
+        """Refuse another event loop than that of the first use: what it waited for would happen in the first one.
+
+        Raises: UsageError.
+        """
+        running = asyncio._get_running_loop()
+        if running is None:
+            raise UsageError(
+                "a client of asyncio is used where no event loop runs",
+                "",
+                "Await it, or use ledgermq.client.sync",
+            )
+        if self._loop is None:
+            self._loop = running
+        elif self._loop is not running:
+            raise UsageError(
+                "a client is used in another event loop than before",
+                "Its connections and all that waits belong to the loop of its first use",
+                "Make one client for each event loop, and close it there; those of ledgermq.client.sync may be shared",
+            )
+
+    def check(self) -> None:
+        """Raises: UsageError (another event loop), ClosedError (after `close`)."""
+        self.check_loop()
+        if self._closed:
+            raise ClosedError("client")
 
     def get(self, address: str, *, watch: bool = False) -> aio.Channel:
         """Return the channel to host:port, opened when first asked for.
 
         Calls on it fail when the other side answers nothing, not even pings; with `watch` soon.
         """
+        self.check()
         channel = self._open.get(address)
         if channel is None:
             options = (*_OPTIONS, *_keepalive(WATCH_TIMEOUT_MS if watch else KEEPALIVE_TIMEOUT_MS))
@@ -56,6 +87,7 @@ class Channels:
 
     async def close(self) -> None:
         """Close all channels; calls on them fail."""
+        self._closed = True
         channels, self._open = list(self._open.values()), {}
         for channel in channels:
             await channel.close(None)

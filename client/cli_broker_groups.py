@@ -22,7 +22,9 @@ from .cli_output import (
     JsonOption,
     NameserverOption,
     confirm,
+    err,
     out,
+    print_done,
     print_error,
     print_json,
     print_table,
@@ -142,7 +144,7 @@ def drain(
 ) -> int:
     """Let a broker group take no new messages; consumers go on. Exit code 1: not all was consumed in time, or it was taken back."""
     if undo:
-        undrain(group, allow_reordering, "", nameserver)
+        undrain(group, allow_reordering, "", nameserver, as_json)
         return 0
     seconds = parse_duration(timeout)
 
@@ -177,6 +179,7 @@ def _drain_as_dict(group: str, answer: pb.SetBrokerGroupModeResponse, left: Left
         "changed": answer.changed,
         "left": [progress_as_dict(group, row) for row in left.waiting],
         "nobody_consumes": {row.topic: row.behind for row in left.rows if not row.group},
+        "parked": [{"group": row.group, "topic": row.topic, "parked": row.parked} for row in left.parked],
         "not_heard": list(left.unheard),
         "reading": [
             {"group": each.group, "topic": each.topic, "streams": each.streams, "behind": each.behind}
@@ -189,7 +192,7 @@ def progress_as_dict(broker_group: str, row: pb.TopicProgress) -> dict[str, Any]
     """Return a row of progress for `--json`."""
     return {
         "group": row.group, "topic": row.topic, "broker_group": broker_group, "behind": row.behind, "queues": row.queues,
-        "leased": row.leased, "lost": row.lost, "members": row.members,
+        "leased": row.leased, "lost": row.lost, "parked": row.parked, "members": row.members,
     }  # fmt: skip
 
 
@@ -259,6 +262,12 @@ def _print_left(group: str, left: Left, in_time: float | None) -> None:
             ("CONSUMER GROUP", "TOPIC", "BEHIND>", "LEASED>", "MEMBERS>"),
             [(row.group, row.topic, row.behind, row.leased, row.members) for row in left.waiting],
         )
+    for row in left.parked:
+        out.print(
+            escape(
+                f"{_parked_text(row)}: release them (ledgermq group release {row.group} --all), or lose them"
+            )
+        )
     for each in left.reading:
         out.print(escape(f"{reading_text(each)}, and stores no progress in {group}"))
     if left.mode == route_pb2.MODE_ACTIVE:
@@ -274,13 +283,20 @@ def _print_left(group: str, left: Left, in_time: float | None) -> None:
             )
         late = "" if in_time is None else f"not everything was consumed within {in_time:g} s; "
         out.print(f"{late}{group} goes on being drained. Wait: ledgermq cluster drain {group} --wait")
-    elif left.rows:
+    elif left.rows or left.parked:
+        lost = " and ".join(
+            ["what nobody consumes"] * bool(left.rows) + ["what is parked"] * bool(left.parked)
+        )
         out.print(
-            "consumers have everything that they consume. What nobody consumes is lost with the group: consume it, or delete "
-            f"its topic, or say so. Next: ledgermq cluster remove-group {group} --force"
+            f"consumers have everything that they consume. Lost with the broker group is {lost}: see to it, or say so. "
+            f"Next: ledgermq cluster remove-group {group} --force"
         )
     else:
         out.print(f"consumers have everything. Next: ledgermq cluster remove-group {group}")
+
+
+def _parked_text(row: pb.TopicProgress) -> str:
+    return f'{row.parked:,} messages of topic "{row.topic}" are parked for consumer group "{row.group}"'
 
 
 def _print_removed(group: str, left: Left) -> None:
@@ -302,6 +318,7 @@ def undrain(
         str, typer.Option("--node", help="host:port of a node's log port, of a group that was removed.")
     ] = "",
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    as_json: JsonOption = False,
 ) -> None:
     """Let a drained or removed broker group take messages again."""
 
@@ -310,7 +327,8 @@ def undrain(
             return await admin.undrain(group, allow_reordering=allow_reordering, node=node)
 
     changed = run(work()).changed
-    out.print(f"{group} takes messages{'' if changed else ' (it did before, too)'}")
+    text = f"{group} takes messages{'' if changed else ' (it did before, too)'}"
+    print_done(text, {"group": group, "mode": "active", "changed": changed}, as_json=as_json)
 
 
 # --- remove -------------------------------------------------------------------------------------------------------
@@ -322,13 +340,15 @@ def remove_group(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask (with --force).")] = False,
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    as_json: JsonOption = False,
 ) -> None:
     """Take a drained broker group out of the cluster. Its nodes go on without serving clients until they are stopped."""
     told: list[str] = []
+    shown = err if as_json else out
     if force:
         told = run(_lost(nameserver, group))
         for text in told or [f"{group} holds nothing that was not consumed"]:
-            out.print(escape(text))
+            shown.print(escape(text))
         if not yes:
             confirm(f"Remove {group} nevertheless?")
 
@@ -343,10 +363,12 @@ def remove_group(
 
     for text in run(work()):
         if text not in told:  # it took messages until now
-            out.print(escape(text))
-    out.print(
+            shown.print(escape(text))
+    print_done(
         f"{group} is removed: no nameserver lists it, and clients leave it. Stop its nodes now; their folders keep all data. "
-        f"Until then it can be taken back: ledgermq cluster undrain {group} --node HOST:8082"
+        f"Until then it can be taken back: ledgermq cluster undrain {group} --node HOST:8082",
+        {"group": group, "mode": "removed"},
+        as_json=as_json,
     )
 
 
@@ -361,6 +383,7 @@ def _lost_texts(left: Left) -> list[str]:
         + (f'that consumer group "{row.group}" has not consumed' if row.group else "that nobody has consumed")
         for row in left.rows
     ]
+    texts += [f"lost to consumers: {_parked_text(row)}" for row in left.parked]
     texts += [f"lost to a consumer that stores no progress: {reading_text(each)}" for each in left.reading]
     return texts + [
         f"{group} does not say who consumes there: those may lose messages, too" for group in left.unheard

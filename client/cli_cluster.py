@@ -24,7 +24,16 @@ from ledgermq.proto import nameserver_pb2, nameserver_pb2_grpc, route_pb2
 from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 
 from . import cli_broker_groups, status_report
-from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, out, print_error, print_json, run
+from .cli_output import (
+    DEFAULT_NAMESERVER,
+    JsonOption,
+    NameserverOption,
+    out,
+    print_done,
+    print_error,
+    print_json,
+    run,
+)
 from .cli_recover import recover
 from .errors import (
     BrokerUnreachableError,
@@ -111,6 +120,7 @@ def leader(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print the node id only, for scripts.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Print who leads each group. Exit code 2 when nobody does, 3 when nothing answers; the worst group decides."""
     reports, failure = run(collect(nameserver, node or []))
@@ -120,7 +130,18 @@ def leader(
         what = f'there is no answer of group "{group}"' if group else "no group answers"
         print_error(str(failure or f"{what} (known: {known}). See: ledgermq cluster status"))
         return 3
+    if as_json:
+        print_json([_leader_as_dict(each) for each in wanted])
+        lost = (Verdict.NO_QUORUM, Verdict.NO_ANSWER)
+        return max(int(each.verdict) if each.verdict in lost else 0 for each in wanted)
     return max(_print_leader(each, quiet=quiet, several=len(wanted) > 1) for each in wanted)
+
+
+def _leader_as_dict(report: GroupReport) -> dict[str, object]:
+    has = report.verdict not in (Verdict.NO_QUORUM, Verdict.NO_ANSWER)
+    address = next((row.address for row in report.rows if row.node_id == report.leader_id), "")
+    return {"group": report.group, "leader_id": report.leader_id if has else "", "address": address if has else "",
+            "term": report.term}  # fmt: skip
 
 
 def _print_leader(report: GroupReport, *, quiet: bool, several: bool) -> int:
@@ -137,12 +158,13 @@ def transfer(
     to_node: Annotated[str, typer.Argument(metavar="NODE", help="Node that shall lead, e.g. n2.")],
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     node: NodeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Hand leadership to another node. Writes pause for a few milliseconds."""
     answer = run(_transfer(nameserver, node or [], to_node))
     if answer.HasField("refusal") and answer.refusal.code:
         raise error_of(answer.refusal)
-    out.print(escape(f"{answer.leader_id} leads"))
+    print_done(f"{answer.leader_id} leads", {"leader_id": answer.leader_id}, as_json=as_json)
 
 
 async def collect(nameserver: str, nodes: list[str]) -> tuple[list[GroupReport], LedgerMQError | None]:
@@ -156,6 +178,8 @@ async def collect(nameserver: str, nodes: list[str]) -> tuple[list[GroupReport],
         raise
     except LedgerMQError as failure:
         return [], failure
+    for each in groups:
+        each.others_answer = any(other.answers for other in groups if other is not each)
     return [status_report.report(each) for each in groups], None
 
 

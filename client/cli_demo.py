@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +22,7 @@ from .demo import Demo, DemoFailedError, DemoPlan, versions
 from .demo_cluster import DemoCluster, LocalDemoCluster
 from .demo_display import DemoDisplay
 from .errors import LedgerMQError, UsageError
+from .interrupts import EXIT_INTERRUPTED, without_interrupt
 from .local_processes import signals_as_interrupt
 
 _MARK = "demo.json"
@@ -72,27 +72,19 @@ def _run(plan: DemoPlan, display: DemoDisplay, again: str, *, docker: bool) -> i
         return 0
     except KeyboardInterrupt:
         display.line("\nstopped; no process is left.")
-        return 130
+        return EXIT_INTERRUPTED
     except (LedgerMQError, OSError) as failure:
         _tell_failure(display, failure, cluster, run, again, plan.folder)
         return 1
     finally:
         if cluster is not None:
-            _stop_in_peace(cluster)
+            with without_interrupt():  # everything stops even when Ctrl-C is pressed once more
+                cluster.stop()
 
 
 def _run_loop(run: Demo) -> None:
     """Run the steps; Ctrl-C cancels them where they are."""
     asyncio.run(run.run())
-
-
-def _stop_in_peace(cluster: DemoCluster) -> None:
-    """Stop everything even when Ctrl-C is pressed once more."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        cluster.stop()
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _cluster(plan: DemoPlan, *, docker: bool) -> DemoCluster:

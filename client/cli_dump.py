@@ -10,9 +10,9 @@ import asyncio
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, BinaryIO
@@ -24,14 +24,17 @@ from rich.markup import escape
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
+from ledgermq.proto.dump_manifest import MANIFEST, decode_manifest
+from ledgermq.proto.errors import LayoutError
+from ledgermq.proto.foreign_text import safe_text
 
 from .cli_cluster import KnownNode, NodeOption, ask, known_nodes
 from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, print_error, run
 from .errors import BrokerUnreachableError, LedgerMQError, MissingExtraError, UsageError, error_of
 from .local_cluster import require_server
+from .local_processes import run_to_end
 from .status_report import size
 
-MANIFEST = "manifest.json"
 _MAX_CHUNK = 16 * 1024 * 1024
 _CHUNK_SECONDS = 30.0  # a node that sends nothing for so long is given up
 _CHECK_MODULES = ("pyspark", "pyarrow", "pandas")
@@ -57,12 +60,15 @@ def dump(
         Path | None,
         typer.Option("--data", help="Dump the data folder of a node that is not running instead."),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the dump that DIR holds. Else it is refused.")
+    ] = False,
 ) -> int:
     """Copy every node's log as it stands on disk. Up to its commit point; then: ledgermq check DIR."""
     _refuse_data_folder(to)
     if data is not None:
-        return _dump_offline(data, to)
-    missing = run(_dump_all(nameserver, node or [], to))
+        return _dump_offline(data, to, overwrite)
+    missing = run(_dump_all(nameserver, node or [], to, overwrite))
     if missing:
         print_error(
             f"there is no dump of {', '.join(missing)}, which does not answer. The check will call the rest "
@@ -93,7 +99,11 @@ def check(
     command += ["--local", str(local)] if local is not None else []
     command += ["--master", master] if master else []
     command += ["--strict"] * strict + ["--json"] * as_json
-    return subprocess.run(command, check=False).returncode
+    try:
+        return run_to_end(command)
+    except KeyboardInterrupt:
+        err.print("interrupted: nothing can be said about the dumps")
+        raise
 
 
 def _require_spark() -> None:
@@ -120,17 +130,18 @@ def _refuse_data_folder(folder: Path) -> None:
             )
 
 
-def _dump_offline(data: Path, to: Path) -> int:
+def _dump_offline(data: Path, to: Path, overwrite: bool) -> int:
     require_server("dumping a data folder")
     command = [sys.executable, "-m", "ledgermq.broker.dump", "--data", str(data), "--out", str(to)]
-    return subprocess.run(command, check=False).returncode
+    command += ["--overwrite"] * overwrite
+    return run_to_end(command)
 
 
-async def _dump_all(nameserver: str, nodes: list[str], to: Path) -> list[str]:
+async def _dump_all(nameserver: str, nodes: list[str], to: Path, overwrite: bool) -> list[str]:
     """Dump all nodes, one after the other; return the names of those that could not be reached.
 
-    Several groups get a folder each. Raises: LedgerMQError (no node is known), UsageError (the folder holds a dump of another
-    shape), and what `dump_node` raises.
+    Several groups get a folder each. Raises: LedgerMQError (no node is known), UsageError (the folder holds a dump, or one of
+    another shape), and what `dump_node` raises.
     """
     targets = await known_nodes(nameserver, nodes)
     if not targets:
@@ -139,13 +150,18 @@ async def _dump_all(nameserver: str, nodes: list[str], to: Path) -> list[str]:
         )
     several = len({target.group for target in targets}) > 1
     _refuse_other_shape(to, targets, several=several)
-    missing = []
-    for target in targets:
-        folder = to / _folder_name(target.group) if several else to
+    folders = [to / _folder_name(target.group) if several else to for target in targets]
+    if not overwrite:
+        _refuse_older(folders, targets)
+    missing, here = [], []
+    for target, folder in zip(targets, folders, strict=True):
         shown = f"{target.group} {target.node_id}" if several else target.node_id
         if await ask(target.address) is None:
             missing.append(shown)
-            continue
+            _refuse_mixture(folder / _folder_name(target.node_id), shown)
+        else:
+            here.append((target, folder, shown))
+    for target, folder, shown in here:
         done = await _dump_shown(target, folder)
         out.print(escape(f"{shown}   {size(done.bytes)} in {done.files} files -> {folder / target.node_id}"))
     return missing
@@ -164,6 +180,28 @@ def _refuse_other_shape(to: Path, targets: list[KnownNode], *, several: bool) ->
             )
 
 
+def _refuse_older(folders: list[Path], targets: list[KnownNode]) -> None:
+    """Never replace a backup unasked. Raises: UsageError."""
+    for folder, target in zip(folders, targets, strict=True):
+        path = folder / _folder_name(target.node_id)
+        if (path / MANIFEST).exists():
+            raise UsageError(
+                f"{path} holds a dump already",
+                "Nothing was changed",
+                "Name another folder, or replace it: ledgermq dump DIR --overwrite",
+            )
+
+
+def _refuse_mixture(path: Path, shown: str) -> None:
+    """The check would compare the older dump of a node that does not answer with the others' new ones. Raises: UsageError."""
+    if (path / MANIFEST).exists():
+        raise UsageError(
+            f"{shown} does not answer, and {path} holds an older dump of it",
+            "It would be compared with the new dumps of the others",
+            "Name another folder: ledgermq dump DIR, or start the node first",
+        )
+
+
 def _folder_name(name: str) -> str:
     """Return a name that a node told, for use as a folder's. Raises: LedgerMQError."""
     if PurePosixPath(name).name != name or name in ("", ".."):
@@ -178,7 +216,15 @@ async def _dump_shown(target: KnownNode, to: Path) -> DumpResult:
         def show(done: int, total: int) -> None:
             status.update(f"{target.node_id}  {size(done)} of {size(total)}")
 
-        return await dump_node(target.node_id, target.address, to, show)
+        done = await dump_node(target.node_id, target.address, to, show)
+    with suppress(LayoutError):
+        if not decode_manifest((to / target.node_id / MANIFEST).read_bytes()).is_restorable:
+            err.print(
+                f"{target.node_id}: its dump can be checked and exported, but not restored: the beginning of its log was"
+                " deleted, and it could not write the state that stands for it (its log says why)",
+                markup=False,
+            )
+    return done
 
 
 @dataclass(slots=True)
@@ -254,7 +300,7 @@ def _open(folder: Path, path: str) -> BinaryIO:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts:
         raise LedgerMQError(
-            f'the node sent a file name that is not allowed: "{path}"', "Nothing was written there"
+            f'the node sent a file name that is not allowed: "{safe_text(path)}"', "Nothing was written there"
         )
     target = folder.joinpath(*parts)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -264,7 +310,7 @@ def _open(folder: Path, path: str) -> BinaryIO:
 def _make_empty(folder: Path) -> None:
     """Remove an older dump; refuse to remove anything else. Raises: UsageError."""
     if folder.exists():
-        ours = {MANIFEST, f"{MANIFEST}.part", "commitlog", "consumequeue"}
+        ours = {MANIFEST, f"{MANIFEST}.part", "commitlog", "consumequeue", "state"}
         others = [entry.name for entry in folder.iterdir() if entry.name not in ours]
         if others:
             raise UsageError(
@@ -275,7 +321,8 @@ def _make_empty(folder: Path) -> None:
         (folder / MANIFEST).unlink(missing_ok=True)  # first: what is left of a dump must not look complete
         shutil.rmtree(folder)
     try:
-        folder.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)  # what is in it are other people's messages
     except OSError as error:
         raise UsageError(
             f"{folder} cannot be made: {error.strerror}", "", "Choose a folder that can be written"

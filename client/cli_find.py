@@ -8,8 +8,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from ledgermq.proto.foreign_text import safe_text
+
 from .admin import Admin
-from .cli_messages import one_line, printable
+from .cli_messages import printable
 from .cli_output import (
     DEFAULT_NAMESERVER,
     JsonOption,
@@ -27,6 +29,7 @@ from .message import MessageView
 from .message_ids import time_of
 from .message_query import DEFAULT_LIMIT, FoundMessages
 
+_SHOWN: Final = 64 * 1024  # characters of what a message has beside its body: more than is allowed
 _PREVIEW: Final = 40  # characters of a body in a table
 _MAX_LIMIT: Final = 100_000
 
@@ -187,8 +190,7 @@ def _row(message: MessageView) -> tuple[Any, ...]:
 
 
 def _preview(body: bytes) -> str:
-    text = one_line(printable(body[: 4 * _PREVIEW]))
-    return text if len(text) <= _PREVIEW else text[: _PREVIEW - 1] + "…"
+    return safe_text(body, _PREVIEW)
 
 
 def _labels(message: MessageView) -> tuple[str, tuple[str, ...], dict[str, str]]:
@@ -213,7 +215,7 @@ def _show(message: MessageView) -> None:
     }
     for name, value in lines.items():
         if value:
-            out.print(f"{name:14}{value}", markup=False)
+            out.print(f"{name:14}{safe_text(value, _SHOWN)}", markup=False)
     try:
         body = message.body
     except CorruptMessageError as error:

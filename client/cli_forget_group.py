@@ -13,11 +13,13 @@ from rich.markup import escape
 from .cli_output import (
     DEFAULT_NAMESERVER,
     BrokerGroupArgument,
+    JsonOption,
     NameserverOption,
     confirm,
     err,
     out,
     print_error,
+    print_json,
     run,
 )
 from .errors import shortened
@@ -28,6 +30,7 @@ def forget_group(
     group: BrokerGroupArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    as_json: JsonOption = False,
 ) -> int:
     """Take a broker group that is lost for good off all lists. Refused while a node of it lives.
 
@@ -42,13 +45,17 @@ def forget_group(
         async with GroupForgetting(nameserver) as admin:
             return await admin.forget_group(group)
 
-    out.print(escape("\n".join(consequences(run(look())))))
+    (err if as_json else out).print(escape("\n".join(consequences(run(look())))))
     if not yes:
         confirm(f"Forget {group}?")
     forgotten = run(forget())
     for address, error in sorted(forgotten.silent.items()):
         err.print(f"not done at the nameserver {address}: {error}", markup=False)
-    if forgotten.nameservers:
+    if as_json:
+        print_json(
+            {"group": group, "nameservers": list(forgotten.nameservers), "silent": sorted(forgotten.silent)}
+        )
+    elif forgotten.nameservers:
         out.print(f"{group} is forgotten at {', '.join(forgotten.nameservers)}")
     if not forgotten.silent:
         return 0

@@ -18,13 +18,14 @@ from .cli_output import (
     NameserverOption,
     confirm,
     out,
+    print_done,
     print_json,
     print_table,
     run,
     warn_of_silent,
     with_silent,
 )
-from .cli_times import position
+from .cli_times import local_time, position
 from .every_group import Silent
 from .group_admin import GroupAdmin
 from .group_progress import Lag
@@ -34,8 +35,12 @@ GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the
 #: How far a group is on a queue: fields, and their headings in a table.
 _QUEUE_COLUMNS: Final = {
     "topic": "TOPIC", "broker_group": "GROUP", "queue_id": "QUEUE>", "committed_offset": "COMMITTED>", "end_offset": "END>",
-    "behind": "BEHIND>", "leased": "LEASED>", "lost": "LOST>", "owner": "OWNER",
+    "behind": "BEHIND>", "leased": "LEASED>", "parked": "PARKED>", "lost": "LOST>", "owner": "OWNER",
 }  # fmt: skip
+
+
+#: Parked messages in a table; `--json` has more.
+_PARKED_SHOWN: Final = 20
 
 
 def register(app: typer.Typer) -> None:
@@ -50,6 +55,7 @@ def register(app: typer.Typer) -> None:
     group.command("describe")(describe)
     group.command("lag")(lag)
     group.command("reset")(reset)
+    group.command("release")(release)
     group.command("delete")(delete)
     app.add_typer(group, name="group")
 
@@ -66,6 +72,7 @@ def create(
         bool, typer.Option("--if-not-exists", help="Succeed when the group is there.")
     ] = False,
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    as_json: JsonOption = False,
 ) -> None:
     """Create a consumer group."""
     at = position(start)
@@ -78,7 +85,11 @@ def create(
             return await groups_down(admin)
 
     down = run(work())
-    out.print(f'consumer group "{group}" is there. Next: ledgermq consume TOPIC --group {group}')
+    print_done(
+        f'consumer group "{group}" is there. Next: ledgermq consume TOPIC --group {group}',
+        {"group": group, "down_groups": down},
+        as_json=as_json,
+    )
     warn_of_down(f'consumer group "{group}"', down)
 
 
@@ -116,27 +127,37 @@ def describe(
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how far a group is on every queue, and who consumes it."""
+    """Show how far a group is on every queue, who consumes it, who holds leases, and which messages are parked."""
     silent: Silent = {}
 
     async def work() -> tuple[
         admin_pb2.ConsumerGroupInfo,
         list[tuple[str, admin_pb2.GroupQueueProgress]],
         list[tuple[str, admin_pb2.GroupMember]],
+        list[tuple[str, admin_pb2.GetDeliveriesResponse]],
     ]:
         async with Admin(nameserver) as admin:
-            return (
-                *await admin.describe_group(group, topic, silent=silent),
-                await admin.group_members(group, silent=silent),
-            )
+            info, progress = await admin.describe_group(group, topic, silent=silent)
+            members = await admin.group_members(group, silent=silent)
+            out_there = any(each.leased or each.parked for _, each in progress)
+            return info, progress, members, (
+                await admin.deliveries(group, topic, silent=silent) if out_there else []
+            )  # fmt: skip
 
-    info, progress, members = run(work())
+    info, progress, members, delivered = run(work())
     queues = [_queue_as_dict(where, each) for where, each in progress]
     if as_json:
-        found = {"queues": queues, "members": [_member(*each) for each in members]}
+        found = {
+            "queues": queues,
+            "members": [_member(*each) for each in members],
+            "holders": [_holder(where, each) for where, told in delivered for each in told.holders],
+            "parked": [_parked(where, each) for where, told in delivered for each in told.parked],
+            "parked_count": sum(told.parked_count for _, told in delivered),
+        }
         print_json({**_as_dict(info), **found, "silent_groups": sorted(silent)})
     else:
         _print_described(group, queues, members, silent)
+        _print_delivered(group, delivered)
     warn_of_silent(silent)
 
 
@@ -160,6 +181,85 @@ def _member(broker_group: str, member: admin_pb2.GroupMember) -> dict[str, Any]:
         "member": member.member_id, "broker_group": broker_group, "queues": member.queues, "topics": list(member.topics),
         "filter": member.filter, "allocation": member.allocation or "sticky", "zone": member.zone, "joined_ms": member.joined_ms,
     }  # fmt: skip
+
+
+def _holder(broker_group: str, each: admin_pb2.LeaseHolder) -> dict[str, Any]:
+    return {
+        "client": each.client_id, "topic": each.topic, "broker_group": broker_group, "leases": each.leases,
+        "oldest_ms": each.oldest_ms, "by_session": each.by_session, "ended": each.ended,
+    }  # fmt: skip
+
+
+def _parked(broker_group: str, each: admin_pb2.ParkedMessage) -> dict[str, Any]:
+    return {
+        "topic": each.topic, "broker_group": broker_group, "queue_id": each.queue_id, "offset": each.queue_offset,
+        "message_id": each.message_id, "attempts": each.attempts, "parked_ms": each.parked_ms,
+        "reason": "given up" if each.reason == admin_pb2.PARK_FORWARDED else "attempts",
+    }  # fmt: skip
+
+
+def _print_delivered(group: str, delivered: list[tuple[str, admin_pb2.GetDeliveriesResponse]]) -> None:
+    """Print who holds leases and what is parked."""
+    holders = [(where, each) for where, told in delivered for each in told.holders]
+    if holders:
+        out.print()
+        print_table(
+            ("LEASED BY", "TOPIC", "GROUP", "MESSAGES>", "OLDEST", "UNTIL"),
+            [(each.client_id or "(not known)", each.topic, where, each.leases, _when(each.oldest_ms), _until(each))
+             for where, each in holders],
+        )  # fmt: skip
+    parked = [_parked(where, each) for where, told in delivered for each in told.parked]
+    count = sum(told.parked_count for _, told in delivered)
+    if parked:
+        out.print()
+        print_table(
+            ("PARKED MESSAGE", "TOPIC", "GROUP", "QUEUE>", "OFFSET>", "ATTEMPTS>", "SINCE", "WHY"),
+            [(each["message_id"] or "(not readable)", each["topic"], each["broker_group"], each["queue_id"],
+              each["offset"], each["attempts"], _when(each["parked_ms"]), each["reason"])
+             for each in parked[:_PARKED_SHOWN]],
+        )  # fmt: skip
+        more = f"{count - _PARKED_SHOWN:,} more are parked. " if count > _PARKED_SHOWN else ""
+        out.print(
+            f"{more}Parked messages failed for the last time: they are kept and not delivered. Again: ledgermq group release "
+            f"{group} --all, or --message ID"
+        )
+
+
+def _when(timestamp_ms: int) -> str:
+    return local_time(timestamp_ms, sep=" ", timespec="seconds") if timestamp_ms else "-"
+
+
+def _until(each: admin_pb2.LeaseHolder) -> str:
+    if each.ended:
+        return "ended: delivered again with the next receive"
+    return "the client leaves" if each.by_session else "its time is over"
+
+
+def release(
+    group: GroupArgument,
+    topic: Annotated[str, typer.Option("--topic", help="Only this topic.")] = "",
+    message: Annotated[
+        str, typer.Option("--message", metavar="ID", help="Only the message with this id.")
+    ] = "",
+    everything: Annotated[bool, typer.Option("--all", help="All that is parked.")] = False,
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    as_json: JsonOption = False,
+) -> None:
+    """Deliver parked messages of a group again: they failed for the last time, and get all their attempts anew."""
+    if bool(message) == everything:
+        raise typer.BadParameter("say which: --message ID, or --all (with --topic: all of that topic)")
+
+    async def work() -> int:
+        async with Admin(nameserver) as admin:
+            return await admin.release_parked(group, topic, message_id=message)
+
+    count = run(work())
+    if as_json:
+        print_json({"group": group, "released": count})
+    elif count:
+        out.print(f'{count:,} messages are delivered again to consumer group "{group}"')
+    else:
+        out.print(f'nothing is parked for consumer group "{group}"')
 
 
 def lag(
@@ -195,7 +295,7 @@ def _print_lag(rows: list[tuple[str, admin_pb2.TopicProgress]]) -> None:
         out.print("nothing is stored, and nothing was consumed")
         return
     print_table(
-        ("CONSUMER GROUP", "TOPIC", "GROUP", "BEHIND>", "QUEUES>", "LEASED>", "LOST>", "MEMBERS>"),
+        ("CONSUMER GROUP", "TOPIC", "GROUP", "BEHIND>", "QUEUES>", "LEASED>", "PARKED>", "LOST>", "MEMBERS>"),
         [
             (
                 row.group or "(nobody)",
@@ -204,6 +304,7 @@ def _print_lag(rows: list[tuple[str, admin_pb2.TopicProgress]]) -> None:
                 row.behind,
                 row.queues,
                 row.leased,
+                row.parked,
                 row.lost,
                 row.members,
             )
@@ -223,7 +324,7 @@ def _queue_as_dict(broker_group: str, each: admin_pb2.GroupQueueProgress) -> dic
         "topic": each.topic, "broker_group": broker_group, "queue_id": each.queue_id,
         "committed_offset": each.committed_offset, "end_offset": each.end_offset,
         "behind": each.end_offset - max(each.committed_offset, each.begin_offset), "leased": each.leased,
-        "lost": each.lost, "owner": each.owner,
+        "parked": each.parked, "lost": each.lost, "owner": each.owner,
     }  # fmt: skip
 
 
@@ -232,6 +333,7 @@ def reset(
     topic: Annotated[str, typer.Option("--topic", help="The topic to move the group on.")],
     to: Annotated[str, typer.Option("--to", help="earliest, latest, ms since the epoch, or a time.")],
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    as_json: JsonOption = False,
 ) -> None:
     """Move a group on a topic: it continues at the new place."""
     at = position(to)
@@ -241,26 +343,30 @@ def reset(
             await admin.reset_offsets(group, topic, at)
 
     run(work())
+    text = f'consumer group "{group}" continues at {to} of topic "{topic}"'
     if at.isdecimal() and int(at) > time.time() * 1000:
-        out.print(
-            f'consumer group "{group}" continues at the end of topic "{topic}": nothing was stored at or after {to}'
-        )
-    else:
-        out.print(f'consumer group "{group}" continues at {to} of topic "{topic}"')
+        text = f'consumer group "{group}" continues at the end of topic "{topic}": nothing was stored at or after {to}'
+    print_done(text, {"group": group, "topic": topic, "position": at}, as_json=as_json)
 
 
 def delete(
     group: GroupArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete a consumer group with its offsets."""
-    if not yes:
-        confirm(f'Delete consumer group "{group}" with its offsets?')
+
+    async def look() -> None:
+        async with Admin(nameserver) as admin:
+            await admin.describe_group(group, silent={})
 
     async def work() -> None:
         async with Admin(nameserver) as admin:
             await admin.delete_group(group)
 
+    if not yes:
+        run(look())  # nobody is asked about a consumer group that is not there
+        confirm(f'Delete consumer group "{group}" with its offsets?')
     run(work())
-    out.print(f'consumer group "{group}" is deleted')
+    print_done(f'consumer group "{group}" is deleted', {"group": group, "deleted": True}, as_json=as_json)

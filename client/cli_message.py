@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from .cli_export import export
 from .cli_find import get, query
 from .cli_trace import trace
 
@@ -16,4 +17,5 @@ def register(app: typer.Typer) -> None:
     message.command("get")(get)
     message.command("query")(query)
     message.command("trace")(trace)
+    message.command("export")(export)
     app.add_typer(message, name="message")

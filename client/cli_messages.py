@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
 import sys
 import time
@@ -15,22 +13,22 @@ from typing import Annotated
 
 import typer
 
+from ledgermq.proto.foreign_text import safe_lines
 from ledgermq.proto.record import MAX_BODY_SIZE
 
 from .admin import Admin
+from .arguments import check_name, check_tag_filter, check_text
 from .cli_output import (
     DEFAULT_NAMESERVER,
     JsonOption,
     NameserverOption,
-    close_output,
     err,
     out,
     print_error,
-    print_json,
+    print_json_line,
     run,
 )
 from .cli_times import position
-from .encoding import check_name, check_tag_filter, check_text
 from .errors import (
     CorruptMessageError,
     GroupNotFoundError,
@@ -39,10 +37,12 @@ from .errors import (
     MessageTooLargeError,
     UsageError,
 )
+from .interrupts import EXIT_INTERRUPTED
 from .line_source import lines_of
 from .message import LeasedMessage, SendReceipt
 from .producer import Producer
 from .simple_consumer import RECEIVE_BATCH, SimpleConsumer
+from .standard_streams import close_output
 
 _DAY = 86_400.0  # seconds; the longest --timeout
 _MAX_OPEN_SENDS = 50_000  # messages without an answer; then `send` reads no more input
@@ -113,9 +113,6 @@ def send(
             f"nobody reads the receipts any more; {report.stored:,} were printed",
             "What was open then is stored, too; what came behind it was not sent",
         ) from None
-    except BaseException:
-        report.broken()
-        raise
     report.end(time.monotonic() - started)
 
 
@@ -155,26 +152,18 @@ class _Report:
             return
         out.print(f"stored {self.stored:,} messages in {seconds:.2f} s ({self.stored / seconds:,.0f} msg/s)")
 
-    def broken(self) -> None:
-        """Something failed; the error follows."""
-
 
 class _JsonReport(_Report):
-    """One JSON array of all receipts, printed as they come: there may be more of them than memory holds."""
+    """One line of JSON for every receipt, printed as they come: there may be more of them than memory holds."""
 
     def add(self, receipt: SendReceipt) -> None:
         """Print it."""
-        sys.stdout.write(",\n" if self.stored else "[\n")
-        sys.stdout.write(json.dumps(receipt._asdict(), ensure_ascii=False))
+        print_json_line(receipt._asdict())
+        sys.stdout.flush()  # who reads it may wait for it before the next line
         super().add(receipt)
 
     def end(self, seconds: float) -> None:
-        """Close the array."""
-        sys.stdout.write("\n]\n" if self.stored else "[]\n")
-
-    def broken(self) -> None:
-        """Close the array of what is stored: it stays readable."""
-        self.end(0)
+        """Every line is printed already."""
 
 
 async def _bodies(plan: _Plan) -> AsyncIterator[bytes]:
@@ -284,19 +273,25 @@ def consume(
         except CorruptMessageError as unreadable:  # acknowledged all the same: it would come for ever
             print_error(str(unreadable))
 
-    with contextlib.suppress(KeyboardInterrupt):
+    interrupted = False
+    try:
         run(_consume(topic, group, count, timeout, at, tag, nameserver, show))
+    except KeyboardInterrupt:
+        interrupted = True
     if quiet or sys.stderr.isatty():
         err.print(f"received {received:,} message{'s' * (received != 1)}")
     if count and received < count:
         missing = f"{count - received:,} message{'s' * (count - received != 1)}"
         err.print(f"{missing} fewer than asked for. See: ledgermq topic describe {topic}")
+    if interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if count and received < count:
         raise typer.Exit(1)
 
 
 def _show(message: LeasedMessage, as_json: bool) -> None:
     if as_json:
-        print_json(
+        print_json_line(
             {
                 "message_id": message.message_id, "topic": message.topic, "queue_id": message.queue_id,
                 "queue_offset": message.queue_offset, "tag": message.tag, "keys": list(message.keys),
@@ -314,19 +309,7 @@ def _show(message: LeasedMessage, as_json: bool) -> None:
 
 def printable(body: bytes) -> str:
     """Return the body as text that cannot move the cursor or change a terminal: control characters are escaped."""
-    return _harmless(body.decode(errors="backslashreplace"), "\n\t")
-
-
-def one_line(text: str) -> str:
-    """Return a text likewise, without line breaks and tabs."""
-    return _harmless(text, "")
-
-
-def _harmless(text: str, kept: str) -> str:
-    return "".join(
-        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode()
-        for char in text
-    )
+    return safe_lines(body.decode(errors="backslashreplace"))
 
 
 async def _consume(

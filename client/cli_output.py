@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Coroutine, Iterable, Sequence
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from ledgermq.proto.foreign_text import safe_json, safe_lines, safe_text
+
 from .errors import UsageError
 from .event_loop import new_event_loop
 from .every_group import Silent, why_missing
+from .interrupts import without_interrupt
 from .text_table import text_table
 
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
+_CELL = 64 * 1024  # characters of a cell: no list of a command is longer
 MAX_HOURS = 24 * 365 * 100  # the longest time that an option takes
 
 NameserverOption = Annotated[
@@ -38,28 +40,31 @@ NameserverOption = Annotated[
 BrokerGroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the broker group.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class _SafeConsole(Console):
+    """Prints whatever comes from outside without letting it move the cursor or change the terminal."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(safe_lines(each) if isinstance(each, str) else each for each in objects), **options)
+
+
+out = _SafeConsole(highlight=False, soft_wrap=True)
+err = _SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 T = TypeVar("T")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run asyncio code to its end; Ctrl-C cancels it cleanly."""
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    """Run asyncio code to its end; Ctrl-C cancels it cleanly, whenever it comes. Raises: KeyboardInterrupt."""
+    runner = asyncio.Runner(loop_factory=new_event_loop)
+    try:
+        with without_interrupt():
+            runner.get_loop()
         return runner.run(coroutine)
-
-
-def open_standard_streams() -> None:
-    """Put /dev/null where the caller has closed stdin, stdout or stderr: their numbers must not go to sockets."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  # for the life of the process
-
-
-def close_output() -> None:
-    """Throw away what is still to be written to stdout, because nobody reads it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        with without_interrupt():
+            coroutine.close()  # Ctrl-C may come before it is begun
+            runner.close()
 
 
 def print_error(text: str) -> None:
@@ -71,8 +76,8 @@ def confirm(question: str) -> None:
     """Ask before what cannot be undone. Raises: typer.Abort (no), UsageError (there is nobody to ask)."""
     try:
         agreed = typer.confirm(question)
-    except typer.Abort:
-        if sys.stdin.isatty():
+    except typer.Abort as failure:
+        if sys.stdin.isatty() or isinstance(failure.__context__, KeyboardInterrupt):
             raise
         raise UsageError(
             "nothing was changed",
@@ -96,7 +101,20 @@ def with_silent(rows: list[dict[str, Any]], silent: Silent) -> list[dict[str, An
 
 def print_json(value: object) -> None:
     """Print one JSON document to stdout."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(safe_json(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
+
+
+def print_json_line(value: object) -> None:
+    """Print one of many JSON documents, each in a line of its own (NDJSON): it can be read before the last is there."""
+    sys.stdout.write(safe_json(json.dumps(value, ensure_ascii=False)) + "\n")
+
+
+def print_done(text: str, fields: dict[str, Any], *, as_json: bool) -> None:
+    """Say what a command has done: `text` to people, `fields` to programs."""
+    if as_json:
+        print_json(fields)
+    else:
+        out.print(text, markup=False)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -108,4 +126,4 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 def _cell(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return str(value)
+    return safe_text(str(value), _CELL)

@@ -21,7 +21,7 @@ from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 
 from .channels import Channels
 from .cli_cluster import NodeOption, ask, groups_asked
-from .cli_output import DEFAULT_NAMESERVER, NameserverOption, out, run
+from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, print_done, run
 from .errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
 from .lengths_of_time import duration
 from .log_ends import LogEnd, log_end
@@ -46,6 +46,7 @@ def promote(
         list[str] | None,
         typer.Option("--instead-of", metavar="OTHER", help="Node that was promoted too, and is given up."),
     ] = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Make a slave the master of its group, for good. What only the former master had is lost to the group.
 
@@ -66,24 +67,25 @@ def promote(
     check_nobody_leads(
         name, group.answers, instead_of or ()
     )  # the node would refuse it, too: do not ask before
-    out.print(escape("\n".join(consequences(name, group.answers, instead_of or ()))))
+    shown = err if as_json else out
+    shown.print(escape("\n".join(consequences(name, group.answers, instead_of or ()))))
     _confirm(group.group, yes_lose_data)
     address = _own_address(answer)
     request = pb.PromoteRequest(
         node_id=name, generation=answer.generation, incomplete=incomplete, instead_of=instead_of
     )
-    out.print(
+    shown.print(
         f"{name} goes on as it is, and reads and verifies its log ({size(answer.log_bytes)}). How far it is: ledgermq"
         " cluster status; Ctrl-C gives it up ..."
     )
     generation = run(_promote(address, request))
-    out.print(f"{name} stops, and starts again as the master ...")
+    shown.print(f"{name} stops, and starts again as the master ...")
     term = run(_until_it_leads(address, name, generation))
-    out.print(
-        escape(
-            f"{name} is the master of group {group.group}: generation {generation}, term {term:,}. The other nodes fetch its"
-            " log by themselves, as soon as they hear it; each keeps its old log in its data folder (quarantine-N)."
-        )
+    print_done(
+        f"{name} is the master of group {group.group}: generation {generation}, term {term:,}. The other nodes fetch its"
+        " log by themselves, as soon as they hear it; each keeps its old log in its data folder (quarantine-N).",
+        {"group": group.group, "master_id": name, "generation": generation, "term": term},
+        as_json=as_json,
     )
     return 0
 

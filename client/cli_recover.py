@@ -5,7 +5,6 @@ Owns: its options. Must not: read the folder; that part belongs to the server pa
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +13,7 @@ import typer
 
 from .errors import UsageError
 from .local_cluster import require_server
+from .local_processes import run_to_end
 
 
 def recover(
@@ -42,4 +42,4 @@ def recover(
     command += ["--show"] * show
     command += ["--clone-for", clone_for] if clone_for else []
     command += ["--yes-lose-data", yes_lose_data] if yes_lose_data else []
-    return subprocess.run(command, check=False).returncode
+    return run_to_end(command)

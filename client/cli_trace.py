@@ -9,13 +9,15 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from .cli_messages import one_line
+from ledgermq.proto.foreign_text import safe_text
+
 from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, print_json, run
 from .cli_times import local_time, time_ms
 from .errors import LedgerMQError, TopicNotFoundError, UsageError
 from .trace_events import TRACE_TOPIC
 from .trace_query import MessageTrace, TracedEvent, TraceReport, begin_of, find_traces
 
+_SHOWN = 64 * 1024  # characters of a line
 _HOW = "Traces are written by clients with trace=True, and kept by brokers with trace_topic = true"
 
 
@@ -97,7 +99,7 @@ def _print(trace: MessageTrace) -> None:
 
 def _shown(text: str) -> str:
     """Return one line for the terminal, whatever somebody wrote into a trace."""
-    return escape(one_line(text))
+    return escape(safe_text(text, _SHOWN))
 
 
 def _place(trace: MessageTrace) -> str:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.markup import escape
@@ -18,6 +19,7 @@ from rich.markup import escape
 from .cli_cluster import collect, list_groups
 from .cli_output import DEFAULT_NAMESERVER, out, run
 from .errors import UsageError
+from .interrupts import EXIT_INTERRUPTED, without_interrupt
 from .local_cluster import LocalCluster, require_server
 from .local_plan import LocalPlan
 from .local_processes import ProcessEndedError, ServerProcess, signals_as_interrupt
@@ -75,8 +77,8 @@ def up(
             help="Start only brokers, as further groups of the cluster with this nameserver.",
         ),
     ] = None,
-) -> None:
-    """Start a whole cluster on this machine: nameserver and brokers. Ctrl-C stops it."""
+) -> int:
+    """Start a whole cluster on this machine: nameserver and brokers. Ctrl-C stops it (exit code 130; SIGTERM: 0)."""
     _check(nodes, data, groups, replication)
     if join is not None and not join.strip():  # `--join "$UNSET"` would start a cluster of its own
         raise UsageError(
@@ -94,11 +96,14 @@ def up(
             if hint := _rejoin_hint(failure.name, str(failure), data):
                 out.print(escape(hint))
             raise
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
+            told = signal.SIGTERM in interrupt.args
             out.print("\nstopping ...")
         finally:
-            killed = cluster.stop()
+            with without_interrupt():
+                killed = cluster.stop()
     _print_stopped(killed, data)
+    return 0 if told else EXIT_INTERRUPTED
 
 
 def broker(context: typer.Context) -> None:
@@ -169,7 +174,11 @@ def _start(cluster: LocalCluster, plan: LocalPlan, data: Path, rejoin: str) -> N
     """Start everything, and say where it is. `data`: as the user named it. Raises: ProcessEndedError."""
     what = "" if plan.joins else "a nameserver and "
     out.print(f"starting {what}{_brokers(plan)}, data in {escape(str(data))} ...")
-    cluster.start(rejoin=rejoin, on_ready=lambda name: out.print(f"  {name} is ready"))
+    cluster.start(
+        rejoin=rejoin,
+        on_ready=lambda name: out.print(f"  {name} is ready"),
+        on_wait=lambda name, doing: out.print(escape(f"  {name} is not ready yet: {doing}")),
+    )
     run(_until_healthy(plan.nameserver))
     _print_cluster(cluster, plan)
 
@@ -224,6 +233,10 @@ def after_a_kill(name: str, plan: LocalPlan) -> str:
     """Return what becomes of a group when its first node is killed."""
     if plan.nodes_per_group == 1:
         return f"{name} goes; it is restarted here"
+    if plan.replication == "quorum" and plan.nodes_per_group == 2:  # as a restore makes it
+        return (
+            f"{name} goes, and writes wait until it is back: one of two is no majority (it is restarted here)"
+        )
     if plan.replication == "quorum":
         return f"{name} goes, the group stays; it is restarted here"
     return (
@@ -249,7 +262,7 @@ def _print_stopped(killed: list[str], data: Path) -> None:
     )
 
 
-def _watch(cluster: LocalCluster) -> None:
+def _watch(cluster: LocalCluster) -> NoReturn:
     """Until Ctrl-C: start again what was killed, report what cannot start."""
     everything: list[ServerProcess] = list(cluster.nodes.values())
     if cluster.nameserver is not None:

@@ -19,10 +19,10 @@ from grpc import aio
 
 from ledgermq.proto import log_pb2 as pb
 from ledgermq.proto import route_pb2
+from ledgermq.proto.varint import varint
 
 from .batching import Outcome, Request, SendWindow
 from .channels import Channels, unreachable
-from .encoding import varint
 from .latency_fault import CallTimes
 from .leader_question import who_leads
 from .retry_policy import LeaderSearch
@@ -68,10 +68,10 @@ class GroupConnection:
         channels: Channels,
         window: SendWindow,
         on_outcome: Callable[[GroupConnection, Outcome], None],
-        on_flush: Callable[[], None],
+        on_flush: Callable[[int], None],
         calls: CallTimes | None = None,
     ) -> None:
-        """`on_outcome` gets every answer's outcome, `on_flush` is told when a request was cut, `calls` of every request."""
+        """`on_outcome` gets every answer's outcome, `on_flush` gets the number of messages of every request that was cut, `calls` of every request."""
         self.group = group
         self.window = window
         self.calls = calls
@@ -220,7 +220,7 @@ class GroupConnection:
                 rest = self.window.paused_until - now
                 await _wait(self._wake, rest if rest > 0 else None)
                 continue
-            self._on_flush()
+            self._on_flush(request.count)
             if self.window.in_flight == 1:
                 self._sent_at = now
             if self.calls is not None:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ async def check(folder: Path, out: Path) -> CheckResult:
     try:
         text, _ = await process.communicate()
     except asyncio.CancelledError:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGTERM)  # the JVM, too
         await process.wait()
         raise
     output = text.decode(errors="replace")

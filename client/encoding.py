@@ -26,8 +26,10 @@ from ledgermq.proto.record import (
     encode_record,
     hash_text,
 )
+from ledgermq.proto.varint import varint
 
-from .errors import InvalidMessageError, InvalidNameError, MessageTooLargeError, UsageError
+from .arguments import check_name, check_text, encode_text
+from .errors import InvalidMessageError, MessageTooLargeError
 
 #: Bodies above this are compressed when that makes them smaller, bytes.
 COMPRESS_ABOVE: Final = 4096
@@ -38,14 +40,7 @@ _SAMPLED_ABOVE: Final = 32 << 10  # bytes
 _SAMPLE: Final = 4 << 10  # bytes, at the begin, in the middle and at the end
 _WORTH_IT: Final = 0.95  # compressed to original size of the samples, at most
 _MAX_PROPERTIES: Final = 128
-_MAX_TOPIC: Final = 127
-_MAX_GROUP: Final = 120
 _MAX_MESSAGE_GROUP: Final = 63
-_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
-#: What stands between operands in the SQL filters of RocketMQ. A tag may have such a sign inside: "a=b".
-_SQL: Final = re.compile(
-    r"\s(AND|OR|NOT|IN|IS|BETWEEN|CONTAINS|STARTSWITH|ENDSWITH)\s|\s(=|<>|<=?|>=?)(\s|$)|^\s*\w+\s*(<>|<=?|>=?)\s*[\w'.-]+\s*$"
-)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _V1_ID: Final = int(RecordFlags.V1_ID)
 _FIFO: Final = int(RecordFlags.FIFO)
@@ -64,16 +59,6 @@ _KIND_RUN: Final = {
 }
 
 
-def varint(value: int) -> bytes:
-    """Encode a non-negative integer the protobuf way."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def alike_sizes(size: int) -> tuple[int, int]:
     """Return the smallest and the largest size whose varint is as long as that of `size`; 0 is not among them."""
     length = max(1, -(-size.bit_length() // 7))
@@ -83,72 +68,6 @@ def alike_sizes(size: int) -> tuple[int, int]:
 def field_bytes(number: int, value: bytes) -> bytes:
     """Encode a length-delimited field."""
     return varint(number << 3 | 2) + varint(len(value)) + value
-
-
-def check_name(kind: str, name: str) -> None:
-    """Check a topic or (consumer) group name as every broker does. Raises: InvalidNameError."""
-    if not isinstance(name, str):
-        raise InvalidNameError(kind, name, f"it is of type {type(name).__name__}; a str is wanted")
-    limit = _MAX_TOPIC if kind == "topic" else _MAX_GROUP
-    if not name:
-        raise InvalidNameError(kind, name, "it is empty")
-    if len(name) > limit:
-        raise InvalidNameError(kind, name, f"it has {len(name)} characters, {limit} are allowed")
-    if not _NAME.fullmatch(name):
-        bad = next(character for character in name if not _NAME.fullmatch(character))
-        raise InvalidNameError(kind, name, f"the character {bad!r} is not allowed")
-
-
-def check_count(name: str, count: int) -> None:
-    """Check an argument that is to be 1 or more: with 0, or no number, a call would wait for ever. Raises: UsageError."""
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise UsageError(f"{name} is {count!r}", "", "It must be a whole number from 1 on")
-
-
-def check_text(field: str, text: str) -> None:
-    """Check a tag, key, property or message group. Raises: InvalidMessageError."""
-    if not isinstance(text, str):
-        raise InvalidMessageError(field, f"{text!r} is of type {type(text).__name__}; a str is wanted")
-    if not text.strip():
-        raise InvalidMessageError(field, "it is empty or only white space")
-    if _CONTROL.search(text):
-        raise InvalidMessageError(field, f"{text!r} contains a control character")
-    encode_text(field, text)
-
-
-def check_tag_filter(expression: str) -> None:
-    """Check that a filter is "*", "" (both: everything) or tags joined by "||". Raises: UsageError.
-
-    A broker takes what stands between two "||" for one tag, whatever it is: another operator would match nothing.
-    """
-    if not isinstance(expression, str):
-        raise UsageError(
-            f"{expression!r} is not a tag filter",
-            "",
-            'Give a str: tags joined by ||, for example "a || b", or * for all',
-        )
-    tags = expression.split("||")
-    if _SQL.search(expression):
-        raise UsageError(
-            f"{expression!r} is an SQL filter, and messages are filtered by tags only",
-            "As a tag it would match nothing, and the group would pass all messages over",
-            'Name tags joined by ||, for example "a || b"; properties can be looked at by the listener',
-        )
-    foreign = next((sign for tag in tags for sign in ("&&", "|") if sign in tag), "")
-    if foreign or (len(tags) > 1 and not any(tag.strip() for tag in tags)):
-        raise UsageError(
-            f"{expression!r} is not a tag filter: {f'{foreign!r} joins no tags' if foreign else 'it names no tag'}",
-            "",
-            'Name tags joined by ||, for example "a || b", or * for all',
-        )
-
-
-def encode_text(field: str, text: str) -> bytes:
-    """Return the text as UTF-8. Raises: InvalidMessageError (half of a character, as in arguments that are no UTF-8)."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise InvalidMessageError(field, f"{text[:100]!r} cannot be written as UTF-8") from None
 
 
 class RecordEncoder:
@@ -268,10 +187,27 @@ def check_body(body: bytes) -> None:
         raise MessageTooLargeError(len(body), MAX_BODY_SIZE)
 
 
-def check_sizes(tag: str, keys: Sequence[str], properties: Mapping[str, str], message_group: str) -> int:
-    """Check everything beside the body as every broker does; return its bytes. Raises: InvalidMessageError."""
+def check_labels(tag: object, keys: object, properties: object, message_group: object) -> None:
+    """Check the types of what a message has beside its body: also of what is empty, and would be left out.
+
+    Raises: InvalidMessageError.
+    """
     if isinstance(keys, str):
         raise InvalidMessageError("keys", f"{keys!r} is a single str; a list of keys is wanted")
+    wanted = (
+        ("tag", tag, str, "a str"),
+        ("keys", keys, Sequence, "a list of str"),
+        ("properties", properties, Mapping, "a dict of str"),
+        ("message_group", message_group, str, "a str"),
+    )
+    for name, value, kind, what in wanted:
+        if not isinstance(value, kind):
+            raise InvalidMessageError(name, f"{value!r} is of type {type(value).__name__}; {what} is wanted")
+
+
+def check_sizes(tag: str, keys: Sequence[str], properties: Mapping[str, str], message_group: str) -> int:
+    """Check everything beside the body as every broker does; return its bytes. Raises: InvalidMessageError."""
+    check_labels(tag, keys, properties, message_group)
     if tag:
         check_text("tag", tag)
         if "|" in tag:

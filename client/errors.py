@@ -118,7 +118,7 @@ class InvalidNameError(UsageError):
     def __init__(self, kind: str, name: str, reason: str) -> None:
         super().__init__(
             f"{name!r} is not a valid {kind} name: {reason}",
-            "Allowed are letters, digits and _ - % |, at most 127 characters for topics and 120 for groups",
+            "Allowed are letters, digits, _ - % | and (but not in the first place) a dot, at most 127 characters for topics and 120 for groups",
         )
         self.kind = kind
         self.name = name
@@ -456,7 +456,7 @@ class MissingExtraError(LedgerMQError):
         super().__init__(
             f"{what} needs the module {module}, which is not installed",
             f"It belongs to the extra [{extra}]",
-            f"Install it: pip install 'ledgermq[{extra}]'",
+            f"Install it: pip install 'ledgermq[{extra}]' (in a clone: make {'spark' if extra == 'spark' else 'setup'})",
         )
         self.extra = extra
         self.module = module

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from ledgermq.proto import log_pb2
 
-from .errors import UsageError
+from .arguments import check_offset
 from .fetched_records import FetchedRecords, open_section
 from .intake import FETCH_BYTES, AssignedQueue, Intake
-from .message import MessageQueue, MessageView
+from .message import MessageView
 
 #: Bytes that may wait in the buffer; asking stops above it.
 MAX_BUFFER_BYTES: Final = 32 * 1024 * 1024
@@ -99,22 +99,3 @@ class FetchBuffer(Intake[AssignedQueue]):
             self._pieces.popleft()
             self._bytes -= len(records.raw)
         return out
-
-
-def check_offset(offset: int) -> None:
-    """Check a queue offset that a user gave. Raises: UsageError."""
-    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 1 << 63:
-        raise UsageError(f"{offset!r} is no queue offset", "They count from 0")
-
-
-def check_queue(queue: MessageQueue) -> MessageQueue:
-    """Check a queue that a user gave; a tuple of the three parts will do. Raises: UsageError."""
-    parts: tuple[Any, ...] = tuple(queue) if isinstance(queue, tuple | list) else ()
-    named = len(parts) == 3 and isinstance(parts[0], str) and isinstance(parts[1], str)
-    if named and isinstance(parts[2], int) and not isinstance(parts[2], bool):
-        return MessageQueue(*parts)
-    raise UsageError(
-        f"{queue!r} is no queue",
-        "",
-        "Give a MessageQueue(topic, broker_group, queue_id), as queues() returns them",
-    )

@@ -20,10 +20,11 @@ from typing import Any
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import log_pb2, log_pb2_grpc, nameserver_pb2, route_pb2
 
+from .arguments import a_flag, a_text, checked, instance_of, texts
 from .calls import call_group
 from .errors import FencedError, LedgerMQError, RouteError, UsageError, shortened
 from .every_group import Silent
-from .group_copy import ORDERED_TYPES, Comparison, compare_consumer_groups, compare_topics
+from .group_copy import ORDERED_TYPES, Comparison, check_kept, compare_consumer_groups, compare_topics
 from .group_forgetting import GroupForgetting
 from .group_successors import OtherGroup, left_alone
 from .topic_route import BrokerGroup
@@ -65,6 +66,7 @@ class Left:
     reading: Sequence[
         pb.LiveReading
     ] = ()  # consumers that store no progress there, read just now and are behind
+    parked: Sequence[pb.TopicProgress] = ()  # not waited for: delivered no more until somebody releases them
 
     @property
     def waiting(self) -> list[pb.TopicProgress]:
@@ -83,6 +85,7 @@ class GroupAdmin(GroupForgetting):
 
     # --- drain, take back, remove -----------------------------------------------------------------------------
 
+    @checked(name=a_text, allow_reordering=a_flag, even_the_last=a_flag)
     async def drain(
         self, name: str, *, allow_reordering: bool = False, even_the_last: bool = False
     ) -> pb.SetBrokerGroupModeResponse:
@@ -164,6 +167,7 @@ class GroupAdmin(GroupForgetting):
         full = "has a full disk" if not (group.writable or group.draining) else ""
         return OtherGroup(group.name, _WHY_NOT.get(mode, full), {info.name: info for info in topics})
 
+    @checked(name=a_text, allow_reordering=a_flag, node=a_text)
     async def undrain(
         self, name: str, *, allow_reordering: bool = False, node: str = ""
     ) -> pb.SetBrokerGroupModeResponse:
@@ -176,6 +180,7 @@ class GroupAdmin(GroupForgetting):
             await self._check_order(await self._ordered_in(group), "take back")
         return await self._set_mode(group, route_pb2.MODE_ACTIVE)
 
+    @checked(name=a_text, force=a_flag)
     async def remove_group(self, name: str, *, force: bool = False) -> pb.SetBrokerGroupModeResponse:
         """Take a drained and consumed group out of the cluster: no nameserver lists it any more. Its nodes keep their data.
 
@@ -241,12 +246,14 @@ class GroupAdmin(GroupForgetting):
 
     # --- how far consumers are --------------------------------------------------------------------------------
 
+    @checked(group=instance_of(BrokerGroup, "a BrokerGroup, as groups() returns them"))
     async def left(self, group: BrokerGroup) -> Left:
         """Return what a group holds that was not consumed; also one that no nameserver lists any more."""
         consumers, silent = await self._consumers_elsewhere(group.name)
         answer = await self._ask_progress(group, pb.GetProgressRequest(consumers=consumers))
         behind = [row for row in answer.topics if row.behind]
-        return Left(answer.mode, behind, sorted(silent), await self._reading(group))
+        parked = [row for row in answer.topics if row.parked]
+        return Left(answer.mode, behind, sorted(silent), await self._reading(group), parked)
 
     async def _consumers_elsewhere(self, name: str) -> tuple[list[pb.TopicConsumer], Silent]:
         """Return who consumes what in the other broker groups, and why some of them do not tell."""
@@ -285,6 +292,7 @@ class GroupAdmin(GroupForgetting):
 
     # --- add --------------------------------------------------------------------------------------------------
 
+    @checked(name=a_text, source=a_text, topics=texts, dry_run=a_flag, allow_reordering=a_flag)
     async def add_group(
         self,
         name: str,
@@ -402,9 +410,14 @@ class GroupAdmin(GroupForgetting):
             queue_count=info.queue_count,
             message_type=info.message_type,
             retention_ms=info.retention_ms,
+            keep_unread=info.keep_unread,
             if_not_exists=True,
         )
-        await self._call(group, lambda stub, timeout: stub.CreateTopic(request, timeout=timeout), request)
+        answer = await self._call(
+            group, lambda stub, timeout: stub.CreateTopic(request, timeout=timeout), request
+        )
+        if info.keep_unread:
+            check_kept(info.name, [(group, answer.topic)])
 
     async def _create_consumer_group(self, group: BrokerGroup, info: pb.ConsumerGroupInfo) -> None:
         request = pb.CreateGroupRequest(group=info, if_not_exists=True)

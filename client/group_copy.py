@@ -12,6 +12,9 @@ from typing import Generic, Protocol, TypeVar
 from ledgermq.proto.admin_pb2 import ConsumerGroupInfo
 from ledgermq.proto.route_pb2 import FIFO, MIXED, TopicInfo, TopicMessageType
 
+from .errors import UsageError
+from .topic_route import BrokerGroup
+
 #: Types of topics whose messages may have an order.
 ORDERED_TYPES = (FIFO, MIXED)
 
@@ -55,6 +58,16 @@ def compare_consumer_groups(
     return _compare(target, there, sources, "consumer group", _group_settings)
 
 
+def check_kept(topic: str, answers: Iterable[tuple[BrokerGroup, TopicInfo]]) -> None:
+    """Raises: UsageError: a topic that was to keep what is unread does not; `answers`: what each broker group has."""
+    if lacking := [group.name for group, info in answers if not info.keep_unread]:
+        raise UsageError(
+            f"topic {topic} does not keep what is unread in {', '.join(lacking)}",
+            "It was there before, or the broker group has nodes of an older version",
+            f"When every node has this version: ledgermq topic update {topic} --keep-unread",
+        )
+
+
 def _compare(
     target: str,
     there: Sequence[T],
@@ -88,7 +101,8 @@ def _compare(
 def _topic_settings(info: TopicInfo) -> str:
     kind = TopicMessageType.Name(info.message_type).lower()
     kept = f", kept {info.retention_ms / 3_600_000:g} h" if info.retention_ms else ""
-    return f"{info.queue_count} queues, {kind}{kept}"
+    unread = ", unread kept" if info.keep_unread else ""
+    return f"{info.queue_count} queues, {kind}{kept}{unread}"
 
 
 def _group_settings(info: ConsumerGroupInfo) -> str:

@@ -14,6 +14,7 @@ from typing import Final
 from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import nameserver_pb2_grpc
 
+from .arguments import a_text, checked
 from .errors import LedgerMQError, NameserversDownError, NotANameserverError, UsageError, error_of
 from .gone_groups import GoneGroup, gone_of
 from .group_progress import GroupProgress
@@ -44,6 +45,7 @@ class Forgotten:
 class GroupForgetting(GroupProgress):
     """A `GroupProgress` that also takes lost broker groups off the lists."""
 
+    @checked(name=a_text)
     async def lost_group(self, name: str) -> LostGroup:
         """Return what goes with a group. Raises: UsageError: a node of it lives, or nobody remembers it; NameserversDownError."""
         answers, _ = await self._routes.ask_every(self._listed)
@@ -94,6 +96,7 @@ class GroupForgetting(GroupProgress):
             if is_alive:
                 raise _lives(name, f"its node {node.node_id} answers at {node.log_address}")
 
+    @checked(name=a_text)
     async def forget_group(self, name: str) -> Forgotten:
         """Take a group that is lost for good off the lists of all nameservers. May be repeated.
 

@@ -16,6 +16,7 @@ from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
 
 from .admin import NEITHER, Admin, Stub
+from .arguments import a_consumer_group, a_flag, a_text, a_topic, checked, empty_or
 from .errors import NoQuorumError, UsageError
 from .every_group import Silent, ask_all
 from .routes import check_address
@@ -40,6 +41,7 @@ class Lag:
 class GroupProgress(Admin):
     """An `Admin` that also tells how far consumer groups are. Raises what `Admin` raises, and UsageError."""
 
+    @checked(name=a_text, node=a_text)
     async def group(self, name: str, node: str = "") -> BrokerGroup:
         """Return a broker group; `node` (host:port of a log port): one that no nameserver lists. Raises: UsageError."""
         if node:
@@ -59,6 +61,7 @@ class GroupProgress(Admin):
             )
         return found
 
+    @checked(consumer_group=empty_or(a_consumer_group), topic=empty_or(a_topic), broker_group=a_text)
     async def progress(
         self, consumer_group: str = "", topic: str = "", *, broker_group: str = ""
     ) -> list[tuple[str, pb.TopicProgress]]:
@@ -100,6 +103,7 @@ class GroupProgress(Admin):
         asked.broker_group_id = group.group_id
         return await self._call(group, lambda stub, timeout: stub.GetProgress(asked, timeout=timeout))
 
+    @checked(consumer_group=empty_or(a_consumer_group), topic=empty_or(a_topic), queues=a_flag)
     async def lag(self, consumer_group: str = "", topic: str = "", *, queues: bool = False) -> Lag:
         """Return how far consumer groups are in the broker groups that answer; "" is all of them. `queues`: of each queue.
 

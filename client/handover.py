@@ -18,6 +18,7 @@ from .errors import BufferFullError, ClosedError, LedgerMQError
 from .kept_message import keep
 from .message import Message, SendReceipt
 from .producer import Producer
+from .queue_selection import Selection
 
 Receipt = Future[SendReceipt]
 #: Runs a function on the loop of the producer, soon. Raises: ClosedError.
@@ -34,11 +35,11 @@ class Handover:
         self._changed = threading.Condition()  # guards what follows
         self._bytes = 0
         self._open: dict[Receipt, int] = {}  # bytes by future
-        self._waiting: deque[tuple[Message, Receipt]] = deque()
+        self._waiting: deque[tuple[Message, Selection | None, Receipt]] = deque()
         self._closed = False
         self._moving: asyncio.Task[None] | None = None  # on the loop only
 
-    def put(self, message: Message) -> Receipt:
+    def put(self, message: Message, selection: Selection | None = None) -> Receipt:
         """Hand over a message. Raises: BufferFullError, ClosedError, UsageError."""
         message, size = keep(message)
         future: Receipt = Future()
@@ -53,7 +54,7 @@ class Handover:
                 )
             if not self._waiting:
                 self._post(self._wake)
-            self._waiting.append((message, future))
+            self._waiting.append((message, selection, future))
             self._open[future] = size
             self._bytes += size
         return future
@@ -97,18 +98,19 @@ class Handover:
                     self._waiting.clear()
                 if not batch:
                     return
-                for message, future in batch:
+                for message, selection, future in batch:
                     if future.set_running_or_notify_cancel():
-                        await self._give(message, future)
+                        await self._give(message, selection, future)
                     else:
                         self._end(future)  # its caller has cancelled it
         finally:
             self._moving = None
 
-    async def _give(self, message: Message, future: Receipt) -> None:
+    async def _give(self, message: Message, selection: Selection | None, future: Receipt) -> None:
         try:
             await self._producer.ready()  # others send, too
-            sent = self._producer.send_nowait(message)
+            selector, argument = selection or (None, None)
+            sent = self._producer.send_nowait(message, selector=selector, argument=argument)
         except LedgerMQError as error:
             if self._end(future):
                 future.set_exception(error)

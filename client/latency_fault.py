@@ -38,9 +38,9 @@ class LatencyTable:
 
     def __init__(self, rows: LatencyFaultTable = SEED_TABLE) -> None:
         """Raises: UsageError."""
-        rows = list(rows or ())
+        rows = list(rows) if isinstance(rows, Sequence) else [rows]
         whole = all(
-            isinstance(row, tuple | list) and len(row) == 2 and all(isinstance(each, int) for each in row)
+            isinstance(row, tuple | list) and len(row) == 2 and all(type(each) is int for each in row)
             for row in rows
         )
         self._latencies = [row[0] for row in rows] if whole else []

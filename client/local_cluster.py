@@ -24,10 +24,11 @@ from .errors import LedgerMQError, MissingExtraError, UsageError
 from .joined_groups import groups_there
 from .local_plan import LocalPlan, joining_plan, more_groups, new_plan, read_plan, with_free_ports
 from .local_ports import NodePorts, PortReservations
-from .local_processes import ServerProcess, stop_all
+from .local_processes import ServerProcess, require_running, stop_all
 
 _READY_SECONDS = 60.0
 _POLL_SECONDS = 0.02
+_SAY_SECONDS = 5.0  # so often it is said what a node does that is not ready yet
 
 
 class LocalCluster:
@@ -158,8 +159,16 @@ class LocalCluster:
                 f"Start them in another folder: ledgermq up --data OTHER --join {known.joins}",
             )
 
-    def start(self, *, rejoin: str = "", on_ready: Callable[[str], None] = lambda name: None) -> None:
-        """Start all; return when every node is ready. `on_ready(name)` is called for each. Raises: ProcessEndedError."""
+    def start(
+        self,
+        *,
+        rejoin: str = "",
+        on_ready: Callable[[str], None] = lambda name: None,
+        on_wait: Callable[[str, str], None] = lambda name, doing: None,
+    ) -> None:
+        """Start all; return when every node is ready. `on_ready(name)` is called for each, and `on_wait(name, doing)` when
+        one takes long. Raises: ProcessEndedError.
+        """
         assert self.plan is not None, "prepare() comes first"
         if self.nameserver is not None:
             self.nameserver.start()
@@ -168,10 +177,8 @@ class LocalCluster:
             self.keep_plan()
         for name, process in self.nodes.items():
             process.start(*(["--rejoin"] if name == rejoin else []))
-        if self.nameserver is not None:
-            self.nameserver.require_running()
         for name in self.nodes:
-            self.wait_ready(name)
+            self.wait_ready(name, on_wait=on_wait)
             on_ready(name)
 
     def check_added(self) -> None:
@@ -188,32 +195,52 @@ class LocalCluster:
                 f"their own: ledgermq up --data OTHER --join {plan.nameserver}",
             )
 
-    def wait_ready(self, name: str, seconds: float = _READY_SECONDS) -> None:
-        """Wait for 200 of the node's /readyz. Raises: ProcessEndedError, LedgerMQError when the time is over."""
-        end = time.monotonic() + seconds
-        process = self.nodes[name]
-        while not self.is_ready(name):
-            process.require_running()
-            if time.monotonic() > end:
+    def wait_ready(
+        self,
+        name: str,
+        seconds: float = _READY_SECONDS,
+        on_wait: Callable[[str, str], None] = lambda name, doing: None,
+    ) -> None:
+        """Wait for 200 of the node's /readyz; `on_wait(name, doing)` is called when it takes long. A node that verifies or
+        repairs its log may take any time.
+
+        Raises: ProcessEndedError (of any process: without the others a node is not ready), LedgerMQError when the time is over.
+        """
+        begin = time.monotonic()
+        end, said_at = begin + seconds, begin
+        while doing := self.not_ready(name):
+            now = time.monotonic()
+            require_running(self._processes())
+            if doing.startswith("starting: "):
+                end = now + seconds
+            if now > end:
+                log = self.nodes[name]
                 raise LedgerMQError(
-                    f"{name} is not ready after {seconds:g} s:\n{process.log_tail()}\n",
+                    f"{name} is not ready after {now - begin:.0f} s: {doing}. Its last lines:\n{log.log_tail()}\n",
                     "",
-                    f"The whole log: {process.log_path}",
+                    f"The whole log: {log.log_path}",
                 )
+            if now - said_at > _SAY_SECONDS:
+                said_at = now
+                on_wait(name, doing)
             time.sleep(_POLL_SECONDS)
 
-    def is_ready(self, name: str) -> bool:
-        """Return whether the node has caught up and knows a leader."""
+    def not_ready(self, name: str) -> str:
+        """Return what the node does before it has caught up and knows a leader, as its /readyz says; "" when it is ready."""
         assert self.plan is not None
         url = f"http://127.0.0.1:{self.plan.nodes[name].http}/readyz"
         try:
-            with urllib.request.urlopen(url, timeout=2) as answer:
-                return bool(answer.status == 200)
+            with urllib.request.urlopen(url, timeout=2):
+                return ""
         except urllib.error.HTTPError as error:
-            error.close()
-            return False
+            with error:
+                return error.read(1000).decode(errors="replace").strip() or "it does not say why"
         except OSError:
-            return False
+            return "it does not answer yet"
+
+    def _processes(self) -> list[ServerProcess]:
+        """Return all of them; the nameserver first: without it nothing else helps."""
+        return [*([self.nameserver] if self.nameserver is not None else []), *self.nodes.values()]
 
     def stop(self) -> list[str]:
         """End all processes, nodes first, and give the folder back; return who had to be killed."""
@@ -233,7 +260,8 @@ class LocalCluster:
 
     def _make_folder(self) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             why = "it is a file" if self.folder.is_file() else error.strerror
             raise UsageError(
@@ -305,6 +333,6 @@ def broker_flags(group: str, name: str, ports: NodePorts, plan: LocalPlan, data:
 
 def require_server(what: str = "a broker") -> None:
     """Check that `what` can run here. Raises: MissingExtraError, when this installation is a client only."""
-    for module in ("uvloop", "pydantic_settings", "prometheus_client", "sortedcontainers"):
+    for module in ("uvloop", "pydantic", "prometheus_client"):
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError(what, "server", module)

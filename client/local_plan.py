@@ -65,7 +65,7 @@ class LocalPlan:
             content["replication"] = self.replication
         if self.joins:
             content = {"format": _FORMAT, **content, "joins": self.joins, "groups": groups}
-        elif len(groups) == 1:
+        elif list(groups) == ["g0"]:
             content = {"format": _ONE_GROUP, **content, "nodes": groups["g0"]}
         else:
             content = {"format": _SEVERAL_GROUPS, **content, "groups": groups}
@@ -81,7 +81,7 @@ def read_plan(path: Path) -> LocalPlan | None:
         version = found["format"]
         if version in (_ONE_GROUP, _SEVERAL_GROUPS, _FORMAT):
             return _plan_of(found)
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
         raise UsageError(
             f"{path} cannot be read: {error}",
             "Nothing was changed",

@@ -7,6 +7,7 @@ Invariant: whatever way the parent ends, the children end: by `stop_all`, or by 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -17,16 +18,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import LedgerMQError
+from .interrupts import without_interrupt
 
 _STOP_SECONDS = 10.0
+_POLL_SECONDS = 0.02
 
 
 class ProcessEndedError(LedgerMQError):
     """A server ended while it was needed."""
 
-    def __init__(self, name: str, code: int, log_path: Path, tail: str) -> None:
+    def __init__(self, name: str, code: int, log_path: Path, tail: str, too: str = "") -> None:
+        """`too`: names of others that ended as well."""
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        super().__init__(f"{name} ended ({how}):\n{tail}\n", "", f"The whole log: {log_path}")
+        others = f"; {too} ended, too" if too else ""
+        super().__init__(f"{name} ended ({how}){others}:\n{tail}\n", "", f"The whole log: {log_path}")
         self.name = name
         self.code = code
 
@@ -39,11 +44,13 @@ class ServerProcess:
     arguments: Sequence[str]
     log_path: Path
     popen: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _log_begin: int = field(default=0, repr=False)  # of this run: what stands before is another one's
 
     def start(self, *extra: str) -> None:
         """Start it in a session of its own, so that Ctrl-C reaches the parent only, which stops all in order."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
+            self._log_begin = log.tell()
             self.popen = subprocess.Popen(
                 [*_die_with_parent(), sys.executable, *self.arguments, *extra],
                 stdin=subprocess.DEVNULL,
@@ -87,18 +94,21 @@ class ServerProcess:
         return True
 
     def log_tail(self, lines: int = 12) -> str:
-        """Return the last lines that it wrote."""
+        """Return the last lines that it wrote in this run."""
         if not self.log_path.exists():
             return ""
         with self.log_path.open("rb") as log:
-            log.seek(max(0, self.log_path.stat().st_size - 64 * 1024))
+            log.seek(max(self._log_begin, self.log_path.stat().st_size - 64 * 1024))
             return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
 
-    def require_running(self) -> None:
-        """Raises: ProcessEndedError, with the end of the log."""
-        code = self.exit_code
-        if code is not None:
-            raise ProcessEndedError(self.name, code, self.log_path, self.log_tail())
+
+def require_running(processes: Iterable[ServerProcess]) -> None:
+    """Check that none has ended. Raises: ProcessEndedError, with the end of the log of the first that has."""
+    ended = [(process, code) for process in processes if (code := process.exit_code) is not None]
+    if ended:
+        first, code = ended[0]
+        too = ", ".join(process.name for process, _ in ended[1:])
+        raise ProcessEndedError(first.name, code, first.log_path, first.log_tail(), too)
 
 
 def stop_all(processes: Iterable[ServerProcess], seconds: float = _STOP_SECONDS) -> list[str]:
@@ -116,12 +126,42 @@ def stop_all(processes: Iterable[ServerProcess], seconds: float = _STOP_SECONDS)
     return killed
 
 
+def run_to_end(command: Sequence[str]) -> int:
+    """Run a program to its end and return its exit code. Ctrl-C, and SIGTERM, end it and all that it started (a JVM).
+
+    Raises: KeyboardInterrupt.
+    """
+    with signals_as_interrupt():
+        with (
+            without_interrupt()
+        ):  # a session of its own: whoever is ended here, and nobody else, is in its process group
+            child = subprocess.Popen([*_die_with_parent(), *command], start_new_session=True)
+        try:
+            return child.wait()
+        finally:
+            with without_interrupt():
+                _end_group(child)
+
+
+def _end_group(leader: subprocess.Popen[bytes], seconds: float = _STOP_SECONDS) -> None:
+    """SIGTERM to what is left of the group of a child, SIGKILL after `seconds`."""
+    end = time.monotonic() + seconds
+    with contextlib.suppress(ProcessLookupError):  # nobody is left
+        os.killpg(leader.pid, signal.SIGTERM)
+        while time.monotonic() < end:
+            leader.poll()  # a dead child counts as one of the group until it is reaped
+            os.killpg(leader.pid, 0)
+            time.sleep(_POLL_SECONDS)
+        os.killpg(leader.pid, signal.SIGKILL)
+        leader.wait()
+
+
 @contextlib.contextmanager
 def signals_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM and a closed terminal like Ctrl-C: KeyboardInterrupt in the main thread."""
+    """Treat SIGTERM and a closed terminal like Ctrl-C: KeyboardInterrupt in the main thread, with the number of the signal."""
 
     def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(number)
 
     handled = (signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, interrupt) for number in handled}

@@ -168,7 +168,7 @@ class OffsetsFile:
             return {}
         except OSError as error:
             raise self._unusable(error) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._damaged(str(error)) from None
         try:
             version, group, rows = content["version"], content["group"], content["offsets"]
@@ -186,12 +186,13 @@ class OffsetsFile:
                 for name, text in content.get("group_ids", {}).items()
             }
             return {
-                (MessageQueue(row["topic"], row["broker_group"], row["queue"]), row["topic_id"]): row[
-                    "offset"
-                ]
+                (
+                    MessageQueue(row["topic"], row["broker_group"], int(row["queue"])),
+                    int(row["topic_id"]),
+                ): int(row["offset"])
                 for row in rows
             }
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise self._damaged(f"{type(error).__name__}: {error}") from None
 
     def _damaged(self, reason: str) -> OffsetsFileError:

@@ -7,6 +7,10 @@ Must not: do I/O, know routes, decide what an answer means.
 A message without labels usually joins the open run of its topic (`join`): the run remembers where the last one went,
 and is dropped whenever the next may have to go elsewhere. All others take the long way (`put`), many at once
 `put_stretch`.
+
+Messages that may go to any queue go round the queues one by one while requests are small. A queue gets several in a row, an
+eighth of the bytes that wait, when that is more than one message. After a request with more than 32 messages all of the next one
+go to one queue, and those of the one after it to the next queue: spread over many, they cost half as much again.
 """
 
 from __future__ import annotations
@@ -16,22 +20,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from .arguments import check_name, check_text
 from .batching import MAX_SECTION_COUNT, SendWindow
 from .connection import GroupConnection, now_ms
-from .encoding import check_text, encode_text
+from .encoding import check_labels
 from .errors import BufferFullError, ClosedError, LedgerMQError, MessageTooLargeError, TopicNotFoundError
-from .kept_message import EarlyMessage, keep
+from .kept_message import EarlyMessage, body_bytes, check_alone, keep, message_of
 from .lanes import Section
 from .message import Message, SendReceipt
 from .message_ids import process_ids
 from .plain_run import FEW, PlainRun
-from .queue_selection import QueueSelector, queue_of_group
+from .queue_selection import QueueSelector, Selection, queue_of_group
 from .stretches import Stretch
 from .tickets import EachOfRun, OneMessage, OpenRun, WholeRun
 from .topic_lanes import TopicLanes
 
 _RECORD_ROOM: Final = 256  # what a record needs beside body and labels, for choosing a section
 _NO_BOUND: Final = 1 << 62
+#: Messages: after a request with more, the next one's stay together.
+_LARGE_REQUEST: Final = 32
+#: Otherwise a queue gets this part of what waits in a row.
+_STRETCHES: Final = 8
 
 
 class Outbox:
@@ -47,6 +56,8 @@ class Outbox:
         self._selector = selector
         # of the class itself: one that is derived from it may choose otherwise
         self._sticky = self._opens_runs = bool(vars(type(selector)).get("sticky", False))
+        self._large = False  # the last request was
+        self._stretch = 0  # bytes that the present queue of a sticky selector still gets
         self._turn = 0  # of the queues that take the place of others
         self._choose = self._among_quickest if avoid_slow else self._among_all
         self._goes_anywhere: Callable[[str], bool] = getattr(selector, "goes_anywhere", _never)
@@ -59,11 +70,13 @@ class Outbox:
         self._open: set[Section] = set()  # with messages that nobody has acknowledged or given up
         self._room = asyncio.Event()
         self._released = asyncio.Event()  # a section left `_open`
+        self._loop: asyncio.AbstractEventLoop | None = None  # as the next
         self._new_future: Callable[[], asyncio.Future[SendReceipt]]  # from `start` on
 
     def start(self) -> None:
         """Take the running loop."""
-        self._new_future = asyncio.get_running_loop().create_future
+        self._loop = asyncio.get_running_loop()
+        self._new_future = self._loop.create_future
 
     def new_future(self) -> asyncio.Future[Any]:
         """Return a future of the running loop."""
@@ -89,10 +102,13 @@ class Outbox:
         self.topics.pop(topic, None)
         self._runs.pop(topic, None)
 
-    def on_flush(self) -> None:
-        """A request was cut: the next messages travel with another one, perhaps to another queue."""
-        self._selector.on_flush()
+    def on_flush(self, count: int) -> None:
+        """A request of `count` messages was cut: the next ones travel with another one."""
+        if self._large or not self._sticky:  # else it has heard of it after each stretch
+            self._selector.on_flush()
+        self._large = count > _LARGE_REQUEST
         self._runs.clear()
+        self._stretch = 0
 
     def end_runs(self, *, for_good: bool = False) -> None:
         """Let the next message of each topic take the long way; `for_good`: all from now on."""
@@ -114,6 +130,7 @@ class Outbox:
             or section.count >= MAX_SECTION_COUNT
             or not run.born_ns <= time.time_ns() < run.until_ns
             or self._bytes >= self._max_bytes
+            or asyncio._get_running_loop() is not self._loop
         ):
             return None
         run.left -= size
@@ -132,27 +149,34 @@ class Outbox:
         keys: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
         message_group: str = "",
+        selection: Selection | None = None,
     ) -> asyncio.Future[SendReceipt]:
         """Add a message. Raises: BufferFullError, UsageError, TopicNotFoundError (no lanes of it), ClosedError."""
         if isinstance(topic, Message):
             message = topic
+            check_alone(body, tag, keys, properties, message_group)
             topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
             properties, message_group = message.properties, message.message_group
         if self.is_full:
             raise BufferFullError(self._bytes, self._max_bytes)
+        check_labels(tag, keys, {} if properties is None else properties, message_group)
         lanes = self._lanes(topic)
-        data = encode_text("body", body) if isinstance(body, str) else body if body is not None else b""
+        data = body if type(body) is bytes else body_bytes(body)
         if message_group:
             check_text("message_group", message_group)
             lanes = lanes.ordered
             number = queue_of_group(message_group, len(lanes.lanes))
+        elif selection is not None:
+            message = message_of(topic, data, tag, keys, properties, message_group)
+            number = selection.number([lane.queue for lane in lanes.lanes], message)
         else:
             number = self._choose(lanes, keys[0] if keys else "")
         section = self._section(lanes, number, len(data))
         born_ms = time.time_ns() // 1_000_000
         future = self.new_future()
         window = lanes.connections[number].window
-        if not (tag or keys or properties or message_group) and lanes.encoder.is_plain(data):
+        goes_round = self._sticky and not (message_group or selection)
+        if not (tag or keys or properties or message_group or selection) and lanes.encoder.is_plain(data):
             size = self._put_plain(lanes, window, section, data, born_ms, future)
         else:
             message_id = self._ids.next(born_ms)
@@ -161,12 +185,23 @@ class Outbox:
             )
             size = len(record)
             window.added(section, record, OneMessage(future, message_id[1]))
-            if message_group:
-                section.fifo = True
+            if message_group or selection:
+                section.fifo = True  # it stays in its queue
+        if goes_round:
+            self._went_round(lanes.encoder.topic, size, window)
         self._took(lanes.connections[number], section, size)
         return future
 
+    def _went_round(self, topic: str, size: int, window: SendWindow) -> None:
+        """A message went where a sticky selector is: let the next go elsewhere when the stretch is over, or its run has the rest."""
+        self._stretch -= size
+        if not self._large and (self._stretch <= 0 or topic in self._runs):
+            self._selector.on_flush()
+            self._stretch = window.waiting_bytes // _STRETCHES
+
     def _lanes(self, topic: str) -> TopicLanes:
+        if type(topic) is not str:
+            check_name("topic", topic)
         lanes = self.topics.get(topic)
         if lanes is None or self.closed:
             raise ClosedError("producer") if self.closed else TopicNotFoundError(topic)
@@ -230,7 +265,11 @@ class Outbox:
             window.added_run(section, run, size, ticket, grows=True)
         ticket.futures.append(future)
         if self._opens_runs:
-            self._runs[encoder.topic] = OpenRun(window, section, run, ticket, lanes.largest)
+            most = _NO_BOUND if self._large else window.waiting_bytes // _STRETCHES - size
+            open_run = OpenRun(window, section, run, ticket, lanes.largest, most)
+            self._runs.pop(encoder.topic, None)
+            if open_run.left > 0:
+                self._runs[encoder.topic] = open_run
         return size
 
     def _took(self, connection: GroupConnection, section: Section, size: int) -> None:
@@ -241,7 +280,7 @@ class Outbox:
 
     def takes_whole(self, part: Stretch) -> bool:
         """Tell whether `put_stretch` takes this; else its messages go one by one."""
-        if not self._sticky or len(part.bodies) < FEW:
+        if not self._sticky or len(part.bodies) < (FEW if self._large else _LARGE_REQUEST):
             return False
         return max(map(len, part.bodies)) <= self._lanes(part.topic).largest
 
@@ -271,12 +310,14 @@ class Outbox:
         size = int(ends[count - 1])
         waiting.append(self.new_future())
         connection.window.added_run(section, run, size, WholeRun(run, waiting[-1]), grows=False)
+        if not self._large:
+            self._selector.on_flush()  # `takes_whole`: it is sticky
         self._took(connection, section, size)
         return count
 
     # --- before the route -------------------------------------------------------------------------------------
 
-    def put_early(self, message: Message) -> asyncio.Future[SendReceipt]:
+    def put_early(self, message: Message, selection: Selection | None = None) -> asyncio.Future[SendReceipt]:
         """Add a message whose topic has no lanes yet: it goes when they come (`use`), or fails (`no_route`).
 
         Raises: BufferFullError, UsageError.
@@ -285,7 +326,7 @@ class Outbox:
             raise ClosedError("producer")
         if self.is_full:
             raise BufferFullError(self._bytes, self._max_bytes)
-        early = EarlyMessage(*keep(message), self.new_future())
+        early = EarlyMessage(*keep(message), self.new_future(), selection)
         self._early.setdefault(message.topic, []).append(early)
         self._bytes += early.size
         return early.future
@@ -300,7 +341,7 @@ class Outbox:
             for early in waiting:
                 self._bytes -= early.size
                 try:
-                    early.follow(self.put(early.message))
+                    early.follow(self.put(early.message, selection=early.selection))
                 except LedgerMQError as error:
                     self.failed_early += 1
                     early.fail(error)

@@ -18,6 +18,7 @@ import numpy as np
 
 from ledgermq.proto import log_pb2
 
+from .arguments import whole
 from .fetched_records import FetchedRecords, open_section
 from .intake import FETCH_BYTES, AssignedQueue, Intake, Refused
 from .message import MessageQueue, MessageView
@@ -34,6 +35,11 @@ class QueueLimits:
     messages: int = 1000  # fetched and not finished
     bytes: int = 100 * 1024 * 1024
     span: int = 2000  # offsets from the first unfinished message to the last fetched one
+
+    def __post_init__(self) -> None:
+        """Raises: UsageError."""
+        for name, most in (("messages", 1 << 31), ("bytes", 1 << 40), ("span", 1 << 31)):
+            whole(1, most)(f"limits.{name}", getattr(self, name))
 
 
 @dataclass(slots=True)

@@ -20,8 +20,9 @@ from ledgermq.proto.record import (
     REST_SIZE_OFFSET,
     SECTION_DISTANCE_OFFSET,
 )
+from ledgermq.proto.varint import varint
 
-from .encoding import ID_OFFSET_IN_SYSTEM_RUN, RecordEncoder, varint
+from .encoding import ID_OFFSET_IN_SYSTEM_RUN, RecordEncoder
 from .message_ids import MessageIds
 
 #: Fewer than this are encoded one by one: arrays have a fixed cost.

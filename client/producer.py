@@ -20,10 +20,23 @@ from typing import Any, Final, Self
 
 from ledgermq.proto.record import MAX_BODY_SIZE
 
+from .arguments import (
+    a_consumer_group,
+    a_flag,
+    a_text,
+    an_iterable,
+    check_count,
+    check_name,
+    checked,
+    empty_or,
+    none_or,
+    whole,
+    wrong,
+)
 from .batching import Delivered, Failed, Outcome, SendWindow
 from .channels import Channels
 from .connection import GroupConnection, now_ms, removed
-from .encoding import COMPRESS_ABOVE, RecordEncoder, check_count, check_name
+from .encoding import COMPRESS_ABOVE, RecordEncoder
 from .errors import (
     ClosedError,
     LedgerMQError,
@@ -31,14 +44,22 @@ from .errors import (
     TopicNotFoundError,
     error_of,
 )
-from .kept_message import message_of
+from .kept_message import keep, message_of
 from .latency_fault import SEED_TABLE, CallTimes, LatencyFaultTable, LatencyTable
 from .message import Message, MessageQueue, SendReceipt
 from .old_routes import OldRoutes
 from .one_way import OneWay
 from .outbox import Outbox
 from .producer_statistics import GroupStatistics, ProducerStatistics, statistics_of
-from .queue_selection import CustomChoice, QueueSelector, StickyRoundRobin, selector_of
+from .queue_selection import (
+    CustomChoice,
+    MessageSelector,
+    QueueSelector,
+    Selection,
+    StickyRoundRobin,
+    selection_of,
+    selector_of,
+)
 from .routes import Routes
 from .send_trace import trace_section
 from .stretches import stretches
@@ -58,6 +79,16 @@ _CHECK_S: Final = 0.1
 class Producer:
     """Sends messages. Use it as an async context manager, or call start() and close()."""
 
+    @checked(
+        cluster=a_text,
+        timeout_ms=check_count,
+        group=empty_or(a_consumer_group),
+        zone=a_text,
+        send_latency_fault_enable=a_flag,
+        compress_above=none_or(whole(0)),
+        max_pending_bytes=check_count,
+        trace=a_flag,
+    )
     def __init__(
         self,
         nameservers: str | Sequence[str] = "127.0.0.1:9876",
@@ -85,10 +116,6 @@ class Producer:
         `trace`: tell the trace topic what becomes of each message (`ledgermq message trace`); brokers need `trace_topic`.
         Raises: UsageError (InvalidAddressError: a nameserver's, InvalidNameError).
         """
-        if group:
-            check_name("group", group)
-        check_count("timeout_ms", timeout_ms)
-        check_count("max_pending_bytes", max_pending_bytes)
         self.group = group
         self.max_pending_bytes = max_pending_bytes
         self.one_way = OneWay(group)
@@ -125,6 +152,7 @@ class Producer:
 
     @timeout_ms.setter
     def timeout_ms(self, timeout_ms: int) -> None:
+        check_count("timeout_ms", timeout_ms)
         self._outbox.timeout_ms = timeout_ms
 
     async def __aenter__(self) -> Self:
@@ -137,7 +165,8 @@ class Producer:
         await self.close()
 
     async def start(self) -> None:
-        """Begin to watch deadlines. Nothing is connected before the first send."""
+        """Begin to watch deadlines. Nothing is connected before the first send. Raises: UsageError (another event loop)."""
+        self._channels.check_loop()
         if self._timer is None:
             self._outbox.start()
             self._timer = asyncio.create_task(self._watch_deadlines(), name="ledgermq-producer-deadlines")
@@ -146,6 +175,7 @@ class Producer:
         """Wait for what is open (until its deadlines), then close every connection. New calls are refused at once."""
         if self._outbox.closed:
             return
+        self._channels.check_loop()
         self._closed = True
         self._outbox.end_runs(for_good=True)
         while not self._outbox.is_empty:  # a call that waited for room comes in meanwhile
@@ -175,23 +205,39 @@ class Producer:
         keys: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
         message_group: str = "",
+        selector: MessageSelector | None = None,
+        argument: object = None,
     ) -> SendReceipt:
         """Send one message and wait until it is committed. Sends that run at the same time share a request.
 
+        `selector(queues, message, argument)` chooses the queue of this message, one of those that take messages now, which are
+        sorted by broker group and number; it stays there. For order `message_group` is better: it keeps a queue's place when
+        broker groups come and go.
         Raises: UsageError (nothing was sent), TopicNotFoundError, RefusedError (not stored), SendTimeoutError,
         NameserversDownError.
         """
-        if type(topic) is str and not (tag or keys or properties or message_group):
+        if (
+            type(topic) is str
+            and tag == message_group == ""
+            and keys == ()
+            and properties is None
+            and selector is None
+            and argument is None
+        ):
             joined = self._outbox.join(topic, body)
             if joined is not None:
                 return await joined
         self._check_open()
+        selection = selection_of(selector, argument)
         name = topic.topic if isinstance(topic, Message) else topic
-        if name not in self._outbox.topics:
+        if type(name) is not str or name not in self._outbox.topics:
+            keep(
+                message_of(topic, body, tag, keys, properties, message_group)
+            )  # what is wrong is so without a route
             await self.prepare(name)
         if self._outbox.is_full:
             await self.ready()  # last: nothing may come between it and taking the room
-        return await self._outbox.put(topic, body, tag, keys, properties, message_group)
+        return await self._outbox.put(topic, body, tag, keys, properties, message_group, selection)
 
     def send_nowait(
         self,
@@ -202,24 +248,34 @@ class Producer:
         keys: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
         message_group: str = "",
+        selector: MessageSelector | None = None,
+        argument: object = None,
     ) -> asyncio.Future[SendReceipt]:
         """Queue one message and return a future of its receipt.
 
         The first message of a topic waits for the route; `prepare(topic)` fetches it ahead. Raises: BufferFullError (await
         `ready()`), UsageError; what `send` raises comes as the exception of the future.
         """
-        if type(topic) is str and not (tag or keys or properties or message_group):
+        if (
+            type(topic) is str
+            and tag == message_group == ""
+            and keys == ()
+            and properties is None
+            and selector is None
+            and argument is None
+        ):
             joined = self._outbox.join(topic, body)
             if joined is not None:
                 return joined
         self._check_open()
+        selection = selection_of(selector, argument)
         try:
-            return self._outbox.put(topic, body, tag, keys, properties, message_group)
+            return self._outbox.put(topic, body, tag, keys, properties, message_group, selection)
         except TopicNotFoundError:
-            return self._put_early(message_of(topic, body, tag, keys, properties, message_group))
+            return self._put_early(message_of(topic, body, tag, keys, properties, message_group), selection)
 
-    def _put_early(self, message: Message) -> asyncio.Future[SendReceipt]:
-        future = self._outbox.put_early(message)
+    def _put_early(self, message: Message, selection: Selection | None) -> asyncio.Future[SendReceipt]:
+        future = self._outbox.put_early(message, selection)
         if message.topic not in self._preparing:
             self._preparing.add(message.topic)
             self._in_background(self._prepare_for_waiting(message.topic))
@@ -245,6 +301,8 @@ class Producer:
         keys: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
         message_group: str = "",
+        selector: MessageSelector | None = None,
+        argument: object = None,
     ) -> bool:
         """Queue one message without asking what becomes of it; return False when it was dropped, because there is no room.
 
@@ -252,7 +310,14 @@ class Producer:
         """
         return self.one_way.send(
             lambda: self.send_nowait(
-                topic, body, tag=tag, keys=keys, properties=properties, message_group=message_group
+                topic,
+                body,
+                tag=tag,
+                keys=keys,
+                properties=properties,
+                message_group=message_group,
+                selector=selector,
+                argument=argument,
             )
         )
 
@@ -268,6 +333,7 @@ class Producer:
         return {name: statistics_of(each, now_ms()) for name, each in sorted(self._connections.items())}
 
     def _check_open(self) -> None:
+        self._channels.check_loop()
         if self._closed:
             raise ClosedError("producer")
 
@@ -278,6 +344,10 @@ class Producer:
         failed; the others are sent nevertheless.
         """
         self._check_open()
+        an_iterable("messages", messages)
+        messages = list(messages)
+        if (other := next((each for each in messages if not isinstance(each, Message)), None)) is not None:
+            raise wrong("messages", other, "Message objects; nothing was sent")
         waiting: list[asyncio.Future[Any]] = []  # of a receipt, or of the receipts of many in a row
         no_route: dict[str, LedgerMQError] = {}  # of topics: they are asked for once
         for part in stretches(messages, self._compress_above):
@@ -321,6 +391,7 @@ class Producer:
 
         Raises: TopicNotFoundError, NameserversDownError, InvalidNameError.
         """
+        check_name("topic", topic)
         if self._outbox.closed:
             raise ClosedError("producer")
         await self.start()
@@ -337,10 +408,12 @@ class Producer:
 
     async def ready(self) -> None:
         """Wait until there is room for more messages."""
+        self._channels.check_loop()
         await self._outbox.ready()
 
     async def flush(self) -> None:
         """Wait until every message so far is acknowledged or has failed."""
+        self._channels.check_loop()
         await self._outbox.flush()
 
     # --- routes -----------------------------------------------------------------------------------------------

@@ -21,14 +21,32 @@ from typing import Final, Self
 
 from ledgermq.proto import log_pb2 as pb
 
+from .arguments import (
+    a_consumer_group,
+    a_flag,
+    a_queue,
+    a_text,
+    a_time,
+    a_topic,
+    an_iterable,
+    check_count,
+    check_name,
+    check_offset,
+    check_queue,
+    check_timeout,
+    checked,
+    empty_or,
+    instance_of,
+    none_or,
+    one_of,
+    whole,
+)
 from .channels import Channels
 from .consume_trace import consume_trace
 from .consumer_statistics import PullStatistics
-from .encoding import check_count, check_name
 from .errors import ClosedError, LedgerMQError, RefusedError, RouteError, UsageError
-from .fetch_buffer import MAX_BUFFER_BYTES, check_offset, check_queue
+from .fetch_buffer import MAX_BUFFER_BYTES
 from .group_offsets import GroupOffsets
-from .lengths_of_time import check_timeout
 from .message import MessageQueue, MessageView
 from .queue_reader import QueueReader
 from .read_source import FetchSource
@@ -45,6 +63,14 @@ COMMIT_TIMEOUT_MS: Final = 5_000
 class PullConsumer:
     """Reads topics queue by queue. Use it as an async context manager, or call close()."""
 
+    @checked(
+        group=empty_or(a_consumer_group),
+        start=one_of("earliest", "latest"),
+        cluster=a_text,
+        max_buffer_bytes=check_count,
+        when_deleted=one_of("earliest", "latest", "raise"),
+        trace=a_flag,
+    )
     def __init__(
         self,
         nameservers: str | Sequence[str] = "127.0.0.1:9876",
@@ -64,11 +90,6 @@ class PullConsumer:
         `trace`: tell the trace topic which messages were handed out (`ledgermq message trace`).
         Raises: InvalidNameError, UsageError.
         """
-        if group:
-            check_name("group", group)
-        if start not in ("earliest", "latest"):
-            raise UsageError(f"start is {start!r}", "", 'It must be "earliest" or "latest"')
-        check_count("max_buffer_bytes", max_buffer_bytes)
         self.group = group
         self._channels = Channels()
         self._routes = Routes(nameservers, self._channels, cluster)
@@ -97,6 +118,7 @@ class PullConsumer:
 
     async def close(self) -> None:
         """Close every stream. Nothing is committed by this."""
+        self._channels.check_loop()
         self._closed = True
         await self._wanted.close()
         await self._reader.close()
@@ -133,6 +155,7 @@ class PullConsumer:
         check_name("topic", topic)
         await self._wanted.subscribe(topic)
 
+    @checked(topic=a_topic)
     def unsubscribe(self, topic: str) -> None:
         """Stop reading all queues of the topic."""
         self._wanted.unsubscribe(topic)
@@ -142,11 +165,13 @@ class PullConsumer:
         check_name("topic", topic)
         return (await self._routes.get(topic)).queues
 
+    @checked(queues=an_iterable)
     async def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Read these queues too, each from its committed offset. Raises: as `subscribe`; UsageError (no such queue)."""
         self._check_open()
         await self._wanted.assign([check_queue(queue) for queue in queues])
 
+    @checked(queues=an_iterable)
     def unassign(self, queues: Iterable[MessageQueue]) -> None:
         """Stop reading these queues."""
         self._wanted.unassign([check_queue(queue) for queue in queues])
@@ -161,10 +186,12 @@ class PullConsumer:
         """Queues to be read whose broker groups have not answered yet: they join by themselves."""
         return self._wanted.missing
 
+    @checked(queues=an_iterable)
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Hand out no message of these queues until `resume`; they keep their positions. Raises: UsageError (not assigned)."""
         self._reader.pause(queues)
 
+    @checked(queues=an_iterable)
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         """Go on with paused queues, where each stands. Raises: UsageError (not assigned)."""
         self._reader.resume(queues)
@@ -179,15 +206,18 @@ class PullConsumer:
         return self._reader.sources
 
     def _check_open(self) -> None:
+        self._channels.check_loop()
         if self._closed:
             raise ClosedError("consumer")
 
     # --- positions --------------------------------------------------------------------------------------------
 
+    @checked(queue=a_queue)
     def position(self, queue: MessageQueue) -> int:
         """Return the offset of the next message that will be handed out. Raises: UsageError."""
         return self._reader.position(queue)
 
+    @checked(queue=a_queue)
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Continue a queue at `offset`. Raises: UsageError (not assigned, or no offset).
 
@@ -195,25 +225,24 @@ class PullConsumer:
         """
         self._reader.seek(queue, offset)
 
+    @checked(topic=a_topic)
     async def seek_to_beginning(self, topic: str) -> None:
         """Continue all assigned queues of the topic at their first stored message. Raises: as `offsets`."""
         for queue, found in (await self._query(topic, read=True)).items():
             self._reader.seek(queue, found.begin_offset)
 
+    @checked(topic=a_topic)
     async def seek_to_end(self, topic: str) -> None:
         """Continue all assigned queues of the topic behind their last message. Raises: as `offsets`."""
         for queue, found in (await self._query(topic, read=True)).items():
             self._reader.seek(queue, found.end_offset)
 
+    @checked(topic=a_topic, timestamp_ms=a_time)
     async def seek_to_time(self, topic: str, timestamp_ms: int) -> None:
         """Continue all assigned queues of the topic at the first message stored at or after that time, else at their end.
 
         `timestamp_ms`: ms since the epoch, by the brokers' clock. Raises: as `offsets`; UsageError (no time).
         """
-        if not isinstance(timestamp_ms, int) or not 0 < timestamp_ms < 1 << 63:
-            raise UsageError(
-                f"{timestamp_ms!r} is no time", "", "Give ms since the epoch, for example 1767225600000"
-            )
         for queue, found in (await self._query(topic, read=True, timestamp=timestamp_ms)).items():
             if not found.HasField("time_offset"):
                 raise RefusedError(
@@ -224,6 +253,7 @@ class PullConsumer:
 
     # --- offsets ----------------------------------------------------------------------------------------------
 
+    @checked(topic=a_topic)
     async def offsets(self, topic: str) -> list[tuple[MessageQueue, int, int, int]]:
         """Return (queue, committed or -1, begin, end) of every queue of a topic.
 
@@ -233,6 +263,7 @@ class PullConsumer:
         found = await self._query(topic)
         return [(queue, each.offset, each.begin_offset, each.end_offset) for queue, each in found.items()]
 
+    @checked(topic=a_topic, timestamp_ms=whole(0))
     async def stretches(
         self, topic: str, timestamp_ms: int
     ) -> tuple[dict[MessageQueue, tuple[int, int]], dict[str, LedgerMQError]]:
@@ -240,6 +271,7 @@ class PullConsumer:
 
         Raises: RefusedError, when asking again would not help.
         """
+        self._check_open()
         names = sorted({queue.broker_group for queue in self._reader.queues if queue.topic == topic})
         asked = [self._offsets.query(topic, name, timestamp=timestamp_ms) for name in names]
         found: dict[MessageQueue, tuple[int, int]] = {}
@@ -256,10 +288,12 @@ class PullConsumer:
                         found[queue] = begin, each.end_offset
         return found, silent
 
+    @checked(topic=a_topic)
     async def committed(self, topic: str) -> dict[MessageQueue, int]:
         """Return the committed offset of each queue, -1 where nothing was committed. Raises: as `offsets`."""
         return {queue: found.offset for queue, found in (await self._query(topic)).items()}
 
+    @checked(topic=a_topic)
     async def lag(self, topic: str) -> dict[MessageQueue, int]:
         """Return how many messages lie between the position of each assigned queue and its end. Raises: as `offsets`."""
         ends = await self._query(topic, read=True)
@@ -285,6 +319,7 @@ class PullConsumer:
             if not read or queue in self._reader
         }
 
+    @checked(offsets=none_or(instance_of(Mapping, "a dict of offsets by queue")), reset=a_flag)
     async def commit(
         self,
         offsets: Mapping[MessageQueue, int] | None = None,
@@ -301,6 +336,7 @@ class PullConsumer:
         Raises: UsageError (no group, impossible queue, offset or timeout), TopicNotFoundError, RefusedError (NoQuorumError: no leader
         in time), BrokerUnreachableError.
         """
+        self._check_open()
         if not self.group:
             raise UsageError("this consumer has no group", "Offsets are stored per group", "Give group=")
         check_timeout(timeout_ms, least=1)
@@ -338,12 +374,14 @@ class PullConsumer:
     async def poll(self, max_messages: int = POLL_BATCH, timeout_ms: int | None = None) -> list[MessageView]:
         """Return up to `max_messages`, waiting up to `timeout_ms` (None: without end) for the first one.
 
-        Raises: RefusedError and other errors that repeating cannot heal; UsageError (nothing assigned, no number of messages).
+        Raises: RefusedError and other errors that repeating cannot heal; UsageError (nothing assigned, no number of messages),
+        ClosedError.
         """
         check_count("max_messages", max_messages)
         if timeout_ms is not None:
             check_timeout(timeout_ms)
-        if self._wanted.is_empty and not self._closed:
+        self._check_open()
+        if self._wanted.is_empty:
             raise UsageError("this consumer reads no queue", "", "Call subscribe() or assign() first")
         messages = self._reader.take(max_messages) or await self._reader.wait(max_messages, timeout_ms)
         if self._trace is not None:
@@ -351,6 +389,7 @@ class PullConsumer:
         return messages
 
     async def __aiter__(self) -> AsyncIterator[MessageView]:
+        self._channels.check_loop()
         handed_out = 0
         while not self._closed:
             ready = None if self._trace is not None else self._reader.take(1)

@@ -26,11 +26,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from .arguments import (
+    a_consumer_group,
+    a_flag,
+    a_function,
+    a_path,
+    a_text,
+    check_name,
+    check_tag_filter,
+    checked,
+    instance_of,
+    none_or,
+    start_position,
+    whole,
+)
 from .broadcast_group import BroadcastGroup
 from .channels import Channels
 from .consume_trace import consume_trace
 from .consumer_statistics import ConsumerStatistics, statistics_of
-from .encoding import check_name, check_tag_filter
 from .errors import ClosedError, LedgerMQError, TopicNotFoundError, UsageError
 from .group_offsets import GroupOffsets
 from .listener_calls import ListenerCalls
@@ -38,9 +51,8 @@ from .message import MessageQueue
 from .offsets_file import OffsetsFile
 from .owned_queue import ByteBudget, OwnedQueue
 from .push_group import MemberGroup, QueueGroup, Shared
-from .push_options import ExhaustedHook, Listener, PushOptions, check_callable
+from .push_options import ExhaustedHook, Listener, PushOptions
 from .routes import Routes
-from .start_offsets import check_start
 from .topic_route import BrokerGroup, TopicRoute
 
 logger = logging.getLogger(__name__)
@@ -52,6 +64,17 @@ CLOSE_MS = 10_000
 class PushConsumer:
     """Calls a listener with messages. Use it as an async context manager, or call close()."""
 
+    @checked(
+        group=a_consumer_group,
+        listener=a_function,
+        orderly=a_flag,
+        broadcast_file=none_or(a_path),
+        start=start_position,
+        on_exhausted=none_or(a_function),
+        cluster=a_text,
+        options=none_or(instance_of(PushOptions, "PushOptions")),
+        trace=a_flag,
+    )
     def __init__(
         self,
         nameservers: str | Sequence[str] = "127.0.0.1:9876",
@@ -79,7 +102,6 @@ class PushConsumer:
         Raises: InvalidNameError, UsageError, OffsetsFileError (broadcast).
         """
         options = options or PushOptions()
-        _check(group, start, listener, on_exhausted, options)
         self.group = group
         #: How brokers name this consumer among the members of its group.
         self.member_id = f"{socket.gethostname()}@{os.getpid()}@{secrets.token_hex(8)}"
@@ -133,12 +155,14 @@ class PushConsumer:
     ) -> None:
         await self.close()
 
+    @checked(timeout_ms=whole(0))
     async def close(self, timeout_ms: int = CLOSE_MS) -> None:
         """Let running listeners finish, store the final offsets, leave the group, close every connection.
 
         Listeners that take longer than `timeout_ms` are cancelled; their messages come again. A listener may call this: then it
         returns at once, and the consumer is closed when the listener has returned. Called again, it waits for the first call.
         """
+        self._channels.check_loop()
         if self._closing is None:
             self._ended.set()
             self._closing = asyncio.create_task(self._close(timeout_ms), name="ledgermq-close")
@@ -162,7 +186,10 @@ class PushConsumer:
         await self._channels.close()
 
     async def run(self) -> None:
-        """Return when the consumer is closed. Raises: what repeating cannot heal, as RefusedError."""
+        """Return when the consumer is closed. Raises: UsageError (no subscription), what repeating cannot heal, as RefusedError."""
+        self._channels.check_loop()
+        if not (self._filters or self._ended.is_set()):
+            raise UsageError("this consumer has no subscription", "", "Call subscribe() first")
         await self._ended.wait()
         if self._failure is not None:
             raise self._failure
@@ -333,15 +360,3 @@ class PushConsumer:
         if part is None:
             raise TopicNotFoundError(topic)
         return part.group
-
-
-def _check(
-    group: str, start: str, listener: object, on_exhausted: object | None, options: PushOptions
-) -> None:
-    """Check the arguments of a PushConsumer before anything is made. Raises: InvalidNameError, UsageError."""
-    check_name("group", group)
-    check_start(start)
-    check_callable("listener", listener)
-    if on_exhausted is not None:
-        check_callable("on_exhausted", on_exhausted)
-    options.check()

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from .arguments import a_text, instance_of, whole
 from .errors import UsageError
 from .message import MessageView
 from .owned_queue import QueueLimits
@@ -70,41 +71,31 @@ class PushOptions:
     session_timeout_ms: int = 3_000
     release_ms: int = 1_000
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raises: UsageError."""
         if self.allocation not in ALLOCATIONS:
             known = ", ".join(ALLOCATIONS[1:])
             raise UsageError(f"there is no allocation {self.allocation!r}", "", f"Choose one of {known}")
+        a_text("zone", self.zone)
         if self.allocation == "same-zone" and not self.zone:
             raise UsageError("same-zone needs to know where this consumer is", "", "Give zone=")
+        instance_of(QueueLimits, "QueueLimits(messages=, bytes=, span=)")("limits", self.limits)
         bounds = {
-            "batch_size": (self.batch_size, 1, 100_000),
-            "concurrency": (self.concurrency, 1, 10_000),
-            "max_attempts": (self.max_attempts, 0, 1 << 31),
-            "longest_retry_ms": (self.longest_retry_ms, 1, 24 * 3_600_000),
-            "retry_ms": (self.retry_ms, 0, self.longest_retry_ms),
-            "commit_interval_ms": (self.commit_interval_ms, 0, 60_000),
-            "poll_ms": (self.poll_ms, 0, 30_000),
-            "max_bytes": (self.max_bytes, 1, 1 << 40),
-            "session_timeout_ms": (self.session_timeout_ms, 500, 60_000),
-            "release_ms": (self.release_ms, 1, 30_000),
-            "limits.messages": (self.limits.messages, 1, 1 << 31),
-            "limits.bytes": (self.limits.bytes, 1, 1 << 40),
-            "limits.span": (self.limits.span, 1, 1 << 31),
+            "batch_size": (1, 100_000),
+            "concurrency": (1, 10_000),
+            "max_attempts": (0, 1 << 31),
+            "longest_retry_ms": (1, 24 * 3_600_000),
+            "commit_interval_ms": (0, 60_000),
+            "poll_ms": (0, 30_000),
+            "max_bytes": (1, 1 << 40),
+            "session_timeout_ms": (500, 60_000),
+            "release_ms": (1, 30_000),
         }
-        for name, (value, least, most) in bounds.items():
-            if not isinstance(value, int):
-                raise UsageError(f"{name} is {value!r}", "", "It must be a whole number, of type int")
-            if not least <= value <= most:
-                raise UsageError(f"{name} is {value:,}", "", f"It must be {least:,} to {most:,}")
+        for name, (least, most) in bounds.items():
+            whole(least, most)(name, getattr(self, name))
+        whole(0, self.longest_retry_ms)("retry_ms", self.retry_ms)
 
     def pause_ms(self, attempt: int) -> int:
         """Return how long to wait after the given attempt (they count from 1) failed. Only the first pause may be none."""
         factor = 1 << min(attempt - 1, 30)
         return min(self.retry_ms * factor or factor - 1, self.longest_retry_ms)
-
-
-def check_callable(name: str, function: object) -> None:
-    """Raises: UsageError."""
-    if not callable(function):
-        raise UsageError(f"{name} is {function!r}", "", "Give a function")

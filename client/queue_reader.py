@@ -11,10 +11,11 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
+from .arguments import check_queue
 from .channels import Channels
 from .consumer_statistics import PulledQueue
 from .errors import LedgerMQError, MessagesDeletedError, UsageError, error_of
-from .fetch_buffer import MAX_BUFFER_BYTES, FetchBuffer, check_queue
+from .fetch_buffer import MAX_BUFFER_BYTES, FetchBuffer
 from .group_fetcher import GroupFetcher
 from .intake import AssignedQueue, OutOfRange, Refused
 from .message import MessageQueue, MessageView
@@ -44,10 +45,6 @@ class QueueReader:
 
         Raises: UsageError.
         """
-        if when_deleted not in ("earliest", "latest", "raise"):
-            raise UsageError(
-                f"when_deleted is {when_deleted!r}", "", 'It must be "earliest", "latest" or "raise"'
-            )
         self.channels = channels
         self.delivered_count = 0  # messages that were handed out
         #: Messages that retention deleted before they were read.

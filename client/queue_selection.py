@@ -3,24 +3,30 @@
 A selector is asked for every message without a message group, and told when a request was cut (`on_flush`).
 With a message group the queue is a hash of the group, whatever the selector: order wants one queue.
 One whose class says that it is `sticky` gives all messages without a key to one queue until `on_flush`: it is not asked for
-each of them. One that says of a message that it `goes_anywhere` lets slow broker groups be avoided: it is offered the queues of the
+each of them, and `on_flush` says that the next may go elsewhere. That is so after every message while little waits for the same
+request, and after a stretch of messages when much does, so that large requests cost little (`outbox` says how long it is).
+What one send says itself (`Selection`) comes before any selector of the producer. One that says of a message that it `goes_anywhere` lets slow broker groups be avoided: it is offered the queues of the
 others. A selector without that method has reasons for its choice, and keeps it while the group takes messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final, Protocol, cast
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, cast
 
 from ledgermq.proto.record import hash_text
 
-from .message import MessageQueue
+from .arguments import a_function, wrong
+from .errors import UsageError
+from .message import Message, MessageQueue
 
 _MASK64: Final = (1 << 64) - 1
 _JUMP_FACTOR: Final = 2862933555777941757
 
 #: Returns an index into the queues, of any size, for the first key of a message ("" without one).
 CustomChoice = Callable[[Sequence[MessageQueue], str], int]
+#: The choice of one send: gets the queues that take messages, the message and the argument of the send; returns one of the queues.
+MessageSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
 
 
 class QueueSelector(Protocol):
@@ -30,11 +36,11 @@ class QueueSelector(Protocol):
         """Return the index of the queue for the next message; `key` is its first key, or ""."""
 
     def on_flush(self) -> None:
-        """A request was cut: what comes next travels with another one."""
+        """A request was cut, what comes next travels with another one; or, when it is `sticky`, a stretch of messages is over."""
 
 
 class StickyRoundRobin:
-    """Stays on a queue until a request is cut, then takes the next: full batches under load, round robin while idle."""
+    """Takes the next queue after each stretch: of one message while little waits, longer under load."""
 
     sticky: ClassVar = True
 
@@ -115,8 +121,46 @@ class CustomSelector:
         return
 
 
+class Selection(NamedTuple):
+    """What a send says of its queue."""
+
+    selector: MessageSelector
+    argument: Any = None
+
+    def number(self, queues: Sequence[MessageQueue], message: Message) -> int:
+        """Return the index of the queue. Raises: UsageError (the selector raised something, or returned none of the queues)."""
+        try:
+            chosen = self.selector(queues, message, self.argument)
+        except Exception as error:
+            raise UsageError(f"the selector of a send raised {error!r}", "Nothing was sent") from error
+        if chosen not in queues:
+            raise UsageError(
+                f"the selector of a send returned {chosen!r}",
+                "Nothing was sent",
+                "It must return one of the queues it gets",
+            )
+        return queues.index(chosen)
+
+
+def selection_of(selector: MessageSelector | None, argument: object) -> Selection | None:
+    """Return what a send says of its queue. Raises: UsageError."""
+    if selector is None:
+        if argument is not None:
+            raise UsageError(
+                "a send has an argument and no selector", "", "Give selector=, a function that gets it"
+            )
+        return None
+    a_function("selector", selector)
+    return Selection(selector, argument)
+
+
 def selector_of(given: QueueSelector | CustomChoice) -> QueueSelector:
-    """Return the selector that was given, or that of a function."""
+    """Return the selector that was given, or that of a function. Raises: UsageError."""
+    methods = [getattr(given, name, None) for name in ("choose", "on_flush")]
+    if not (callable(given) or all(map(callable, methods))):
+        raise wrong(
+            "selector", given, "a function of the queues and the first key, or have choose() and on_flush()"
+        )
     return cast("QueueSelector", given) if hasattr(given, "choose") else CustomSelector(given)
 
 

@@ -21,6 +21,7 @@ from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import nameserver_pb2_grpc, rocketmq_v2_pb2, rocketmq_v2_pb2_grpc
 from ledgermq.proto import route_pb2 as pb
 
+from .arguments import texts
 from .calls import being_cancelled
 from .channels import Channels, unreachable
 from .errors import (
@@ -68,6 +69,7 @@ def check_address(address: str, what: str, usual_port: int) -> None:
 
 def parse_addresses(nameservers: str | Sequence[str]) -> tuple[str, ...]:
     """Return host:port of each nameserver from "a:1,b:2" or a list. Raises: InvalidAddressError."""
+    texts("nameservers", nameservers.split(",") if isinstance(nameservers, str) else nameservers)
     parts = nameservers.split(",") if isinstance(nameservers, str) else list(nameservers)
     addresses = tuple(part.strip() for part in parts if part.strip())
     for address in addresses:
@@ -120,6 +122,7 @@ class Routes:
         Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, RefusedError (NoQuorumError: while a group has no
         leader, nobody can tell that a topic does not exist), ClosedError; with `create` also BrokerUnreachableError.
         """
+        self._channels.check()
         cached = self._cache.get(topic)
         if cached is not None and not refresh and time.monotonic() - cached[0] < CACHE_S:
             return cached[1]

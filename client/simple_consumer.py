@@ -29,11 +29,22 @@ import grpc
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import rocketmq_v2_pb2_grpc
 
+from .arguments import (
+    a_consumer_group,
+    a_flag,
+    a_text,
+    check_count,
+    check_lease,
+    check_name,
+    check_tag_filter,
+    check_wait,
+    checked,
+    instance_of,
+)
 from .calls import raise_if_closed
 from .channels import Channels, unreachable
 from .consume_trace import consume_trace
 from .consumer_statistics import LeaseCounts, LeaseStatistics
-from .encoding import check_count, check_name, check_tag_filter
 from .errors import (
     ClosedError,
     GroupNotFoundError,
@@ -44,7 +55,6 @@ from .errors import (
     TopicNotFoundError,
     UsageError,
 )
-from .lengths_of_time import check_lease, check_wait
 from .message import LeasedMessage
 from .routes import Routes
 from .silent_groups import SilentGroups
@@ -65,6 +75,8 @@ _MAX_ACKS: Final = 256
 #: What brokers say with the answer to a receive when there is nothing that a person should know.
 _NOTHING_TO_SAY: Final = ("", "OK", "no new message")
 
+_LEASED: Final = instance_of(LeasedMessage, "a LeasedMessage, as receive() returns them")
+
 T = TypeVar("T")
 Stub = rocketmq_v2_pb2_grpc.MessagingServiceStub
 
@@ -72,6 +84,7 @@ Stub = rocketmq_v2_pb2_grpc.MessagingServiceStub
 class SimpleConsumer:
     """Receives with leases. Use it as an async context manager, or call close()."""
 
+    @checked(group=a_consumer_group, cluster=a_text, trace=a_flag)
     def __init__(
         self,
         nameservers: str | Sequence[str] = "127.0.0.1:9876",
@@ -82,7 +95,6 @@ class SimpleConsumer:
         trace: bool = False,
     ) -> None:
         """`trace`: tell the trace topic what becomes of each message (`ledgermq message trace`). Raises: UsageError."""
-        check_name("group", group)
         check_lease("invisible_ms", invisible_ms)
         self.group = group
         self.invisible_ms = invisible_ms
@@ -117,6 +129,7 @@ class SimpleConsumer:
 
         A `receive` that waits ends with ClosedError.
         """
+        self._channels.check_loop()
         self._closed = True
         await asyncio.gather(*self._ack_tasks.values(), return_exceptions=True)
         if self._trace is not None:
@@ -152,6 +165,7 @@ class SimpleConsumer:
         check_wait(timeout_ms)
         if invisible_ms is not None:
             check_lease("invisible_ms", invisible_ms)
+        self._channels.check_loop()
         if not self._filters:
             raise UsageError("this consumer has no subscription", "", "Call subscribe() first")
         end = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
@@ -238,6 +252,8 @@ class SimpleConsumer:
         try:
             async for frame in call:
                 if frame.HasField("message"):
+                    # The queue's topic, whatever the record says: acknowledgements go there.
+                    frame.message.topic.name = request.message_queue.topic.name
                     messages.append(LeasedMessage(frame.message, broker_group))
                     self._counts[broker_group].received(messages[-1])
                 elif frame.HasField("status") and not messages:
@@ -272,12 +288,14 @@ class SimpleConsumer:
 
     # --- acknowledging ----------------------------------------------------------------------------------------
 
+    @checked(message=_LEASED)
     async def ack(self, message: LeasedMessage) -> None:
         """The message is done: it is not delivered again. Returns when the group's majority knows.
 
         Raises: InvalidHandleError (the lease was over before: it is or was delivered again), RefusedError,
         BrokerUnreachableError (no node answered in time), ClosedError.
         """
+        self._channels.check_loop()
         if self._closed:
             raise ClosedError("consumer")
         key = (message.queue.broker_group, message.topic)
@@ -333,6 +351,7 @@ class SimpleConsumer:
         )
         return answer
 
+    @checked(message=_LEASED)
     async def change_invisible(self, message: LeasedMessage, invisible_ms: int) -> None:
         """Move the end of the lease to `invisible_ms` from now; 0 gives the message back at once.
 

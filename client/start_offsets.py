@@ -6,28 +6,14 @@ Owns: the questions to the brokers. Groups whose offsets brokers keep begin wher
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from ledgermq.proto import log_pb2 as pb
 from ledgermq.proto import log_pb2_grpc
 
 from .calls import call_group
 from .channels import Channels
-from .errors import UsageError
 from .topic_route import BrokerGroup
-
-_TIME_DIGITS_MAX: Final = 18  # as brokers read it: it must fit 64 bits
-
-
-def check_start(start: str) -> None:
-    """Check a start position. Raises: UsageError."""
-    if start in ("earliest", "latest"):
-        return
-    if not (
-        isinstance(start, str) and start.isascii() and start.isdecimal() and len(start) <= _TIME_DIGITS_MAX
-    ):
-        step = 'It must be "earliest", "latest" or a time in ms since the epoch, as text: "1767225600000"'
-        raise UsageError(f"start is {start!r}", "", step)
 
 
 async def start_offsets(

@@ -26,6 +26,11 @@ REFUSED: Final = "refused"
 NO_ANSWER: Final = "no answer"
 #: A node that the leader heard within this time is alive, though it does not answer us.
 _HEARD_MS: Final = 1500
+#: A wall clock so far from log time is told.
+_CLOCK_LEANS_MS: Final = 1000
+_SLEW: Final = 100  # log time is corrected by one part in so many
+#: A disk that is fuller than this is told, also where max_store_bytes is far away.
+_DISK_NEARLY_FULL: Final = 0.85
 COLUMNS = ("NODE", "ROLE", "ADDRESS", "DURABLE>", "COMMIT>", "BEHIND>", "FSYNC p99>", "DISK>", "")
 
 
@@ -54,6 +59,14 @@ class NodeRow:
     behind_bytes: int | None = None
     fsync_p99_ms: float | None = None
     disk_used_ratio: float | None = None
+    store_used_ratio: float | None = None  # of max_store_bytes, where that is set
+    max_store_bytes: int = 0
+    clock_offset_ms: int = 0  # its wall clock minus log time
+    # What was so late, again and again, and for how long it therefore waits for a silent leader; 0: not late, or not asked.
+    timer_lateness_ms: int = 0
+    heartbeat_lateness_ms: int = 0
+    election_timeout_ms: int = 0
+    election_timeout_added_ms: int = 0
     state: str = ""
     # Of reading its whole log over and over, as the node itself tells it since its start; None: it was not asked.
     checked_bytes: int | None = None
@@ -154,6 +167,7 @@ class GroupAnswers:
     group: str
     members: dict[str, str] = field(default_factory=dict)
     answers: dict[str, pb.GetStatusResponse] = field(default_factory=dict)
+    others_answer: bool = False  # nodes of other groups of the cluster
     #: Nodes of another group of the same name, which the nameserver refuses: "n1 at host:port".
     strangers: tuple[str, ...] = ()
 
@@ -178,7 +192,12 @@ def report(asked: GroupAnswers) -> GroupReport:
         notes += (_strangers_note(asked),)
     if view.master_id:
         notes += (*master_notes(asked.answers, view, leads=leader is not None),)
-    notes += (*_retention_notes(asked.answers, leader), *_mode_notes(view))
+    notes += (
+        *_retention_notes(asked.answers, rows, leader),
+        *_lateness_notes(rows, voters, leader),
+        *_clock_notes(rows, leader),
+        *_mode_notes(view),
+    )
     return GroupReport(
         group=view.group or asked.group,
         verdict=verdict,
@@ -243,9 +262,19 @@ def cells(row: NodeRow) -> tuple[str, ...]:
         _number(row.commit_index),
         behind,
         "-" if row.fsync_p99_ms is None else f"{row.fsync_p99_ms:.1f} ms",
-        "-" if row.disk_used_ratio is None else f"{row.disk_used_ratio * 100:.0f} %",
+        _disk(row),
         row.state,
     )
+
+
+def _disk(row: NodeRow) -> str:
+    """Return how full a node is: the disk, and its log's own limit where it has one; first what is nearer to its end."""
+    disk = None if row.disk_used_ratio is None else (row.disk_used_ratio, f"{row.disk_used_ratio:.0%}")
+    if row.store_used_ratio is None:
+        return disk[1].replace("%", " %") if disk else "-"
+    store = (row.store_used_ratio, f"{row.store_used_ratio:.0%} of {size(row.max_store_bytes)}")
+    parts = sorted((store, *([(disk[0], f"disk {disk[1]}")] if disk else [])), reverse=True)
+    return ", ".join(text for _, text in parts).replace("%", " %")
 
 
 def size(count: int) -> str:
@@ -278,7 +307,19 @@ def _rows(asked: GroupAnswers, view: pb.GetStatusResponse) -> tuple[NodeRow, ...
         if own is not None and (name not in rows or rows[name].role == "unreachable" or answer is not view):
             rows[name] = _join(rows.get(name), _row(own, rows.get(name), by_leader=False))
         if name in rows:
-            rows[name] = replace(rows[name], version=answer.version)
+            rows[name] = replace(
+                rows[name],
+                version=answer.version,
+                max_store_bytes=answer.max_store_bytes,
+                store_used_ratio=answer.disk_used_bytes / answer.max_store_bytes
+                if answer.max_store_bytes
+                else None,
+                clock_offset_ms=answer.clock_offset_ms,
+                timer_lateness_ms=answer.timer_lateness_ms,
+                heartbeat_lateness_ms=answer.heartbeat_lateness_ms,
+                election_timeout_ms=answer.election_timeout_ms,
+                election_timeout_added_ms=answer.election_timeout_added_ms,
+            )
     for name in rows.keys() - asked.answers.keys():
         rows[name] = _unanswered(rows[name], led=view.role == "leader")
     return tuple(rows[name] for name in sorted(rows))
@@ -371,6 +412,11 @@ def _judge(
             notes.append(
                 f"no leader: {needed} of {voters} voters must reach each other. {start}. See: docs/runbook.md"
             )
+        if view.master_id or not held_back:  # else the group may be new, or these nodes no part of it
+            notes.append(
+                "meanwhile pull and push consumers of ledgermq.client read what is committed; sends, leases and official clients wait, "
+                "and get NO_QUORUM or HA_NOT_AVAILABLE"
+            )
         return Verdict.NO_QUORUM, tuple(notes)
     notes += _slaves_notes(leader, rows)
     if frozen := [row.node_id for row in rows if row.is_silent]:
@@ -444,12 +490,81 @@ def _log_begin(view: pb.GetStatusResponse) -> str:
     )
 
 
+def _clock_notes(rows: Sequence[NodeRow], leader: pb.GetStatusResponse | None) -> list[str]:
+    """Say that log time, by which messages are aged, is not what the clocks say, or that a clock is not like the others."""
+    leaning = {row.node_id: row.clock_offset_ms for row in rows if abs(row.clock_offset_ms) > _CLOCK_LEANS_MS}
+    if not leaning:
+        return []
+    shown = ", ".join(
+        f"{name} is {duration(abs(ms))} {'behind' if ms < 0 else 'ahead of'}" for name, ms in leaning.items()
+    )
+    compare = "Compare them (date; chronyc tracking or timedatectl on every node)"
+    if leader is None or leader.node_id not in leaning:
+        return [f"clocks: {shown} log time. {compare}, and correct what is wrong. See: docs/runbook.md"]
+    offset = leaning[leader.node_id]
+    slowly = duration(abs(offset) * _SLEW)
+    return [
+        f"clocks: {shown} log time, which goes {'slower' if offset < 0 else 'faster'} by 1 % until they agree (about {slowly}). "
+        f"Ages, delays and --from TIME count by log time; nothing is lost. {compare}. See: docs/runbook.md"
+    ]
+
+
+def _lateness_notes(rows: Sequence[NodeRow], voters: int, leader: pb.GetStatusResponse | None) -> list[str]:
+    """Say of each node that waits longer for a silent leader why it does, and where to look."""
+    starved = {row.node_id for row in rows if _is_short_of_cpu(row)}
+    leader_id = leader.node_id if leader is not None else ""
+    notes = []
+    for row in rows:
+        if not row.election_timeout_added_ms:
+            continue
+        late = max(row.timer_lateness_ms, row.heartbeat_lateness_ms)
+        usual = row.election_timeout_ms - row.election_timeout_added_ms
+        effect = f"{late:,} ms late, more than once in the last half minute"
+        if voters > 1:  # else there are no elections
+            effect += f", so it waits {row.election_timeout_ms:,} ms for a silent leader instead of {usual:,}"
+        if row.node_id in starved:
+            text = (
+                f"is short of CPU: its timers came {effect}. Give it CPU and memory of its own, or move what runs beside it; "
+                "vmstat 1 shows what it waits for"
+            )
+        elif row.node_id == leader_id:
+            text = f"got answers to its heartbeats {effect}. {_who_is_late(starved, 'its followers')}"
+        else:
+            text = (
+                f"heard heartbeats {effect}. {_who_is_late(starved & {leader_id}, leader_id or 'the leader')}"
+            )
+        notes.append(f"{row.node_id} {text}. See: docs/runbook.md, Elections again and again")
+    return notes
+
+
+def _is_short_of_cpu(row: NodeRow) -> bool:
+    """Its own timers explain most of what is late."""
+    return bool(row.election_timeout_added_ms) and 2 * row.timer_lateness_ms >= row.heartbeat_lateness_ms
+
+
+def _who_is_late(starved: Iterable[str], whom: str) -> str:
+    if names := ", ".join(sorted(starved)):
+        return f"That comes most likely from {names}, short of CPU"
+    return (
+        f"Its own timers are on time: look at {whom} (vmstat 1 there), and at the network between them (ping)"
+    )
+
+
 def _retention_notes(
-    answers: Mapping[str, pb.GetStatusResponse], leader: pb.GetStatusResponse | None
+    answers: Mapping[str, pb.GetStatusResponse],
+    rows: Sequence[NodeRow],
+    leader: pb.GetStatusResponse | None,
 ) -> list[str]:
     """Say what the disks of nodes lead to, and what is kept in spite of its age."""
     notes = []
+    disks = {row.node_id: row.disk_used_ratio for row in rows if row.disk_used_ratio is not None}
     for name, answer in sorted(answers.items()):
+        if answer.max_store_bytes and disks.get(name, 0.0) > _DISK_NEARLY_FULL:
+            notes.append(
+                f"{name}: its disk is {disks[name]:.0%} full, although its log has only {answer.disk_used_bytes / answer.max_store_bytes:.0%}"
+                f" of max_store_bytes ({size(answer.max_store_bytes)}): something else fills it, and when it is full messages are refused. "
+                "Make room there, or lower max_store_bytes. See: docs/runbook.md, Disk"
+            )
         if answer.disk_step:
             used = answer.disk_used_bytes / answer.disk_limit_bytes if answer.disk_limit_bytes else 0
             text = answer.disk_step_text
@@ -458,7 +573,8 @@ def _retention_notes(
                 if not leader.produce_refused:
                     text += f". {leader.node_id} leads and takes them, until too few nodes have room to store them"
             notes.append(
-                f"{name}: {used:.0%} of {size(answer.disk_limit_bytes)} used: {text}. "
+                f"{name}: {used:.0%} of {size(answer.disk_limit_bytes)}"
+                f"{' (max_store_bytes)' if answer.max_store_bytes else ''} used: {text}. "
                 "See: docs/runbook.md, Disk"
             )
         if answer.protection:
@@ -492,4 +608,10 @@ def _damage_note(row: NodeRow) -> str:
 def _nothing_answers(asked: GroupAnswers) -> str:
     names: Mapping[str, str] = asked.members
     where = ", ".join(f"{name} ({address})" for name, address in sorted(names.items()))
+    if asked.others_answer:
+        return (
+            f"no node answers: {where}. Other broker groups do: start these where they ran, from their own folder (ledgermq up --data "
+            f"FOLDER, or their services), not a second cluster. Messages in {asked.group} wait meanwhile. If they are gone for good: "
+            f"ledgermq cluster forget-group {asked.group}"
+        )
     return f"no node answers: {where}. Start them: ledgermq up"

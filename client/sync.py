@@ -25,19 +25,19 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future
 from typing import Any, Final
 
+from . import grpc_loading  # noqa: F401  # first
 from .admin import Admin as AsyncAdmin
-from .encoding import check_count, check_name
+from .arguments import a_flag, an_iterable, check_count, check_lease, check_name, check_start, check_wait
 from .errors import ClosedError, GroupNotFoundError, LedgerMQError
 from .handover import Handover
 from .kept_message import message_of
-from .lengths_of_time import check_lease, check_wait
 from .loop_thread import Closing
 from .message import LeasedMessage, Message, SendReceipt
 from .producer import Producer as AsyncProducer
 from .producer_statistics import GroupStatistics, ProducerStatistics
+from .queue_selection import MessageSelector, selection_of
 from .simple_consumer import INVISIBLE_MS, RECEIVE_BATCH
 from .simple_consumer import SimpleConsumer as AsyncSimpleConsumer
-from .start_offsets import check_start
 from .sync_admin import Admin
 from .sync_group_admin import GroupAdmin
 from .sync_pull_consumer import PullConsumer
@@ -64,8 +64,8 @@ class Producer(Closing):
 
     def __init__(self, nameservers: str | Sequence[str] = "127.0.0.1:9876", **options: Any) -> None:
         """`options` are those of the asyncio Producer."""
-        super().__init__("ledgermq-producer")
-        self._producer = self.build(lambda: AsyncProducer(nameservers, **options))
+        super().__init__()
+        self._producer = self._build(lambda: AsyncProducer(nameservers, **options))
         self._handover = Handover(self._producer, self._thread.post, self._producer.max_pending_bytes)
 
     def send(
@@ -77,18 +77,28 @@ class Producer(Closing):
         keys: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
         message_group: str = "",
+        selector: MessageSelector | None = None,
+        argument: object = None,
     ) -> SendReceipt:
         """Send one message and wait until it is committed. Raises: as the asyncio Producer's `send`."""
         self._check_waits()
         return self._thread.call(
             self._producer.send(
-                topic, body, tag=tag, keys=keys, properties=properties, message_group=message_group
+                topic,
+                body,
+                tag=tag,
+                keys=keys,
+                properties=properties,
+                message_group=message_group,
+                selector=selector,
+                argument=argument,
             )
         )
 
     def send_batch(self, messages: Iterable[Message]) -> list[SendReceipt]:
         """Send many messages and wait for all of them. Raises: for the first one that failed."""
         self._check_waits()
+        an_iterable("messages", messages)
         return self._thread.call(self._producer.send_batch(list(messages)))
 
     def send_async(
@@ -100,6 +110,8 @@ class Producer(Closing):
         keys: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
         message_group: str = "",
+        selector: MessageSelector | None = None,
+        argument: object = None,
     ) -> Future[SendReceipt]:
         """Queue one message and return a future of its receipt; `result()` raises what `send` would.
 
@@ -107,7 +119,8 @@ class Producer(Closing):
         and must not wait. Raises: BufferFullError (call `ready()`), UsageError.
         """
         self._check_open()
-        return self._handover.put(message_of(topic, body, tag, keys, properties, message_group))
+        message = message_of(topic, body, tag, keys, properties, message_group)
+        return self._handover.put(message, selection_of(selector, argument))
 
     def send_oneway(
         self,
@@ -118,6 +131,8 @@ class Producer(Closing):
         keys: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
         message_group: str = "",
+        selector: MessageSelector | None = None,
+        argument: object = None,
     ) -> bool:
         """Queue one message without asking what becomes of it; return False when it was dropped, because there is no room.
 
@@ -125,7 +140,14 @@ class Producer(Closing):
         """
         return self._producer.one_way.send(
             lambda: self.send_async(
-                topic, body, tag=tag, keys=keys, properties=properties, message_group=message_group
+                topic,
+                body,
+                tag=tag,
+                keys=keys,
+                properties=properties,
+                message_group=message_group,
+                selector=selector,
+                argument=argument,
             )
         )
 
@@ -141,6 +163,7 @@ class Producer(Closing):
 
     @timeout_ms.setter
     def timeout_ms(self, timeout_ms: int) -> None:
+        check_count("timeout_ms", timeout_ms)
         self._producer.timeout_ms = timeout_ms
 
     def flush(self) -> None:
@@ -247,14 +270,15 @@ class Consumer(Closing):
         check_name("group", group)
         check_start(start)
         check_wait(timeout_ms)
-        super().__init__("ledgermq-consumer")
+        a_flag("trace", trace)
+        super().__init__()
         self._nameservers = nameservers
         self._group, self._topic, self._start = group, topic, start
         self._timeout_ms = timeout_ms
         self._ready: deque[LeasedMessage] = deque()
         self._failure: BaseException | None = None
         self._acks: set[Future[None]] = set()
-        self._consumer = self.build(
+        self._consumer = self._build(
             lambda: AsyncSimpleConsumer(nameservers, group=group, invisible_ms=invisible_ms, trace=trace)
         )
         try:

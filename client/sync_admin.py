@@ -30,8 +30,8 @@ class Admin(Closing):
 
     def __init__(self, nameservers: str | Sequence[str] = "127.0.0.1:9876", **options: Any) -> None:
         """`options` are those of the asyncio Admin."""
-        super().__init__("ledgermq-admin")
-        self._admin = self.build(lambda: self._make(nameservers, **options))
+        super().__init__()
+        self._admin = self._build(lambda: self._make(nameservers, **options))
 
     def _make(self, nameservers: str | Sequence[str], **options: Any) -> AsyncAdmin:
         return AsyncAdmin(nameservers, **options)
@@ -54,6 +54,7 @@ class Admin(Closing):
         message_type: str = "normal",
         if_not_exists: bool = False,
         retention_ms: int = 0,
+        keep_unread: bool = False,
     ) -> int:
         """Create a topic in every broker group; return its number of queues over all of them."""
         return self._thread.call(
@@ -63,12 +64,15 @@ class Admin(Closing):
                 message_type=message_type,
                 if_not_exists=if_not_exists,
                 retention_ms=retention_ms,
+                keep_unread=keep_unread,
             )
         )
 
-    def update_topic(self, topic: str, *, retention_ms: int) -> None:
-        """Change how long messages of a topic are shown."""
-        self._thread.call(self._admin.update_topic(topic, retention_ms=retention_ms))
+    def update_topic(
+        self, topic: str, *, retention_ms: int | None = None, keep_unread: bool | None = None
+    ) -> None:
+        """Change how long messages of a topic are shown, or whether retention leaves unread ones."""
+        self._thread.call(self._admin.update_topic(topic, retention_ms=retention_ms, keep_unread=keep_unread))
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with its messages."""
@@ -83,6 +87,10 @@ class Admin(Closing):
     ) -> tuple[TopicInfo, list[tuple[MessageQueue, QueueOffset]]]:
         """Return the topic and the offsets of its queues in every group."""
         return self._thread.call(self._admin.describe_topic(topic, silent=silent))
+
+    def topic_losses(self, topic: str, *, silent: Silent | None = None) -> list[tuple[str, pb.TopicProgress]]:
+        """Return (broker group, consumer group) of those that lost messages of a topic, or have some parked."""
+        return self._thread.call(self._admin.topic_losses(topic, silent=silent))
 
     # --- messages ---------------------------------------------------------------------------------------------
 
@@ -133,6 +141,16 @@ class Admin(Closing):
     def group_members(self, name: str, *, silent: Silent | None = None) -> list[tuple[str, pb.GroupMember]]:
         """Return (broker group, member) of a group whose members own its queues."""
         return self._thread.call(self._admin.group_members(name, silent=silent))
+
+    def deliveries(
+        self, name: str, topic: str = "", *, max_parked: int = 0, silent: Silent | None = None
+    ) -> list[tuple[str, pb.GetDeliveriesResponse]]:
+        """Return (broker group, who holds leases and what is parked) of a consumer group."""
+        return self._thread.call(self._admin.deliveries(name, topic, max_parked=max_parked, silent=silent))
+
+    def release_parked(self, name: str, topic: str = "", *, message_id: str = "") -> int:
+        """Deliver parked messages of a consumer group again; return how many."""
+        return self._thread.call(self._admin.release_parked(name, topic, message_id=message_id))
 
     def reset_offsets(self, group: str, topic: str, to: str) -> None:
         """Move a group to "earliest", "latest", or a time in ms since the epoch."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from .arguments import an_iterable
 from .consumer_statistics import PullStatistics
 from .errors import ClosedError
 from .loop_thread import Closing, make
@@ -30,8 +31,8 @@ class PullConsumer(Closing):
 
     def __init__(self, nameservers: str | Sequence[str] = "127.0.0.1:9876", **options: Any) -> None:
         """`options` are those of the asyncio PullConsumer."""
-        super().__init__("ledgermq-pull-consumer")
-        self._consumer = self.build(lambda: AsyncPullConsumer(nameservers, **options))
+        super().__init__()
+        self._consumer = self._build(lambda: AsyncPullConsumer(nameservers, **options))
 
     # --- queues -----------------------------------------------------------------------------------------------
 
@@ -49,6 +50,7 @@ class PullConsumer(Closing):
 
     def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Read these queues too, each from its committed offset."""
+        an_iterable("queues", queues)
         self._thread.call(self._consumer.assign(list(queues)))
 
     def unassign(self, queues: Iterable[MessageQueue]) -> None:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
+from .arguments import a_function, checked, instance_of, none_or, whole
 from .consumer_statistics import ConsumerStatistics
 from .errors import ClosedError, UsageError
 from .listener_calls import WrongListenerError
@@ -19,7 +20,7 @@ from .loop_thread import Closing
 from .message import MessageQueue, MessageView
 from .push_consumer import CLOSE_MS
 from .push_consumer import PushConsumer as AsyncPushConsumer
-from .push_options import PushOptions, RetryLater, check_callable
+from .push_options import PushOptions, RetryLater
 
 _USE_ASYNCIO: Final = (
     "Write def, or use PushConsumer of ledgermq.client, whose listeners are coroutine functions"
@@ -42,14 +43,14 @@ class PushConsumer(Closing):
         """`others` are those of the asyncio PushConsumer. `listener` and `on_exhausted` are ordinary functions."""
         given = {"listener": listener} | ({} if on_exhausted is None else {"on_exhausted": on_exhausted})
         for name, function in given.items():
-            check_callable(name, function)
+            a_function(name, function)
             if inspect.iscoroutinefunction(function):
                 raise UsageError(
                     f"{function!r} is a coroutine function", "Threads cannot await", _USE_ASYNCIO
                 )
+        none_or(instance_of(PushOptions, "PushOptions"))("options", options)
         options = options or PushOptions()
-        options.check()
-        super().__init__("ledgermq-push-consumer")
+        super().__init__()
         self._calling = threading.local()  # `now`: this thread runs a listener or the hook
         self._closing_lock = threading.Lock()
         self._closer: threading.Thread | None = None
@@ -69,7 +70,7 @@ class PushConsumer(Closing):
                 nameservers, group=group, listener=call, on_exhausted=hook, options=options, **others
             )
 
-        self._consumer = self.build(build)
+        self._consumer = self._build(build)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         call = partial(self._run, function, *arguments)
@@ -89,6 +90,7 @@ class PushConsumer(Closing):
         finally:
             self._calling.now = False
 
+    @checked(timeout_ms=whole(0))
     def close(self, timeout_ms: int = CLOSE_MS) -> None:
         """Let running listeners finish, store the final offsets, leave the group, close every connection.
 
@@ -113,9 +115,16 @@ class PushConsumer(Closing):
         self._thread.call(self._consumer.subscribe(topic, expression))
 
     def run(self) -> None:
-        """Return when another thread, or a listener, closes the consumer. Ctrl-C ends it. Raises: what repeating cannot heal."""
-        self._check_open()
-        self._thread.call(self._consumer.run())
+        """Return when the consumer is closed: by another thread, a listener, or Ctrl-C in the main thread, which close()s it.
+
+        So Ctrl-C ends a program that waits here without a KeyboardInterrupt; a second one, while listeners finish, raises it.
+        Raises: UsageError (no subscription), what repeating cannot heal.
+        """
+        try:
+            self._check_open()
+            self._thread.call(self._consumer.run())
+        except KeyboardInterrupt:
+            self.close()
 
     def statistics(self) -> ConsumerStatistics:
         """Return figures of this moment."""

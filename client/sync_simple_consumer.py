@@ -29,8 +29,8 @@ class SimpleConsumer(Closing):
         self, nameservers: str | Sequence[str] = "127.0.0.1:9876", *, group: str, **options: Any
     ) -> None:
         """`options` are those of the asyncio SimpleConsumer."""
-        super().__init__("ledgermq-simple-consumer")
-        self._consumer = self.build(lambda: AsyncSimpleConsumer(nameservers, group=group, **options))
+        super().__init__()
+        self._consumer = self._build(lambda: AsyncSimpleConsumer(nameservers, group=group, **options))
 
     def subscribe(self, topic: str, expression: str = "*") -> None:
         """Receive from a topic; `expression` selects tags: "*", or "a || b"."""

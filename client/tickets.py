@@ -126,9 +126,15 @@ class OpenRun:
     )
 
     def __init__(
-        self, window: SendWindow, section: Section, run: PlainRun, ticket: EachOfRun, largest: int
+        self,
+        window: SendWindow,
+        section: Section,
+        run: PlainRun,
+        ticket: EachOfRun,
+        largest: int,
+        most: int,
     ) -> None:
-        """`largest` is the largest body that the group takes."""
+        """`largest` is the largest body that the group takes; `most` bytes go there at most."""
         self.window = window
         self.section = section
         self.run = run
@@ -139,4 +145,4 @@ class OpenRun:
         self.surplus = run.body_offset + 7  # with the body, rounded down to 8: the size of a record
         self.born_ns = run.born_ms * 1_000_000
         self.until_ns = self.born_ns + 1_000_000
-        self.left = window.growth(section)
+        self.left = min(window.growth(section), most)

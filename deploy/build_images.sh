@@ -74,8 +74,10 @@ requirements() { # print the requirements of the base install and of one extra
   "$python" - "$1" <<'PY'
 import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-extra = project["optional-dependencies"][sys.argv[1]]
-print("\n".join(r for r in project["dependencies"] + extra if not r.startswith("pyspark")))
+extras = project["optional-dependencies"]
+wanted = project["dependencies"] + extras[sys.argv[1]]
+wanted += extras["cli"] * ("ledgermq[cli]" in wanted)
+print("\n".join(r for r in wanted if not r.startswith(("pyspark", "ledgermq["))))
 PY
 }
 

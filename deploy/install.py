@@ -1,4 +1,8 @@
-"""Make `.venv` and install LedgerMQ with all its extras, at the versions of constraints.txt. Run by `make setup`.
+"""Make `.venv` and install LedgerMQ into it, at the versions of constraints.txt: run by `make setup` and `make spark`.
+
+    python deploy/install.py            the client, the server, and what the tests need
+    python deploy/install.py spark      Spark, into the same environment
+    python deploy/install.py lowest     .venv/lowest: the lower bounds of the client's dependencies (`make lowest`)
 
 Shows what it does: the step, what is downloaded, and on long steps the time that passed. The output of pip is kept
 in build/setup.log, and its end is printed when a step fails. Standard library only.
@@ -10,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,37 +22,99 @@ VENV = ROOT / ".venv"
 LOG = ROOT / "build" / "setup.log"
 BEAT_SECONDS = 15.0  # a sign of life this often where there is no terminal
 
-#: What a step tells and runs. Spark comes last: it is the one large download.
-STEPS: tuple[tuple[str, list[str]], ...] = (
-    ("packages: client, server and development tools (about 145 MB)", [".[server,dev]"]),
-    ("Spark: a 456 MB download once, then a minute of unpacking", [".[spark]"]),
+#: The compiler of proto/*.proto has an environment of its own, since its dependencies exclude what the tests run with. Code that
+#: it makes refuses runtimes older than itself: an old compiler lets applications keep their versions of grpcio and protobuf.
+COMPILER: tuple[str, ...] = (
+    "grpcio-tools==1.72.2",
+    "grpcio==1.72.2",
+    "protobuf==6.30.2",
+    "setuptools==80.9.0",
 )
+_DEVELOPMENT = "packages: client, server and development tools (about 145 MB)"
 
 
-def main() -> int:
+@dataclass(frozen=True)
+class Step:
+    """An environment, made where it is missing, and what pip installs into it."""
+
+    title: str
+    environment: Path
+    packages: tuple[str, ...]
+    constraints: Path | None = ROOT / "constraints.txt"
+
+
+def steps(what: str) -> list[Step]:
+    """Return the steps of one of the three commands above. Raises: SystemExit (another one)."""
+    if what == "setup":
+        return [
+            Step(_DEVELOPMENT, VENV, ("--editable", ".[server,dev]")),
+            Step("the compiler of proto/*.proto (4 MB)", VENV / "protoc", COMPILER, None),
+        ]
+    if what == "spark":
+        return [
+            Step(
+                "Spark: a 456 MB download once, then a minute of unpacking", VENV, ("--editable", ".[spark]")
+            )
+        ]
+    if what == "lowest":
+        lowest = ROOT / "build" / "lowest.txt"
+        lowest.write_text("\n".join(lowest_constraints()) + "\n")
+        title = "the lower bounds of the client's dependencies"
+        # Without the official client, which excludes some of them.
+        packages = ("--editable", ".[server,bench]", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+        return [Step(title, VENV / "lowest", packages, lowest)]
+    raise SystemExit(f"there is no installation {what!r}, only setup, spark and lowest")
+
+
+def lowest_constraints() -> list[str]:
+    """Return constraints.txt with the lower bounds of the base install in the place of its versions."""
+    import tomllib  # not in the Pythons that the preflight refuses
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    bounds = {}
+    for requirement in project["dependencies"]:
+        name, _, rest = requirement.partition(">=")
+        bounds[name] = rest.partition(",")[0]
+    free = {*bounds, "matplotlib", "contourpy"}  # the pinned versions of the plots want a newer numpy
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
+    pinned = [line for line in pins if line.partition("==")[0] not in free]
+    return pinned + [f"{name}=={version}" for name, version in bounds.items()]
+
+
+def main(arguments: list[str]) -> int:
     """Run all steps; return the exit code."""
+    what = arguments[0] if arguments else "setup"
     LOG.parent.mkdir(exist_ok=True)
     LOG.write_text("")
-    total = len(STEPS) + 1
-    python = VENV / "bin" / "python"
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if not _run(f"[1/{total}] .venv with Python {version}", [sys.executable, "-m", "venv", str(VENV)]):
-        return 1
-    for number, (title, packages) in enumerate(STEPS, start=2):
-        command = [str(python), "-m", "pip", "install", "--progress-bar", "off", "--editable", *packages]
-        if not _run(f"[{number}/{total}] {title}", command):
+    todo = steps(what)
+    for number, step in enumerate(todo, start=1):
+        python = step.environment / "bin" / "python"
+        make = [sys.executable, "-m", "venv", str(step.environment)]
+        install = [str(python), "-m", "pip", "install", "--progress-bar", "off", *step.packages]
+        commands = [install] if python.exists() else [make, install]
+        if not _run(f"[{number}/{len(todo)}] {step.title}", commands, step.constraints, what):
             return 1
     return 0
 
 
-def _run(title: str, command: list[str]) -> bool:
+def _run(title: str, commands: list[list[str]], constraints: Path | None, what: str) -> bool:
     """Run one step under its title with a clock; on failure print the end of the log. Return success."""
-    started = beat = time.monotonic()
-    terminal = sys.stdout.isatty()
+    started = time.monotonic()
     _say(f"setup {title} ...")
+    if all(_run_one(command, constraints, started) for command in commands):
+        _say(f"  done in {time.monotonic() - started:.1f} s")
+        return True
+    tail = "\n".join(LOG.read_text(errors="replace").splitlines()[-25:])
+    sys.stderr.write(f"{tail}\nsetup failed: {title}. The whole log: {LOG}. Try again: make {what}\n")
+    return False
+
+
+def _run_one(command: list[str], constraints: Path | None, started: float) -> bool:
+    beat = time.monotonic()
+    terminal = sys.stdout.isatty()
     with LOG.open("ab") as log:
         process = subprocess.Popen(
-            command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=_environment()
+            command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=_environment(constraints)
         )
         while process.poll() is None:
             time.sleep(0.2)
@@ -60,18 +127,14 @@ def _run(title: str, command: list[str]) -> bool:
                 _say(f"  {now - started:4.0f} s  {_last_line()[:110]}")
     if terminal:
         sys.stdout.write("\r" + " " * 100 + "\r")
-    if process.returncode == 0:
-        _say(f"  done in {time.monotonic() - started:.1f} s")
-        return True
-    tail = "\n".join(LOG.read_text(errors="replace").splitlines()[-25:])
-    sys.stderr.write(f"{tail}\nsetup failed: {title}. The whole log: {LOG}. Try again: make setup\n")
-    return False
+    return process.returncode == 0
 
 
-def _environment() -> dict[str, str]:
+def _environment(constraints: Path | None) -> dict[str, str]:
     """Pin the packages and also what builds them; two names, because newer versions of pip split them."""
-    constraints = str(ROOT / "constraints.txt")
-    return {**os.environ, "PIP_CONSTRAINT": constraints, "PIP_BUILD_CONSTRAINT": constraints}
+    if constraints is None:
+        return dict(os.environ)
+    return {**os.environ, "PIP_CONSTRAINT": str(constraints), "PIP_BUILD_CONSTRAINT": str(constraints)}
 
 
 def _last_line() -> str:
@@ -88,7 +151,7 @@ def _say(text: str) -> None:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
-        sys.stderr.write("\nsetup stopped. Go on: make setup\n")
+        sys.stderr.write("\nsetup stopped. Go on: the same command again\n")
         sys.exit(130)

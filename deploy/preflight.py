@@ -1,5 +1,7 @@
 """Is everything there that LedgerMQ cannot install into its own folder? Prints all that is missing, at once.
 
+    python3 deploy/preflight.py [--without-spark]
+
 Runs before any download, in less than two seconds, on any Python 3 (so: old syntax, standard library only).
 Checks Python with venv, Java, memory and disk. Exit code 0, or 1 with one line and one command per missing thing.
 """
@@ -16,6 +18,7 @@ JAVA_MIN = 17
 MEMORY_MIN_GIB = 3.0  # five processes of at most 200 MiB, and a Spark driver with its Python workers
 DISK_MIN_GIB = 6.0  # packages 2 GiB while they are built; the demo's logs and dumps 1.5 GiB; the tests' data
 DISK_MIN_INSTALLED_GIB = 4.0
+DISK_MIN_WITHOUT_SPARK_GIB = 2.0
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 INSTALLERS = (  # the first that exists; {python} and {java} are the packages' names there
@@ -105,11 +108,12 @@ def check_memory():
     return None
 
 
-def check_disk():
+def check_disk(with_spark):
     """Return what is wrong with the disk of this folder, or None."""
     free = shutil.disk_usage(ROOT).free / float(1 << 30)
-    installed = os.path.exists(os.path.join(ROOT, ".venv", ".installed"))
+    installed = os.path.exists(os.path.join(ROOT, ".venv", ".spark"))
     needed = DISK_MIN_INSTALLED_GIB if installed else DISK_MIN_GIB
+    needed = needed if with_spark else DISK_MIN_WITHOUT_SPARK_GIB
     if free < needed:
         reason = "%.1f GiB are free on the disk of %s; %.0f GiB are needed"
         return reason % (
@@ -122,7 +126,9 @@ def check_disk():
 
 def main():
     """Print everything that is missing; return the exit code."""
-    problems = [found for found in (check_python(), check_java(), check_memory(), check_disk()) if found]
+    with_spark = "--without-spark" not in sys.argv[1:]
+    found = [check_python(), check_java() if with_spark else None, check_memory(), check_disk(with_spark)]
+    problems = [problem for problem in found if problem]
     for reason, command in problems:
         sys.stderr.write("missing: %s\n         %s\n" % (reason, command))
     if problems:

@@ -18,6 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # While modules are loaded nothing is begun: Ctrl-C just ends it, without a traceback. `serve` stops in order.
+    signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
+
 # gRPC's own lines on stderr would stand beside our error messages; what it reports reaches us as exceptions.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # Without the event engine's own threads a message on a stream wakes one thread less (docs/performance.md).
@@ -25,6 +29,7 @@ os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_li
 
 from .config import NameserverConfig, resolve
 from .errors import ConfigError, NameserverError
+from .registrations import Room
 from .service import NameServer
 
 
@@ -43,6 +48,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--max-connections", metavar="N",
         help="connections that each listener takes (default 10000, fewer without file descriptors for them)",
     )  # fmt: skip
+    parser.add_argument("--max-nodes", metavar="N", help="nodes that may be registered (default 1000)")
+    parser.add_argument(
+        "--max-registered-bytes", metavar="N", help="bytes of all registrations together (default 67108864)"
+    )
     parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (default info)")
     return parser.parse_args(argv)
 
@@ -71,7 +80,8 @@ async def serve(config: NameserverConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server = NameServer(config.listeners, config.expiry_ms, config.max_connections)
+    room = Room(config.max_nodes, config.max_registered_bytes)
+    server = NameServer(config.listeners, config.expiry_ms, config.max_connections, room)
     await server.start()
     try:
         await _serve_until(stop, server)

@@ -1,7 +1,7 @@
 """Settings of the nameserver: TOML file < environment < flags. Pure: callers pass in what they read.
 
 Keys: `bind` (host:port of the listener "default"), `listener` (more listeners, name = host:port), `expiry_ms`,
-`max_connections` (of each listener), `log_level`. Environment: LEDGERMQ_NAMESERVER_<KEY>; listeners there as `name=host:port,name=host:port`.
+`max_connections` (of each listener), `max_nodes` and `max_registered_bytes` (of all registrations), `log_level`. Environment: LEDGERMQ_NAMESERVER_<KEY>; listeners there as `name=host:port,name=host:port`.
 Invariant: an unknown key is an error that names the nearest known one.
 """
 
@@ -13,11 +13,12 @@ from difflib import get_close_matches
 from typing import Any
 
 from .errors import ConfigError
+from .registrations import MAX_NODES, MAX_REGISTERED
 from .route_table import EXPIRY_MS
 
 DEFAULT_BIND = "127.0.0.1:9876"
 ENVIRONMENT_PREFIX = "LEDGERMQ_NAMESERVER_"
-_KEYS = ("bind", "listener", "expiry_ms", "max_connections", "log_level")
+_KEYS = ("bind", "listener", "expiry_ms", "max_connections", "max_nodes", "max_registered_bytes", "log_level")
 MAX_CONNECTIONS = 10_000
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -30,6 +31,8 @@ class NameserverConfig:
     expiry_ms: int = EXPIRY_MS
     log_level: str = "info"
     max_connections: int = MAX_CONNECTIONS  # of each listener
+    max_nodes: int = MAX_NODES
+    max_registered_bytes: int = MAX_REGISTERED
 
 
 def resolve(
@@ -51,9 +54,9 @@ def resolve(
     return NameserverConfig(
         listeners=_listeners(settings, sources),
         expiry_ms=_expiry_ms(settings.get("expiry_ms", EXPIRY_MS), sources.get("expiry_ms", "")),
-        max_connections=_max_connections(
-            settings.get("max_connections", MAX_CONNECTIONS), sources.get("max_connections", "")
-        ),
+        max_connections=_limit("max_connections", MAX_CONNECTIONS, settings, sources),
+        max_nodes=_limit("max_nodes", MAX_NODES, settings, sources),
+        max_registered_bytes=_limit("max_registered_bytes", MAX_REGISTERED, settings, sources),
         log_level=_log_level(settings.get("log_level", "info"), sources.get("log_level", "")),
     )
 
@@ -120,9 +123,10 @@ def _expiry_ms(value: object, source: str) -> int:
     return expiry
 
 
-def _max_connections(value: object, source: str) -> int:
+def _limit(key: str, default: int, settings: Mapping[str, Any], sources: Mapping[str, str]) -> int:
+    value = settings.get(key, default)
     if not _is_number(str(value)) or int(str(value)) < 1:
-        raise ConfigError("max_connections", f"is {value!r}; a whole number above 0 is wanted", source)
+        raise ConfigError(key, f"is {value!r}; a whole number above 0 is wanted", sources.get(key, ""))
     return int(str(value))
 
 

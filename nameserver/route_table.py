@@ -12,10 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Final
 
 from ledgermq.proto import route_pb2 as pb
 
+from .registrations import MAX_TEXT
 from .strangers import Strangers, belongs_to
+
+#: Names that an unknown one is compared with: 5,000 take a fifth of a second.
+_MAX_COMPARED: Final = 5_000
 
 #: Silence after which a node is dropped, ms.
 EXPIRY_MS = 10_000
@@ -37,6 +42,7 @@ class NodeRecord:
     heard_at: int
     term: int  # newest term from registration or beat
     leader_id: str  # the leader of that term, "" while unknown
+    size: int = 0  # bytes of `route`
     suspect_since: int | None = None  # its stream closed at that time; None: fine
     knew_leader: bool = False  # it has named one in this run
 
@@ -94,6 +100,11 @@ class RouteTable:
         """Tell whether a node here says which group of that name it is."""
         return any(record.route.group_id for _, record in self._records((cluster, group)))
 
+    def registered(self, besides: NodeKey) -> tuple[int, int]:
+        """Return how many nodes are registered besides one, and the bytes of what they said."""
+        sizes = [record.size for key, record in self._nodes.items() if key != besides]
+        return len(sizes), sum(sizes)
+
     def register(
         self, node_id: str, incarnation: str, route: pb.GroupRoute, is_leader: bool, now: int
     ) -> bool:
@@ -111,7 +122,15 @@ class RouteTable:
             known is not None and known.incarnation == incarnation and known.knew_leader
         )
         self._nodes[key] = NodeRecord(
-            route, incarnation, is_leader, now, now, term, leader_id, knew_leader=knew_leader
+            route,
+            incarnation,
+            is_leader,
+            now,
+            now,
+            term,
+            leader_id,
+            route.ByteSize(),
+            knew_leader=knew_leader,
         )
         gone = self._gone.pop(key[:2], None)
         if gone is not None and not route.master_id and belongs_to(gone.view, route):
@@ -269,7 +288,11 @@ class RouteTable:
 
     def similar_topics(self, cluster: str, topic: str) -> list[str]:
         """Return up to three known topic names that look like `topic`."""
+        if len(topic) > MAX_TEXT:
+            return []
         known = {info.name for view in self.groups(cluster) for info in view.topics}
+        if len(known) > _MAX_COMPARED:
+            return []
         return get_close_matches(topic, sorted(known), n=3, cutoff=0.6)
 
     # --- views ------------------------------------------------------------------------------------------------

@@ -19,10 +19,12 @@ from grpc import aio
 
 from ledgermq.proto import nameserver_pb2 as pb
 from ledgermq.proto import nameserver_pb2_grpc, route_pb2
+from ledgermq.proto.foreign_text import safe_text
 
 from .config import MAX_CONNECTIONS
 from .connection_limit import FullListeners, connections_per_listener
 from .errors import BindError
+from .registrations import MAX_REGISTRATION, Room, problem_of, text_problem
 from .request_handlers import request_handlers
 from .route_table import NodeKey, RouteTable, keep_topics
 from .strangers import refusal_of_stranger
@@ -35,7 +37,7 @@ _EXPIRY_CHECK_S = 0.5
 _CHECKS_PER_LOOK = 10  # how often it is looked whether the listeners are full
 _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second nameserver on the same port must fail, not share it
-    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+    ("grpc.max_receive_message_length", MAX_REGISTRATION),
     # Nobody here compresses by gRPC, and what is unpacked has no bound.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.per_message_decompression", 0),
@@ -78,8 +80,9 @@ def _key(beat: pb.HeartbeatBeat) -> tuple[NodeKey, int]:
 class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
     """The calls that come in on one listener. All listeners share `table` and `changes`."""
 
-    def __init__(self, table: RouteTable, changes: Changes, listener: str) -> None:
+    def __init__(self, table: RouteTable, changes: Changes, listener: str, room: Room | None = None) -> None:
         self._table = table
+        self._room = room or Room()
         self._changes = changes
         self._listener = listener
         self._watchers = 0
@@ -96,12 +99,11 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         context: aio.ServicerContext[pb.RegisterRequest, pb.RegisterResponse],
     ) -> pb.RegisterResponse:
         route = request.route
-        if not (request.node_id and route.cluster and route.group):
-            refusal = route_pb2.Refusal(
-                code=route_pb2.INVALID_ARGUMENT,
-                message="a registration needs cluster, group and node id. This is a defect of the broker: report it.",
-            )
-            return pb.RegisterResponse(refusal=refusal)
+        if problem := problem_of(request):
+            return _refused(route_pb2.INVALID_ARGUMENT, problem)
+        others = self._table.registered((route.cluster, route.group, request.node_id))
+        if problem := self._room.problem(*others, route):
+            return _refused(route_pb2.TOO_MANY_REQUESTS, problem)
         revision = self._table.revision
         if rivals := self._table.rivals(route):
             if not self._table.make_way(route, request.is_leader):
@@ -144,6 +146,10 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         stream = object()
         try:
             async for beat in request_iterator:
+                if problem := text_problem("the leader id", beat.leader_id):  # all clients would be told
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+                if last is not None and _key(last) != _key(beat):
+                    self._forget_stream(last, stream)  # a node may learn its group's id; the names stay
                 last = beat
                 self._beating[_key(beat)] = stream
                 revision = self._table.revision
@@ -154,9 +160,15 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
                 yield pb.HeartbeatReply(register_again=not known)
         finally:
             # One that broke in silence may end here long after the node came back on another.
-            if last is not None and self._beating.get(_key(last)) is stream:
-                del self._beating[_key(last)]
+            if last is not None and self._forget_stream(last, stream):
                 self._on_stream_end(last)
+
+    def _forget_stream(self, last: pb.HeartbeatBeat, stream: object) -> bool:
+        """Return whether the node's newest beat came on this stream."""
+        if self._beating.get(_key(last)) is not stream:
+            return False
+        del self._beating[_key(last)]
+        return True
 
     def _on_stream_end(self, last: pb.HeartbeatBeat) -> None:
         if self._table.suspect(last.cluster, last.group, last.node_id, now_ms(), last.group_id):
@@ -195,13 +207,13 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
 
     def _topic_not_found(self, asked: str, cluster: str, topic: str) -> route_pb2.Refusal:
         """Say why there is no route. Known names that look alike go into the message."""
-        known = self._table.clusters()
+        topic, known = safe_text(topic), self._table.clusters()
         if not known:
             message = "no broker group is registered at this nameserver. See: ledgermq cluster status"
             return route_pb2.Refusal(code=route_pb2.NO_QUORUM, message=message, retryable=True)
         if not cluster or cluster not in known:
             what = (
-                f'cluster "{asked}" is not known here'
+                f'cluster "{safe_text(asked)}" is not known here'
                 if asked
                 else "several clusters are known here, none was named"
             )
@@ -245,7 +257,7 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         request: pb.ForgetGroupRequest,
         context: aio.ServicerContext[pb.ForgetGroupRequest, pb.ForgetGroupResponse],
     ) -> pb.ForgetGroupResponse:
-        if nodes := self._table.nodes_of(request.cluster, request.group):
+        if nodes := self._table.nodes_of(request.cluster, request.group):  # so the names are sound
             message = (
                 f"broker group {request.group} lives: {', '.join(nodes)} of it {'is' if len(nodes) == 1 else 'are'} registered. "
                 "Nothing was forgotten. To take it out: ledgermq cluster drain, then remove-group. A node that has just died is "
@@ -294,16 +306,26 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         return pb.WatchRoutesResponse(groups=groups)
 
 
+def _refused(code: route_pb2.RefusalCode, message: str) -> pb.RegisterResponse:
+    retryable = code == route_pb2.TOO_MANY_REQUESTS
+    return pb.RegisterResponse(refusal=route_pb2.Refusal(code=code, message=message, retryable=retryable))
+
+
 class NameServer:
     """A whole nameserver: its listeners, one table, the expiry timer."""
 
     def __init__(
-        self, listeners: Mapping[str, str], expiry_ms: int, max_connections: int = MAX_CONNECTIONS
+        self,
+        listeners: Mapping[str, str],
+        expiry_ms: int,
+        max_connections: int = MAX_CONNECTIONS,
+        room: Room | None = None,
     ) -> None:
         """`listeners` maps each listener's name to its host:port; port 0 takes a free one."""
         self.table = RouteTable(expiry_ms)
         self.addresses: dict[str, str] = {}  # as bound, after start()
         self._listeners = dict(listeners)
+        self._room = room or Room()
         self._changes = Changes()
         self._servers: list[aio.Server] = []
         self._expiry: asyncio.Task[None] | None = None
@@ -315,7 +337,7 @@ class NameServer:
         for name, address in self._listeners.items():
             options = (*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", self._limit))
             server = aio.server(options=options)
-            service = NameServerService(self.table, self._changes, name)
+            service = NameServerService(self.table, self._changes, name, self._room)
             server.add_generic_rpc_handlers((request_handlers(service),))
             try:
                 port = server.add_insecure_port(address)

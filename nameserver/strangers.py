@@ -36,10 +36,10 @@ class Strangers:
         self._seen: dict[tuple[str, str, str, int], tuple[int, pb.NodeInfo]] = {}
 
     def note(self, node_id: str, route: pb.GroupRoute, now: int) -> bool:
-        """Take note of a refused node; return whether it was not refused lately already."""
+        """Take note of a refused node; return whether it was not refused lately already, and is not one of very many."""
         self._drop_old(now)
         key = (route.cluster, route.group, node_id, route.group_id)
-        is_new = self._seen.pop(key, None) is None
+        is_new = self._seen.pop(key, None) is None and len(self._seen) < MAX_STRANGERS
         info = next((each for each in route.nodes if each.node_id == node_id), pb.NodeInfo(node_id=node_id))
         self._seen[key] = now, info
         while len(self._seen) > MAX_STRANGERS:

@@ -1,6 +1,7 @@
 from ledgermq.proto import route_pb2 as _route_pb2
 from ledgermq.proto import log_pb2 as _log_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -8,21 +9,32 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ParkReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PARK_REASON_UNSPECIFIED: _ClassVar[ParkReason]
+    PARK_ATTEMPTS: _ClassVar[ParkReason]
+    PARK_FORWARDED: _ClassVar[ParkReason]
+PARK_REASON_UNSPECIFIED: ParkReason
+PARK_ATTEMPTS: ParkReason
+PARK_FORWARDED: ParkReason
+
 class CreateTopicRequest(_message.Message):
-    __slots__ = ("topic", "queue_count", "message_type", "if_not_exists", "perhaps_done", "retention_ms")
+    __slots__ = ("topic", "queue_count", "message_type", "if_not_exists", "perhaps_done", "retention_ms", "keep_unread")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_COUNT_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_TYPE_FIELD_NUMBER: _ClassVar[int]
     IF_NOT_EXISTS_FIELD_NUMBER: _ClassVar[int]
     PERHAPS_DONE_FIELD_NUMBER: _ClassVar[int]
     RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_UNREAD_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_count: int
     message_type: _route_pb2.TopicMessageType
     if_not_exists: bool
     perhaps_done: bool
     retention_ms: int
-    def __init__(self, topic: _Optional[str] = ..., queue_count: _Optional[int] = ..., message_type: _Optional[_Union[_route_pb2.TopicMessageType, str]] = ..., if_not_exists: _Optional[bool] = ..., perhaps_done: _Optional[bool] = ..., retention_ms: _Optional[int] = ...) -> None: ...
+    keep_unread: bool
+    def __init__(self, topic: _Optional[str] = ..., queue_count: _Optional[int] = ..., message_type: _Optional[_Union[_route_pb2.TopicMessageType, str]] = ..., if_not_exists: bool = ..., perhaps_done: bool = ..., retention_ms: _Optional[int] = ..., keep_unread: bool = ...) -> None: ...
 
 class CreateTopicResponse(_message.Message):
     __slots__ = ("refusal", "topic")
@@ -33,12 +45,14 @@ class CreateTopicResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., topic: _Optional[_Union[_route_pb2.TopicInfo, _Mapping]] = ...) -> None: ...
 
 class UpdateTopicRequest(_message.Message):
-    __slots__ = ("topic", "retention_ms")
+    __slots__ = ("topic", "retention_ms", "keep_unread")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_UNREAD_FIELD_NUMBER: _ClassVar[int]
     topic: str
     retention_ms: int
-    def __init__(self, topic: _Optional[str] = ..., retention_ms: _Optional[int] = ...) -> None: ...
+    keep_unread: bool
+    def __init__(self, topic: _Optional[str] = ..., retention_ms: _Optional[int] = ..., keep_unread: bool = ...) -> None: ...
 
 class UpdateTopicResponse(_message.Message):
     __slots__ = ("refusal", "topic")
@@ -54,7 +68,7 @@ class DeleteTopicRequest(_message.Message):
     PERHAPS_DONE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     perhaps_done: bool
-    def __init__(self, topic: _Optional[str] = ..., perhaps_done: _Optional[bool] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., perhaps_done: bool = ...) -> None: ...
 
 class DeleteTopicResponse(_message.Message):
     __slots__ = ("refusal",)
@@ -81,14 +95,16 @@ class DescribeTopicRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ...) -> None: ...
 
 class DescribeTopicResponse(_message.Message):
-    __slots__ = ("refusal", "topic", "queues")
+    __slots__ = ("refusal", "topic", "queues", "consumers")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     refusal: _route_pb2.Refusal
     topic: _route_pb2.TopicInfo
     queues: _containers.RepeatedCompositeFieldContainer[_log_pb2.QueueOffset]
-    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., topic: _Optional[_Union[_route_pb2.TopicInfo, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[_log_pb2.QueueOffset, _Mapping]]] = ...) -> None: ...
+    consumers: _containers.RepeatedCompositeFieldContainer[TopicProgress]
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., topic: _Optional[_Union[_route_pb2.TopicInfo, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[_log_pb2.QueueOffset, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[TopicProgress, _Mapping]]] = ...) -> None: ...
 
 class ConsumerGroupInfo(_message.Message):
     __slots__ = ("name", "start_position", "max_attempts", "fifo", "connected_clients")
@@ -102,7 +118,7 @@ class ConsumerGroupInfo(_message.Message):
     max_attempts: int
     fifo: bool
     connected_clients: int
-    def __init__(self, name: _Optional[str] = ..., start_position: _Optional[str] = ..., max_attempts: _Optional[int] = ..., fifo: _Optional[bool] = ..., connected_clients: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., start_position: _Optional[str] = ..., max_attempts: _Optional[int] = ..., fifo: bool = ..., connected_clients: _Optional[int] = ...) -> None: ...
 
 class CreateGroupRequest(_message.Message):
     __slots__ = ("group", "if_not_exists", "perhaps_done")
@@ -112,7 +128,7 @@ class CreateGroupRequest(_message.Message):
     group: ConsumerGroupInfo
     if_not_exists: bool
     perhaps_done: bool
-    def __init__(self, group: _Optional[_Union[ConsumerGroupInfo, _Mapping]] = ..., if_not_exists: _Optional[bool] = ..., perhaps_done: _Optional[bool] = ...) -> None: ...
+    def __init__(self, group: _Optional[_Union[ConsumerGroupInfo, _Mapping]] = ..., if_not_exists: bool = ..., perhaps_done: bool = ...) -> None: ...
 
 class CreateGroupResponse(_message.Message):
     __slots__ = ("refusal",)
@@ -126,7 +142,7 @@ class DeleteGroupRequest(_message.Message):
     PERHAPS_DONE_FIELD_NUMBER: _ClassVar[int]
     name: str
     perhaps_done: bool
-    def __init__(self, name: _Optional[str] = ..., perhaps_done: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., perhaps_done: bool = ...) -> None: ...
 
 class DeleteGroupResponse(_message.Message):
     __slots__ = ("refusal",)
@@ -155,7 +171,7 @@ class DescribeGroupRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
 
 class GroupQueueProgress(_message.Message):
-    __slots__ = ("topic", "queue_id", "committed_offset", "end_offset", "leased", "begin_offset", "lost", "owner", "epoch")
+    __slots__ = ("topic", "queue_id", "committed_offset", "end_offset", "leased", "begin_offset", "lost", "owner", "epoch", "parked")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +181,7 @@ class GroupQueueProgress(_message.Message):
     LOST_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     committed_offset: int
@@ -174,7 +191,8 @@ class GroupQueueProgress(_message.Message):
     lost: int
     owner: str
     epoch: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., committed_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., leased: _Optional[int] = ..., begin_offset: _Optional[int] = ..., lost: _Optional[int] = ..., owner: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    parked: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., committed_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., leased: _Optional[int] = ..., begin_offset: _Optional[int] = ..., lost: _Optional[int] = ..., owner: _Optional[str] = ..., epoch: _Optional[int] = ..., parked: _Optional[int] = ...) -> None: ...
 
 class GroupMember(_message.Message):
     __slots__ = ("member_id", "topics", "filter", "allocation", "zone", "queues", "joined_ms")
@@ -206,6 +224,90 @@ class DescribeGroupResponse(_message.Message):
     members: _containers.RepeatedCompositeFieldContainer[GroupMember]
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., group: _Optional[_Union[ConsumerGroupInfo, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[GroupQueueProgress, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ...) -> None: ...
 
+class GetDeliveriesRequest(_message.Message):
+    __slots__ = ("group", "topic", "max_parked")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MAX_PARKED_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topic: str
+    max_parked: int
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., max_parked: _Optional[int] = ...) -> None: ...
+
+class ParkedMessage(_message.Message):
+    __slots__ = ("topic", "queue_id", "queue_offset", "message_id", "attempts", "parked_ms", "reason")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    PARKED_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue_id: int
+    queue_offset: int
+    message_id: str
+    attempts: int
+    parked_ms: int
+    reason: ParkReason
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., message_id: _Optional[str] = ..., attempts: _Optional[int] = ..., parked_ms: _Optional[int] = ..., reason: _Optional[_Union[ParkReason, str]] = ...) -> None: ...
+
+class LeaseHolder(_message.Message):
+    __slots__ = ("topic", "client_id", "leases", "oldest_ms", "by_session", "ended")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_MS_FIELD_NUMBER: _ClassVar[int]
+    BY_SESSION_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    client_id: str
+    leases: int
+    oldest_ms: int
+    by_session: bool
+    ended: bool
+    def __init__(self, topic: _Optional[str] = ..., client_id: _Optional[str] = ..., leases: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., by_session: bool = ..., ended: bool = ...) -> None: ...
+
+class GetDeliveriesResponse(_message.Message):
+    __slots__ = ("refusal", "parked", "parked_count", "holders", "parked_limit")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
+    PARKED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    PARKED_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    parked: _containers.RepeatedCompositeFieldContainer[ParkedMessage]
+    parked_count: int
+    holders: _containers.RepeatedCompositeFieldContainer[LeaseHolder]
+    parked_limit: int
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., parked: _Optional[_Iterable[_Union[ParkedMessage, _Mapping]]] = ..., parked_count: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[LeaseHolder, _Mapping]]] = ..., parked_limit: _Optional[int] = ...) -> None: ...
+
+class ReleaseParkedRequest(_message.Message):
+    __slots__ = ("group", "topic", "places")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topic: str
+    places: _containers.RepeatedCompositeFieldContainer[ParkedPlace]
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., places: _Optional[_Iterable[_Union[ParkedPlace, _Mapping]]] = ...) -> None: ...
+
+class ParkedPlace(_message.Message):
+    __slots__ = ("queue_id", "queue_offset")
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    queue_id: int
+    queue_offset: int
+    def __init__(self, queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ...) -> None: ...
+
+class ReleaseParkedResponse(_message.Message):
+    __slots__ = ("refusal", "released")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    released: int
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., released: _Optional[int] = ...) -> None: ...
+
 class ResetOffsetsRequest(_message.Message):
     __slots__ = ("group", "topic", "earliest", "latest", "timestamp_ms")
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -218,13 +320,13 @@ class ResetOffsetsRequest(_message.Message):
     earliest: bool
     latest: bool
     timestamp_ms: int
-    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., earliest: _Optional[bool] = ..., latest: _Optional[bool] = ..., timestamp_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., earliest: bool = ..., latest: bool = ..., timestamp_ms: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ("readers",)
     READERS_FIELD_NUMBER: _ClassVar[int]
     readers: bool
-    def __init__(self, readers: _Optional[bool] = ...) -> None: ...
+    def __init__(self, readers: bool = ...) -> None: ...
 
 class NodeStatus(_message.Message):
     __slots__ = ("node_id", "role", "addresses", "durable_index", "commit_index", "applied_index", "behind_bytes", "fsync_p50_ms", "fsync_p99_ms", "disk_used_ratio", "last_contact_ms", "state", "log_check", "refused")
@@ -273,7 +375,7 @@ class LogCheck(_message.Message):
     def __init__(self, read_bytes: _Optional[int] = ..., passes: _Optional[int] = ..., found: _Optional[int] = ..., repaired: _Optional[int] = ..., last: _Optional[str] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("cluster", "group", "node_id", "role", "term", "term_age_ms", "leader_id", "leader", "voters", "voters_in_contact", "flush", "nodes", "produce_refused", "produce_refused_reason", "version", "incarnation", "first_index", "log_bytes", "uptime_ms", "log_start_ms", "log_start_offset", "disk_step", "disk_step_text", "disk_used_bytes", "disk_limit_bytes", "segments_going", "protection", "held_back", "mode", "mode_since_ms", "replication", "master_id", "generation", "last_index", "last_term", "promoting", "slaves_needed", "slaves_in_contact", "readers", "claims")
+    __slots__ = ("cluster", "group", "node_id", "role", "term", "term_age_ms", "leader_id", "leader", "voters", "voters_in_contact", "flush", "nodes", "produce_refused", "produce_refused_reason", "version", "incarnation", "first_index", "log_bytes", "uptime_ms", "log_start_ms", "log_start_offset", "disk_step", "disk_step_text", "disk_used_bytes", "disk_limit_bytes", "segments_going", "protection", "held_back", "mode", "mode_since_ms", "replication", "master_id", "generation", "last_index", "last_term", "promoting", "slaves_needed", "slaves_in_contact", "readers", "claims", "clock_offset_ms", "max_store_bytes", "timer_lateness_ms", "heartbeat_lateness_ms", "election_timeout_ms", "election_timeout_added_ms")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +416,12 @@ class GetStatusResponse(_message.Message):
     SLAVES_IN_CONTACT_FIELD_NUMBER: _ClassVar[int]
     READERS_FIELD_NUMBER: _ClassVar[int]
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_OFFSET_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_STORE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIMER_LATENESS_MS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_LATENESS_MS_FIELD_NUMBER: _ClassVar[int]
+    ELECTION_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    ELECTION_TIMEOUT_ADDED_MS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     group: str
     node_id: str
@@ -354,7 +462,13 @@ class GetStatusResponse(_message.Message):
     slaves_in_contact: int
     readers: _containers.RepeatedCompositeFieldContainer[LiveReading]
     claims: _containers.RepeatedCompositeFieldContainer[GenerationClaim]
-    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., term_age_ms: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader: _Optional[_Union[_route_pb2.ListenerAddresses, _Mapping]] = ..., voters: _Optional[int] = ..., voters_in_contact: _Optional[int] = ..., flush: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., produce_refused: _Optional[bool] = ..., produce_refused_reason: _Optional[str] = ..., version: _Optional[str] = ..., incarnation: _Optional[str] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., log_start_ms: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., disk_step: _Optional[int] = ..., disk_step_text: _Optional[str] = ..., disk_used_bytes: _Optional[int] = ..., disk_limit_bytes: _Optional[int] = ..., segments_going: _Optional[int] = ..., protection: _Optional[str] = ..., held_back: _Optional[str] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., mode_since_ms: _Optional[int] = ..., replication: _Optional[str] = ..., master_id: _Optional[str] = ..., generation: _Optional[int] = ..., last_index: _Optional[int] = ..., last_term: _Optional[int] = ..., promoting: _Optional[str] = ..., slaves_needed: _Optional[int] = ..., slaves_in_contact: _Optional[int] = ..., readers: _Optional[_Iterable[_Union[LiveReading, _Mapping]]] = ..., claims: _Optional[_Iterable[_Union[GenerationClaim, _Mapping]]] = ...) -> None: ...
+    clock_offset_ms: int
+    max_store_bytes: int
+    timer_lateness_ms: int
+    heartbeat_lateness_ms: int
+    election_timeout_ms: int
+    election_timeout_added_ms: int
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., term_age_ms: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader: _Optional[_Union[_route_pb2.ListenerAddresses, _Mapping]] = ..., voters: _Optional[int] = ..., voters_in_contact: _Optional[int] = ..., flush: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., produce_refused: bool = ..., produce_refused_reason: _Optional[str] = ..., version: _Optional[str] = ..., incarnation: _Optional[str] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., log_start_ms: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., disk_step: _Optional[int] = ..., disk_step_text: _Optional[str] = ..., disk_used_bytes: _Optional[int] = ..., disk_limit_bytes: _Optional[int] = ..., segments_going: _Optional[int] = ..., protection: _Optional[str] = ..., held_back: _Optional[str] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., mode_since_ms: _Optional[int] = ..., replication: _Optional[str] = ..., master_id: _Optional[str] = ..., generation: _Optional[int] = ..., last_index: _Optional[int] = ..., last_term: _Optional[int] = ..., promoting: _Optional[str] = ..., slaves_needed: _Optional[int] = ..., slaves_in_contact: _Optional[int] = ..., readers: _Optional[_Iterable[_Union[LiveReading, _Mapping]]] = ..., claims: _Optional[_Iterable[_Union[GenerationClaim, _Mapping]]] = ..., clock_offset_ms: _Optional[int] = ..., max_store_bytes: _Optional[int] = ..., timer_lateness_ms: _Optional[int] = ..., heartbeat_lateness_ms: _Optional[int] = ..., election_timeout_ms: _Optional[int] = ..., election_timeout_added_ms: _Optional[int] = ...) -> None: ...
 
 class LiveReading(_message.Message):
     __slots__ = ("group", "topic", "streams", "behind")
@@ -406,7 +520,7 @@ class PromoteRequest(_message.Message):
     generation: int
     incomplete: bool
     instead_of: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node_id: _Optional[str] = ..., generation: _Optional[int] = ..., incomplete: _Optional[bool] = ..., instead_of: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., generation: _Optional[int] = ..., incomplete: bool = ..., instead_of: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PromoteResponse(_message.Message):
     __slots__ = ("refusal", "generation")
@@ -432,7 +546,7 @@ class DumpRequest(_message.Message):
     __slots__ = ("without_consume_queues",)
     WITHOUT_CONSUME_QUEUES_FIELD_NUMBER: _ClassVar[int]
     without_consume_queues: bool
-    def __init__(self, without_consume_queues: _Optional[bool] = ...) -> None: ...
+    def __init__(self, without_consume_queues: bool = ...) -> None: ...
 
 class DumpChunk(_message.Message):
     __slots__ = ("refusal", "path", "offset", "data", "total_bytes")
@@ -456,7 +570,7 @@ class CleanRequest(_message.Message):
     dry_run: bool
     older_than_ms: int
     even_unexpired: bool
-    def __init__(self, dry_run: _Optional[bool] = ..., older_than_ms: _Optional[int] = ..., even_unexpired: _Optional[bool] = ...) -> None: ...
+    def __init__(self, dry_run: bool = ..., older_than_ms: _Optional[int] = ..., even_unexpired: bool = ...) -> None: ...
 
 class CleanResponse(_message.Message):
     __slots__ = ("refusal", "segments", "bytes", "log_start_index", "note")
@@ -520,7 +634,7 @@ class QueryMessagesResponse(_message.Message):
     unsearched_bytes: int
     stale: bool
     node_id: str
-    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., next_before: _Optional[int] = ..., unsearched_bytes: _Optional[int] = ..., stale: _Optional[bool] = ..., node_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., next_before: _Optional[int] = ..., unsearched_bytes: _Optional[int] = ..., stale: bool = ..., node_id: _Optional[str] = ...) -> None: ...
 
 class SetBrokerGroupModeRequest(_message.Message):
     __slots__ = ("group", "mode", "force", "consumers", "cluster", "broker_group_id")
@@ -536,7 +650,7 @@ class SetBrokerGroupModeRequest(_message.Message):
     consumers: _containers.RepeatedCompositeFieldContainer[TopicConsumer]
     cluster: str
     broker_group_id: int
-    def __init__(self, group: _Optional[str] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., force: _Optional[bool] = ..., consumers: _Optional[_Iterable[_Union[TopicConsumer, _Mapping]]] = ..., cluster: _Optional[str] = ..., broker_group_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, group: _Optional[str] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., force: bool = ..., consumers: _Optional[_Iterable[_Union[TopicConsumer, _Mapping]]] = ..., cluster: _Optional[str] = ..., broker_group_id: _Optional[int] = ...) -> None: ...
 
 class TopicConsumer(_message.Message):
     __slots__ = ("group", "topic")
@@ -556,7 +670,7 @@ class SetBrokerGroupModeResponse(_message.Message):
     mode: _route_pb2.BrokerGroupMode
     since_ms: int
     changed: bool
-    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., since_ms: _Optional[int] = ..., changed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., mode: _Optional[_Union[_route_pb2.BrokerGroupMode, str]] = ..., since_ms: _Optional[int] = ..., changed: bool = ...) -> None: ...
 
 class GetProgressRequest(_message.Message):
     __slots__ = ("group", "topic", "consumers", "cluster", "broker_group", "broker_group_id")
@@ -575,7 +689,7 @@ class GetProgressRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., consumers: _Optional[_Iterable[_Union[TopicConsumer, _Mapping]]] = ..., cluster: _Optional[str] = ..., broker_group: _Optional[str] = ..., broker_group_id: _Optional[int] = ...) -> None: ...
 
 class TopicProgress(_message.Message):
-    __slots__ = ("group", "topic", "queues", "behind", "leased", "lost", "members")
+    __slots__ = ("group", "topic", "queues", "behind", "leased", "lost", "members", "parked")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
@@ -583,6 +697,7 @@ class TopicProgress(_message.Message):
     LEASED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
     group: str
     topic: str
     queues: int
@@ -590,7 +705,8 @@ class TopicProgress(_message.Message):
     leased: int
     lost: int
     members: int
-    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., queues: _Optional[int] = ..., behind: _Optional[int] = ..., leased: _Optional[int] = ..., lost: _Optional[int] = ..., members: _Optional[int] = ...) -> None: ...
+    parked: int
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., queues: _Optional[int] = ..., behind: _Optional[int] = ..., leased: _Optional[int] = ..., lost: _Optional[int] = ..., members: _Optional[int] = ..., parked: _Optional[int] = ...) -> None: ...
 
 class GetProgressResponse(_message.Message):
     __slots__ = ("refusal", "topics", "mode", "mode_since_ms")

@@ -6,7 +6,7 @@ import warnings
 from ledgermq.proto import admin_pb2 as ledgermq_dot_proto_dot_admin__pb2
 from ledgermq.proto import log_pb2 as ledgermq_dot_proto_dot_log__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -19,14 +19,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in ledgermq/proto/admin_pb2_grpc.py depends on'
+        + f' but the generated code in ledgermq/proto/admin_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class AdminServiceStub:
+class AdminServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -85,6 +85,16 @@ class AdminServiceStub:
                 request_serializer=ledgermq_dot_proto_dot_admin__pb2.ResetOffsetsRequest.SerializeToString,
                 response_deserializer=ledgermq_dot_proto_dot_log__pb2.CommitOffsetsResponse.FromString,
                 _registered_method=True)
+        self.GetDeliveries = channel.unary_unary(
+                '/ledgermq.v1.AdminService/GetDeliveries',
+                request_serializer=ledgermq_dot_proto_dot_admin__pb2.GetDeliveriesRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_admin__pb2.GetDeliveriesResponse.FromString,
+                _registered_method=True)
+        self.ReleaseParked = channel.unary_unary(
+                '/ledgermq.v1.AdminService/ReleaseParked',
+                request_serializer=ledgermq_dot_proto_dot_admin__pb2.ReleaseParkedRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_admin__pb2.ReleaseParkedResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/ledgermq.v1.AdminService/GetStatus',
                 request_serializer=ledgermq_dot_proto_dot_admin__pb2.GetStatusRequest.SerializeToString,
@@ -132,7 +142,7 @@ class AdminServiceStub:
                 _registered_method=True)
 
 
-class AdminServiceServicer:
+class AdminServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def CreateTopic(self, request, context):
@@ -191,6 +201,20 @@ class AdminServiceServicer:
 
     def ResetOffsets(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDeliveries(self, request, context):
+        """Who holds leases of a consumer group's messages, and which messages are parked; the leader knows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseParked(self, request, context):
+        """Delivers parked messages of a consumer group again, with all attempts.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -311,6 +335,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=ledgermq_dot_proto_dot_admin__pb2.ResetOffsetsRequest.FromString,
                     response_serializer=ledgermq_dot_proto_dot_log__pb2.CommitOffsetsResponse.SerializeToString,
             ),
+            'GetDeliveries': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDeliveries,
+                    request_deserializer=ledgermq_dot_proto_dot_admin__pb2.GetDeliveriesRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_admin__pb2.GetDeliveriesResponse.SerializeToString,
+            ),
+            'ReleaseParked': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseParked,
+                    request_deserializer=ledgermq_dot_proto_dot_admin__pb2.ReleaseParkedRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_admin__pb2.ReleaseParkedResponse.SerializeToString,
+            ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
                     request_deserializer=ledgermq_dot_proto_dot_admin__pb2.GetStatusRequest.FromString,
@@ -364,7 +398,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class AdminService:
+class AdminService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
@@ -627,6 +661,60 @@ class AdminService:
             '/ledgermq.v1.AdminService/ResetOffsets',
             ledgermq_dot_proto_dot_admin__pb2.ResetOffsetsRequest.SerializeToString,
             ledgermq_dot_proto_dot_log__pb2.CommitOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDeliveries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ledgermq.v1.AdminService/GetDeliveries',
+            ledgermq_dot_proto_dot_admin__pb2.GetDeliveriesRequest.SerializeToString,
+            ledgermq_dot_proto_dot_admin__pb2.GetDeliveriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseParked(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ledgermq.v1.AdminService/ReleaseParked',
+            ledgermq_dot_proto_dot_admin__pb2.ReleaseParkedRequest.SerializeToString,
+            ledgermq_dot_proto_dot_admin__pb2.ReleaseParkedResponse.FromString,
             options,
             channel_credentials,
             insecure,

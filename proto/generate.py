@@ -7,6 +7,7 @@ file that is gone counts as different, and is removed by generating.
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,20 +15,18 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
+#: Made by `make setup`; its version is the oldest runtime that the code runs with (deploy/install.py).
+COMPILER = HERE.parent / ".venv" / "protoc" / "bin" / "python"
+
+
 def generate(out: Path) -> list[Path]:
     """Run protoc into `out`; return the generated files. Raises: SystemExit (with the reason)."""
-    try:
-        from grpc_tools import protoc  # a development dependency: the installed package does not need it
-    except ImportError as error:
-        raise SystemExit(
-            "generating code needs grpcio-tools, which is not installed. Run: make setup"
-        ) from error
-
+    if not COMPILER.exists():
+        raise SystemExit(f"generating code needs the compiler {COMPILER}, which is missing. Run: make setup")
     sources = sorted(f"ledgermq/proto/{path.name}" for path in HERE.glob("*.proto"))
-    include = Path(protoc.__file__).parent / "_proto"
-    arguments = ["protoc", f"-Iledgermq/proto={HERE}", f"-I{include}"]
-    arguments += [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
-    if protoc.main(arguments + sources) != 0:
+    command = [str(COMPILER), "-m", "grpc_tools.protoc", f"-Iledgermq/proto={HERE}"]
+    command += [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
+    if subprocess.run([*command, *sources], check=False).returncode != 0:
         raise SystemExit("protoc failed; see its message above")
     return [path for path in sorted((out / "ledgermq" / "proto").iterdir()) if _is_wanted(path)]
 

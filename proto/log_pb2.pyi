@@ -27,7 +27,7 @@ class SectionResult(_message.Message):
     count: int
     duplicate: bool
     refusal: _route_pb2.Refusal
-    def __init__(self, base_queue_offset: _Optional[int] = ..., count: _Optional[int] = ..., duplicate: _Optional[bool] = ..., refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ...) -> None: ...
+    def __init__(self, base_queue_offset: _Optional[int] = ..., count: _Optional[int] = ..., duplicate: bool = ..., refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ...) -> None: ...
 
 class ProduceResponse(_message.Message):
     __slots__ = ("request_id", "results", "refusal", "store_timestamp")
@@ -101,7 +101,7 @@ class FetchResponse(_message.Message):
     node_id: str
     stale: bool
     suggested_node_id: str
-    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[FetchedQueue, _Mapping]]] = ..., applied_index: _Optional[int] = ..., node_id: _Optional[str] = ..., stale: _Optional[bool] = ..., suggested_node_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[FetchedQueue, _Mapping]]] = ..., applied_index: _Optional[int] = ..., node_id: _Optional[str] = ..., stale: bool = ..., suggested_node_id: _Optional[str] = ...) -> None: ...
 
 class QueueOffset(_message.Message):
     __slots__ = ("topic", "queue_id", "offset", "begin_offset", "end_offset", "lost", "epoch", "time_offset")
@@ -131,7 +131,7 @@ class CommitOffsetsRequest(_message.Message):
     group: str
     offsets: _containers.RepeatedCompositeFieldContainer[QueueOffset]
     reset: bool
-    def __init__(self, group: _Optional[str] = ..., offsets: _Optional[_Iterable[_Union[QueueOffset, _Mapping]]] = ..., reset: _Optional[bool] = ...) -> None: ...
+    def __init__(self, group: _Optional[str] = ..., offsets: _Optional[_Iterable[_Union[QueueOffset, _Mapping]]] = ..., reset: bool = ...) -> None: ...
 
 class CommitOffsetsResponse(_message.Message):
     __slots__ = ("refusal",)
@@ -149,7 +149,7 @@ class QueryOffsetsRequest(_message.Message):
     topic: str
     timestamp: int
     allow_stale: bool
-    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., timestamp: _Optional[int] = ..., allow_stale: _Optional[bool] = ...) -> None: ...
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., timestamp: _Optional[int] = ..., allow_stale: bool = ...) -> None: ...
 
 class QueryOffsetsResponse(_message.Message):
     __slots__ = ("refusal", "offsets", "stale")
@@ -159,7 +159,7 @@ class QueryOffsetsResponse(_message.Message):
     refusal: _route_pb2.Refusal
     offsets: _containers.RepeatedCompositeFieldContainer[QueueOffset]
     stale: bool
-    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., offsets: _Optional[_Iterable[_Union[QueueOffset, _Mapping]]] = ..., stale: _Optional[bool] = ...) -> None: ...
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., offsets: _Optional[_Iterable[_Union[QueueOffset, _Mapping]]] = ..., stale: bool = ...) -> None: ...
 
 class MembershipRequest(_message.Message):
     __slots__ = ("group", "member_id", "topics", "allocation", "zone", "session_timeout_ms", "release_ms", "released", "leave", "filter")
@@ -183,7 +183,7 @@ class MembershipRequest(_message.Message):
     released: _containers.RepeatedCompositeFieldContainer[QueueOwnership]
     leave: bool
     filter: str
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., allocation: _Optional[str] = ..., zone: _Optional[str] = ..., session_timeout_ms: _Optional[int] = ..., release_ms: _Optional[int] = ..., released: _Optional[_Iterable[_Union[QueueOwnership, _Mapping]]] = ..., leave: _Optional[bool] = ..., filter: _Optional[str] = ...) -> None: ...
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., allocation: _Optional[str] = ..., zone: _Optional[str] = ..., session_timeout_ms: _Optional[int] = ..., release_ms: _Optional[int] = ..., released: _Optional[_Iterable[_Union[QueueOwnership, _Mapping]]] = ..., leave: bool = ..., filter: _Optional[str] = ...) -> None: ...
 
 class QueueOwnership(_message.Message):
     __slots__ = ("topic", "topic_id", "queue_id", "epoch", "offset")

@@ -5,7 +5,7 @@ import warnings
 
 from ledgermq.proto import log_pb2 as ledgermq_dot_proto_dot_log__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in ledgermq/proto/log_pb2_grpc.py depends on'
+        + f' but the generated code in ledgermq/proto/log_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class LogServiceStub:
+class LogServiceStub(object):
     """A call may say which broker group it means, in the metadata `ledgermq-group-id`: GroupRoute.group_id as 16 hex digits. A
     node of another group that has come under the name and address refuses it with OTHER_GROUP: topic ids, offsets and epochs
     of the one mean nothing in the other. A fetch stream may say in `x-ledgermq-consumer-group` for which consumer group it reads.
@@ -69,7 +69,7 @@ class LogServiceStub:
                 _registered_method=True)
 
 
-class LogServiceServicer:
+class LogServiceServicer(object):
     """A call may say which broker group it means, in the metadata `ledgermq-group-id`: GroupRoute.group_id as 16 hex digits. A
     node of another group that has come under the name and address refuses it with OTHER_GROUP: topic ids, offsets and epochs
     of the one mean nothing in the other. A fetch stream may say in `x-ledgermq-consumer-group` for which consumer group it reads.
@@ -157,7 +157,7 @@ def add_LogServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class LogService:
+class LogService(object):
     """A call may say which broker group it means, in the metadata `ledgermq-group-id`: GroupRoute.group_id as 16 hex digits. A
     node of another group that has come under the name and address refuses it with OTHER_GROUP: topic ids, offsets and epochs
     of the one mean nothing in the other. A fetch stream may say in `x-ledgermq-consumer-group` for which consumer group it reads.

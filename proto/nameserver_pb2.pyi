@@ -19,7 +19,7 @@ class RegisterRequest(_message.Message):
     route: _route_pb2.GroupRoute
     is_leader: bool
     knows_group_ids: bool
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., route: _Optional[_Union[_route_pb2.GroupRoute, _Mapping]] = ..., is_leader: _Optional[bool] = ..., knows_group_ids: _Optional[bool] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., route: _Optional[_Union[_route_pb2.GroupRoute, _Mapping]] = ..., is_leader: bool = ..., knows_group_ids: bool = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
     __slots__ = ("refusal", "expiry_ms", "master_id", "generation")
@@ -53,7 +53,7 @@ class HeartbeatReply(_message.Message):
     __slots__ = ("register_again",)
     REGISTER_AGAIN_FIELD_NUMBER: _ClassVar[int]
     register_again: bool
-    def __init__(self, register_again: _Optional[bool] = ...) -> None: ...
+    def __init__(self, register_again: bool = ...) -> None: ...
 
 class UnregisterRequest(_message.Message):
     __slots__ = ("cluster", "group", "node_id", "group_removed", "group_id")
@@ -67,7 +67,7 @@ class UnregisterRequest(_message.Message):
     node_id: str
     group_removed: bool
     group_id: int
-    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., group_removed: _Optional[bool] = ..., group_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., group_removed: bool = ..., group_id: _Optional[int] = ...) -> None: ...
 
 class UnregisterResponse(_message.Message):
     __slots__ = ()
@@ -101,7 +101,7 @@ class WatchRoutesRequest(_message.Message):
     topics: _containers.RepeatedScalarFieldContainer[str]
     all_listeners: bool
     without_group: str
-    def __init__(self, cluster: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., all_listeners: _Optional[bool] = ..., without_group: _Optional[str] = ...) -> None: ...
+    def __init__(self, cluster: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., all_listeners: bool = ..., without_group: _Optional[str] = ...) -> None: ...
 
 class WatchRoutesResponse(_message.Message):
     __slots__ = ("groups",)
@@ -117,7 +117,7 @@ class ListGroupsRequest(_message.Message):
     cluster: str
     gone_too: bool
     gone_topics: bool
-    def __init__(self, cluster: _Optional[str] = ..., gone_too: _Optional[bool] = ..., gone_topics: _Optional[bool] = ...) -> None: ...
+    def __init__(self, cluster: _Optional[str] = ..., gone_too: bool = ..., gone_topics: bool = ...) -> None: ...
 
 class ListGroupsResponse(_message.Message):
     __slots__ = ("groups", "clusters", "strangers", "gone")
@@ -171,4 +171,4 @@ class ForgetGroupResponse(_message.Message):
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     refusal: _route_pb2.Refusal
     forgotten: bool
-    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., forgotten: _Optional[bool] = ...) -> None: ...
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., forgotten: bool = ...) -> None: ...

@@ -5,7 +5,7 @@ import warnings
 
 from ledgermq.proto import nameserver_pb2 as ledgermq_dot_proto_dot_nameserver__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in ledgermq/proto/nameserver_pb2_grpc.py depends on'
+        + f' but the generated code in ledgermq/proto/nameserver_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class NameServerServiceStub:
+class NameServerServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -71,7 +71,7 @@ class NameServerServiceStub:
                 _registered_method=True)
 
 
-class NameServerServiceServicer:
+class NameServerServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request, context):
@@ -168,7 +168,7 @@ def add_NameServerServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class NameServerService:
+class NameServerService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

@@ -64,7 +64,7 @@ class ForwardedAnswer(_message.Message):
     status: int
     details: str
     not_leader: bool
-    def __init__(self, call_id: _Optional[int] = ..., answer: _Optional[bytes] = ..., status: _Optional[int] = ..., details: _Optional[str] = ..., not_leader: _Optional[bool] = ...) -> None: ...
+    def __init__(self, call_id: _Optional[int] = ..., answer: _Optional[bytes] = ..., status: _Optional[int] = ..., details: _Optional[str] = ..., not_leader: bool = ...) -> None: ...
 
 class GrantAnswer(_message.Message):
     __slots__ = ("status", "store_host", "granted")

@@ -6,7 +6,7 @@ import warnings
 from ledgermq.proto import peer_pb2 as ledgermq_dot_proto_dot_peer__pb2
 from ledgermq.proto import rocketmq_v2_pb2 as ledgermq_dot_proto_dot_rocketmq__v2__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -19,14 +19,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in ledgermq/proto/peer_pb2_grpc.py depends on'
+        + f' but the generated code in ledgermq/proto/peer_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class PeerServiceStub:
+class PeerServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -62,7 +62,7 @@ class PeerServiceStub:
                 _registered_method=True)
 
 
-class PeerServiceServicer:
+class PeerServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Report(self, request, context):
@@ -139,7 +139,7 @@ def add_PeerServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class PeerService:
+class PeerService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

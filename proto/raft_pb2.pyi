@@ -28,6 +28,7 @@ class RefusalKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_OTHER_GROUP: _ClassVar[RefusalKind]
     REFUSAL_REPLICATION: _ClassVar[RefusalKind]
     REFUSAL_LEFT_BEHIND: _ClassVar[RefusalKind]
+    REFUSAL_TERM: _ClassVar[RefusalKind]
 STANDING_UNSPECIFIED: Standing
 STANDING_FRESH: Standing
 STANDING_VOTER: Standing
@@ -44,6 +45,7 @@ REFUSAL_MALFORMED: RefusalKind
 REFUSAL_OTHER_GROUP: RefusalKind
 REFUSAL_REPLICATION: RefusalKind
 REFUSAL_LEFT_BEHIND: RefusalKind
+REFUSAL_TERM: RefusalKind
 
 class ResetRequest(_message.Message):
     __slots__ = ("format", "hello", "term")
@@ -106,7 +108,7 @@ class ResetEnd(_message.Message):
     def __init__(self, crc32c: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("format", "feature_level", "cluster_id", "group", "node_id", "to_node_id", "incarnation", "segment_size", "standing", "term", "known_incarnations", "fsync_p99_ms", "disk_used_ratio", "group_id", "replication", "reign")
+    __slots__ = ("format", "feature_level", "cluster_id", "group", "node_id", "to_node_id", "incarnation", "segment_size", "standing", "term", "known_incarnations", "fsync_p99_ms", "disk_used_ratio", "group_id", "replication", "reign", "frames", "checksum")
     class KnownIncarnationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +132,8 @@ class Hello(_message.Message):
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICATION_FIELD_NUMBER: _ClassVar[int]
     REIGN_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     format: int
     feature_level: int
     cluster_id: str
@@ -146,7 +150,9 @@ class Hello(_message.Message):
     group_id: int
     replication: str
     reign: Reign
-    def __init__(self, format: _Optional[int] = ..., feature_level: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., to_node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., segment_size: _Optional[int] = ..., standing: _Optional[_Union[Standing, str]] = ..., term: _Optional[int] = ..., known_incarnations: _Optional[_Mapping[str, int]] = ..., fsync_p99_ms: _Optional[float] = ..., disk_used_ratio: _Optional[float] = ..., group_id: _Optional[int] = ..., replication: _Optional[str] = ..., reign: _Optional[_Union[Reign, _Mapping]] = ...) -> None: ...
+    frames: int
+    checksum: int
+    def __init__(self, format: _Optional[int] = ..., feature_level: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., to_node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., segment_size: _Optional[int] = ..., standing: _Optional[_Union[Standing, str]] = ..., term: _Optional[int] = ..., known_incarnations: _Optional[_Mapping[str, int]] = ..., fsync_p99_ms: _Optional[float] = ..., disk_used_ratio: _Optional[float] = ..., group_id: _Optional[int] = ..., replication: _Optional[str] = ..., reign: _Optional[_Union[Reign, _Mapping]] = ..., frames: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Reign(_message.Message):
     __slots__ = ("master", "generation", "began_after", "former_group_ids")
@@ -161,14 +167,18 @@ class Reign(_message.Message):
     def __init__(self, master: _Optional[str] = ..., generation: _Optional[int] = ..., began_after: _Optional[int] = ..., former_group_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("hello", "refusal", "refusal_kind")
+    __slots__ = ("hello", "refusal", "refusal_kind", "frames", "checksum")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_KIND_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     refusal: str
     refusal_kind: RefusalKind
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., refusal: _Optional[str] = ..., refusal_kind: _Optional[_Union[RefusalKind, str]] = ...) -> None: ...
+    frames: int
+    checksum: int
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., refusal: _Optional[str] = ..., refusal_kind: _Optional[_Union[RefusalKind, str]] = ..., frames: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class RaftFrame(_message.Message):
     __slots__ = ("messages", "hello", "entries")
@@ -216,7 +226,7 @@ class RequestVote(_message.Message):
     last_term: int
     pre_vote: bool
     transfer: bool
-    def __init__(self, last_index: _Optional[int] = ..., last_term: _Optional[int] = ..., pre_vote: _Optional[bool] = ..., transfer: _Optional[bool] = ...) -> None: ...
+    def __init__(self, last_index: _Optional[int] = ..., last_term: _Optional[int] = ..., pre_vote: bool = ..., transfer: bool = ...) -> None: ...
 
 class RequestVoteReply(_message.Message):
     __slots__ = ("granted", "pre_vote")
@@ -224,7 +234,7 @@ class RequestVoteReply(_message.Message):
     PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
     granted: bool
     pre_vote: bool
-    def __init__(self, granted: _Optional[bool] = ..., pre_vote: _Optional[bool] = ...) -> None: ...
+    def __init__(self, granted: bool = ..., pre_vote: bool = ...) -> None: ...
 
 class AppendEntries(_message.Message):
     __slots__ = ("prev_index", "prev_term", "last_index", "commit_index", "run_index", "run_term", "offers_reset")
@@ -242,7 +252,7 @@ class AppendEntries(_message.Message):
     run_index: _containers.RepeatedScalarFieldContainer[int]
     run_term: _containers.RepeatedScalarFieldContainer[int]
     offers_reset: bool
-    def __init__(self, prev_index: _Optional[int] = ..., prev_term: _Optional[int] = ..., last_index: _Optional[int] = ..., commit_index: _Optional[int] = ..., run_index: _Optional[_Iterable[int]] = ..., run_term: _Optional[_Iterable[int]] = ..., offers_reset: _Optional[bool] = ...) -> None: ...
+    def __init__(self, prev_index: _Optional[int] = ..., prev_term: _Optional[int] = ..., last_index: _Optional[int] = ..., commit_index: _Optional[int] = ..., run_index: _Optional[_Iterable[int]] = ..., run_term: _Optional[_Iterable[int]] = ..., offers_reset: bool = ...) -> None: ...
 
 class AppendEntriesReply(_message.Message):
     __slots__ = ("success", "match_index", "reject_index", "hint_index", "hint_term", "is_learner", "wants_commit")
@@ -260,7 +270,7 @@ class AppendEntriesReply(_message.Message):
     hint_term: int
     is_learner: bool
     wants_commit: bool
-    def __init__(self, success: _Optional[bool] = ..., match_index: _Optional[int] = ..., reject_index: _Optional[int] = ..., hint_index: _Optional[int] = ..., hint_term: _Optional[int] = ..., is_learner: _Optional[bool] = ..., wants_commit: _Optional[bool] = ...) -> None: ...
+    def __init__(self, success: bool = ..., match_index: _Optional[int] = ..., reject_index: _Optional[int] = ..., hint_index: _Optional[int] = ..., hint_term: _Optional[int] = ..., is_learner: bool = ..., wants_commit: bool = ...) -> None: ...
 
 class RaftHeartbeat(_message.Message):
     __slots__ = ("commit_index", "context", "log_time_ms")
@@ -284,7 +294,7 @@ class RaftHeartbeatReply(_message.Message):
     commit_index: int
     is_learner: bool
     wants_commit: bool
-    def __init__(self, context: _Optional[int] = ..., stable_index: _Optional[int] = ..., commit_index: _Optional[int] = ..., is_learner: _Optional[bool] = ..., wants_commit: _Optional[bool] = ...) -> None: ...
+    def __init__(self, context: _Optional[int] = ..., stable_index: _Optional[int] = ..., commit_index: _Optional[int] = ..., is_learner: bool = ..., wants_commit: bool = ...) -> None: ...
 
 class TimeoutNow(_message.Message):
     __slots__ = ()

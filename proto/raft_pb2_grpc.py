@@ -5,7 +5,7 @@ import warnings
 
 from ledgermq.proto import raft_pb2 as ledgermq_dot_proto_dot_raft__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in ledgermq/proto/raft_pb2_grpc.py depends on'
+        + f' but the generated code in ledgermq/proto/raft_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class RaftServiceStub:
+class RaftServiceStub(object):
     """By gRPC, on the same port.
     """
 
@@ -42,7 +42,7 @@ class RaftServiceStub:
                 _registered_method=True)
 
 
-class RaftServiceServicer:
+class RaftServiceServicer(object):
     """By gRPC, on the same port.
     """
 
@@ -69,7 +69,7 @@ def add_RaftServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class RaftService:
+class RaftService(object):
     """By gRPC, on the same port.
     """
 
@@ -101,7 +101,7 @@ class RaftService:
             _registered_method=True)
 
 
-class ResetServiceStub:
+class ResetServiceStub(object):
     """What brings a follower back that needs entries which retention deleted on the leader (D8). The follower calls, on a
     connection of its own: neither heartbeats nor appends wait behind the chunks, and the caller's disk sets the pace.
     """
@@ -119,7 +119,7 @@ class ResetServiceStub:
                 _registered_method=True)
 
 
-class ResetServiceServicer:
+class ResetServiceServicer(object):
     """What brings a follower back that needs entries which retention deleted on the leader (D8). The follower calls, on a
     connection of its own: neither heartbeats nor appends wait behind the chunks, and the caller's disk sets the pace.
     """
@@ -146,7 +146,7 @@ def add_ResetServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class ResetService:
+class ResetService(object):
     """What brings a follower back that needs entries which retention deleted on the leader (D8). The follower calls, on a
     connection of its own: neither heartbeats nor appends wait behind the chunks, and the caller's disk sets the pace.
     """

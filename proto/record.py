@@ -335,6 +335,8 @@ def record_positions(body: Buffer, count: int, *, distance: int = SECTION_HEADER
     Checks that sizes chain exactly through the body, that every run is inside its record, and that each record
     names its section (`distance` = bytes between section header and body). Raises: CorruptError.
     """
+    if count * RECORD_HEADER_SIZE > len(body):  # before anything is made for so many
+        raise CorruptError("the section is too short for its records", 0)
     if count <= _FEW:
         return _few_positions(body, count, distance)
     equal = _equal_positions(body, count, distance)

@@ -5,7 +5,7 @@ import warnings
 
 from ledgermq.proto import rocketmq_v2_pb2 as ledgermq_dot_proto_dot_rocketmq__v2__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in ledgermq/proto/rocketmq_v2_pb2_grpc.py depends on'
+        + f' but the generated code in ledgermq/proto/rocketmq_v2_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class MessagingServiceStub:
+class MessagingServiceStub(object):
     """Failures are in-band: the gRPC status is OK and `status` in the answer says what went wrong. Only Telemetry ends
     with a gRPC error.
     """
@@ -123,7 +123,7 @@ class MessagingServiceStub:
                 _registered_method=True)
 
 
-class MessagingServiceServicer:
+class MessagingServiceServicer(object):
     """Failures are in-band: the gRPC status is OK and `status` in the answer says what went wrong. Only Telemetry ends
     with a gRPC error.
     """
@@ -327,7 +327,7 @@ def add_MessagingServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class MessagingService:
+class MessagingService(object):
     """Failures are in-band: the gRPC status is OK and `status` in the answer says what went wrong. Only Telemetry ends
     with a gRPC error.
     """

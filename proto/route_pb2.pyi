@@ -113,7 +113,7 @@ class Refusal(_message.Message):
     retry_after_ms: int
     leader_id: str
     leader_address: str
-    def __init__(self, code: _Optional[_Union[RefusalCode, str]] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ...) -> None: ...
+    def __init__(self, code: _Optional[_Union[RefusalCode, str]] = ..., message: _Optional[str] = ..., retryable: bool = ..., retry_after_ms: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ...) -> None: ...
 
 class ListenerAddresses(_message.Message):
     __slots__ = ("name", "messaging_address", "log_address")
@@ -137,10 +137,10 @@ class NodeInfo(_message.Message):
     zone: str
     alive: bool
     voter: bool
-    def __init__(self, node_id: _Optional[str] = ..., listeners: _Optional[_Iterable[_Union[ListenerAddresses, _Mapping]]] = ..., zone: _Optional[str] = ..., alive: _Optional[bool] = ..., voter: _Optional[bool] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., listeners: _Optional[_Iterable[_Union[ListenerAddresses, _Mapping]]] = ..., zone: _Optional[str] = ..., alive: bool = ..., voter: bool = ...) -> None: ...
 
 class TopicInfo(_message.Message):
-    __slots__ = ("name", "topic_id", "queue_count", "permission", "message_type", "version", "retention_ms")
+    __slots__ = ("name", "topic_id", "queue_count", "permission", "message_type", "version", "retention_ms", "keep_unread")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class TopicInfo(_message.Message):
     MESSAGE_TYPE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_UNREAD_FIELD_NUMBER: _ClassVar[int]
     name: str
     topic_id: int
     queue_count: int
@@ -155,7 +156,8 @@ class TopicInfo(_message.Message):
     message_type: TopicMessageType
     version: int
     retention_ms: int
-    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., queue_count: _Optional[int] = ..., permission: _Optional[_Union[QueuePermission, str]] = ..., message_type: _Optional[_Union[TopicMessageType, str]] = ..., version: _Optional[int] = ..., retention_ms: _Optional[int] = ...) -> None: ...
+    keep_unread: bool
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ..., queue_count: _Optional[int] = ..., permission: _Optional[_Union[QueuePermission, str]] = ..., message_type: _Optional[_Union[TopicMessageType, str]] = ..., version: _Optional[int] = ..., retention_ms: _Optional[int] = ..., keep_unread: bool = ...) -> None: ...
 
 class GroupRoute(_message.Message):
     __slots__ = ("cluster", "group", "term", "leader_id", "nodes", "topics", "version", "writable", "max_message_bytes", "max_request_bytes", "mode", "group_id", "former_group_ids", "replication", "master_id", "generation")
@@ -191,4 +193,4 @@ class GroupRoute(_message.Message):
     replication: str
     master_id: str
     generation: int
-    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicInfo, _Mapping]]] = ..., version: _Optional[int] = ..., writable: _Optional[bool] = ..., max_message_bytes: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., mode: _Optional[_Union[BrokerGroupMode, str]] = ..., group_id: _Optional[int] = ..., former_group_ids: _Optional[_Iterable[int]] = ..., replication: _Optional[str] = ..., master_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+    def __init__(self, cluster: _Optional[str] = ..., group: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicInfo, _Mapping]]] = ..., version: _Optional[int] = ..., writable: bool = ..., max_message_bytes: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., mode: _Optional[_Union[BrokerGroupMode, str]] = ..., group_id: _Optional[int] = ..., former_group_ids: _Optional[_Iterable[int]] = ..., replication: _Optional[str] = ..., master_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...

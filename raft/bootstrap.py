@@ -79,9 +79,10 @@ class MemberRecord:
             )
         return Refusal(
             RefusalKind.INCARNATION,
-            f"{hello.node_id} of group {self.group} came back with an old data folder "
-            f"(incarnation {hello.incarnation:016x}, known is {known:016x}): it was replaced since. "
-            "Let it fetch everything from the others: ledgermq broker --rejoin",
+            f"{hello.node_id} of group {self.group} has another data folder (incarnation {hello.incarnation:016x}) than it "
+            f"is known by ({known:016x}): one of the two is an old copy. If most members say so, it is that of "
+            f"{hello.node_id}; else that of who says it. Let that node fetch everything from the others: ledgermq broker "
+            "--rejoin",
         )
 
     def would_change(self, hello: Hello) -> bool:
@@ -89,13 +90,33 @@ class MemberRecord:
         return self.known.get(hello.node_id) != hello.incarnation
 
 
-def is_vouched_for(mine: Hello, theirs: Hello, hellos: Mapping[NodeId, Hello], member_count: int) -> bool:
-    """Tell whether this node is a learner, and a majority of voters knows the sender by the incarnation it tells.
+@dataclass(slots=True)
+class Refusers:
+    """The peers that refuse this node's data folder in this run. One of them may hold an old copy itself."""
 
-    A learner's disk may be one from before the sender was replaced, and then its own record is the old one. Whoever
-    votes had stored a replacement before the replaced node could vote. `hellos` as for `may_become_voter`.
+    me: NodeId
+    former: Collection[int]  # incarnations that this node had before
+    needed: int  # so many must say it
+    known: dict[NodeId, int] = field(default_factory=dict)  # by which incarnation they know this node
+
+    def are_right(self, hello: Hello) -> bool:
+        """Take the greeting of a peer that refuses; return whether so many do that this node's folder is the old one."""
+        self.known[hello.node_id] = hello.known_incarnations.get(self.me, 0)
+        return sum(not self.is_outdated(peer) for peer in self.known) >= self.needed
+
+    def is_outdated(self, peer: NodeId) -> bool:
+        """Tell whether a peer knows this node by an incarnation that it had before: then the peer's folder is old."""
+        return self.known.get(peer, 0) in self.former
+
+
+def is_vouched_for(theirs: Hello, hellos: Mapping[NodeId, Hello], member_count: int) -> bool:
+    """Tell whether a majority of voters, the sender among them, knows the sender by the incarnation it tells.
+
+    Whoever votes had stored a replacement before the replaced node could vote. So a learner that knows another one takes
+    it: its disk may be one from before. A voter that does has an old copy of its folder. `hellos` as for
+    `may_become_voter`.
     """
-    if mine.standing is not Standing.LEARNER or theirs.standing is not Standing.VOTER:
+    if theirs.standing is not Standing.VOTER:
         return False
     sender = theirs.node_id
     voters = [h for node, h in hellos.items() if node != sender and h.standing is Standing.VOTER]

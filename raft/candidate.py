@@ -6,7 +6,7 @@ vote and the candidate's own vote wait until its term, its vote and the log tail
 
 from __future__ import annotations
 
-from .core_state import CoreState
+from .core_state import NEVER, CoreState
 from .follower import become_follower
 from .leader import become_leader
 from .messages import RequestVote, RequestVoteReply
@@ -27,6 +27,8 @@ def campaign(state: CoreState, *, transfer: bool = False) -> None:
 def become_pre_candidate(state: CoreState) -> None:
     """Ask whether a quorum would vote for us. Nothing is promised, so nothing is persisted."""
     state.role = Role.PRE_CANDIDATE
+    if state.silence or state.leader_id is not None:
+        state.silence += state.elapsed
     state.set_leader(None)
     state.votes = {state.node_id: True}
     state.reset_timer()
@@ -34,9 +36,18 @@ def become_pre_candidate(state: CoreState) -> None:
     _count(state)
 
 
+def ask_again_soon(state: CoreState) -> None:
+    """Ask for pre-votes again within a few ticks: a voter has come back, and may be the one that a majority lacked."""
+    if state.ticks_to_campaign > state.config.forget_ticks_max:
+        if state.silence:
+            state.silence += state.elapsed
+        state.reset_timer(1, state.config.forget_ticks_max + 1)
+
+
 def become_candidate(state: CoreState, *, transfer: bool = False) -> None:
     """Enter the next term, vote for ourselves, and ask the others, all once that is durable."""
     state.set_term(Term(state.term + 1), state.node_id)
+    state.silence = 0
     state.role = Role.CANDIDATE
     state.set_leader(None, new_term=True)
     state.votes = {}
@@ -70,14 +81,30 @@ def on_request_vote_reply(state: CoreState, message: RequestVoteReply) -> None:
 
 
 def tick(state: CoreState) -> bool:
-    """Count a tick; return whether the campaign took too long and another one is due."""
+    """Count a tick; return whether the campaign took too long and another one is due.
+
+    Who did not answer a pre-vote is asked again at each heartbeat interval: it may have ignored the question because it had not
+    missed the leader yet, and have the shorter log, so that nobody else can win.
+    """
     state.elapsed += 1
-    return state.elapsed >= state.timeout
+    if state.ticks_to_campaign <= 0:
+        return True
+    if state.role is Role.PRE_CANDIDATE and state.elapsed % state.config.heartbeat_ticks == 0:
+        _request_votes(state, Term(state.term + 1), pre_vote=True, transfer=False)
+    return False
+
+
+def quiet_ticks(state: CoreState) -> int:
+    """Return how many ticks ask nobody again for a pre-vote (see `tick`)."""
+    if state.role is not Role.PRE_CANDIDATE:
+        return NEVER
+    interval = state.config.heartbeat_ticks
+    return interval - state.elapsed % interval - 1
 
 
 def _request_votes(state: CoreState, term: Term, *, pre_vote: bool, transfer: bool) -> None:
     for peer in state.peers:
-        if peer not in state.quorum.voters:
+        if peer not in state.quorum.voters or peer in state.votes:
             continue
         request = RequestVote(
             term, state.node_id, peer, state.last_index, state.last_term, pre_vote=pre_vote, transfer=transfer

@@ -11,11 +11,15 @@ from typing import Final
 
 from .core_config import CoreConfig
 from .errors import ConfigurationError
-from .reign import Reign, Replication
-from .types import NodeId
+from .reign import Reign, Replication, first_term_of
+from .types import NO_TERM, NodeId
 
+#: What was late is forgotten after one to two of these.
+LATENESS_WINDOW_MS: Final = 15_000
 DEFAULT_SEGMENT_SIZE: Final = 1 << 30
 MAX_ENTRY_DIVISOR: Final = 4  # no entry is larger than a quarter of a segment (D4)
+CONTROL_FRAME_SIZE: Final = 1 << 20  # the largest frame without entries
+STALL_HEARTBEATS: Final = 4  # a stream that stands still for a shorter time is left alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,16 @@ class Member:
 
     node_id: NodeId
     address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLimits:
+    """What the streams between nodes may take. Sizes are bytes, times are seconds."""
+
+    append_frame: int = 16 << 20  # the largest frame of a stream of appends
+    control_frame: int = CONTROL_FRAME_SIZE
+    stall_s: float = 0.3  # a stream that stands still for a shorter time is left alone
+    whole_frame_s: float = 0.8  # a frame that began must be whole, or grow by a fair amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +131,15 @@ class RaftConfig:
         """Bytes that one entry may take in the log, header included."""
         return self.segment_size // MAX_ENTRY_DIVISOR
 
+    def stream_limits(self) -> StreamLimits:
+        """Return what the streams to and from the peers may take."""
+        return StreamLimits(
+            # One large entry, or several small ones; and a head, which names the terms of all
+            append_frame=max(self.max_entry_size, self.max_append_bytes) + CONTROL_FRAME_SIZE,
+            stall_s=STALL_HEARTBEATS * self.heartbeat_ms / 1000,
+            whole_frame_s=self.election_ms_max / 1000,
+        )
+
     def core_config(self) -> CoreConfig:
         """Return the core's part of the settings, in ticks."""
         tick = self.tick_ms
@@ -127,8 +150,11 @@ class RaftConfig:
             heartbeat_ticks=max(1, self.heartbeat_ms // tick),
             election_ticks_min=self.election_ms_min // tick,
             election_ticks_max=self.election_ms_max // tick,
+            patience_ticks_max=2 * self.election_ms_max // tick,
+            lateness_window_ticks=LATENESS_WINDOW_MS // tick,
             max_inflight_messages=self.max_inflight_messages,
             max_inflight_bytes=self.max_inflight_bytes,
             max_append_bytes=self.max_append_bytes,
             max_uncommitted_bytes=self.max_uncommitted_bytes,
+            first_term=first_term_of(self.reign.generation, NO_TERM) if self.reign is not None else NO_TERM,
         )

@@ -53,6 +53,7 @@ class RaftCore(CoreState):
     # --- inputs ----------------------------------------------------------------------------------------------
     def tick(self) -> None:
         """One tick of a monotonic clock passed. After a stall, deliver queued messages first, then tick once."""
+        self.count_window_tick()
         if self.leading is not None:
             leader.tick(self, self.leading)
         elif self.role is Role.FOLLOWER:
@@ -61,9 +62,17 @@ class RaftCore(CoreState):
         elif not self.is_silent and candidate.tick(self):
             candidate.campaign(self)
 
+    def late(self, ticks: int) -> None:
+        """This node's own timer fired so many ticks late. A leader's heartbeat is due then, whatever it has counted."""
+        self.note_timer_late(ticks)
+        if self.leading is not None and ticks >= self.config.heartbeat_ticks:
+            self.leading.heartbeat_elapsed = self.config.heartbeat_ticks - 1  # with the next tick
+
     def step(self, message: Message) -> None:
         """Take a message of a peer. Never raises: what makes no sense is ignored."""
         if self.is_silent or message.to != self.node_id or message.from_ not in self.peers:
+            return
+        if message.term > self.term and not self.may_be_reached(message.term):
             return
         if isinstance(message, RequestVote):
             votes.on_request_vote(self, message)
@@ -123,6 +132,11 @@ class RaftCore(CoreState):
                 self.timeout = min(
                     self.timeout, self.elapsed + self.rng.randrange(lowest, self.config.suspect_ticks_max)
                 )
+
+    def link_up(self, peer: NodeId) -> None:
+        """`peer` can be talked to. Who asked in vain for a majority asks again soon, not when its timeout has run out."""
+        if self.role is Role.PRE_CANDIDATE and peer in self.quorum.voters:
+            candidate.ask_again_soon(self)
 
     def forget_leader(self) -> None:
         """Believe no longer that the leader lives; campaign within `forget_ticks_max`."""
@@ -209,11 +223,13 @@ class RaftCore(CoreState):
     # --- what it knows ---------------------------------------------------------------------------------------
     def quiet_ticks(self) -> int:
         """Return how many of the next ticks decide nothing, if no input comes before them: none of them needs a poll."""
-        if self.leading is not None:
-            return leader.quiet_ticks(self, self.leading)
         if self.is_silent:
             return NEVER
-        return min(self.timeout - self.elapsed - 1, follower.quiet_read_ticks(self))
+        window = self.config.lateness_window_ticks - self.window_elapsed - 1  # then timeouts may shrink
+        if self.leading is not None:
+            return min(leader.quiet_ticks(self, self.leading), window)
+        asked, read = candidate.quiet_ticks(self), follower.quiet_read_ticks(self)
+        return max(0, min(self.ticks_to_campaign - 1, asked, read, window))
 
     @property
     def uncommitted_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .types import NodeId
+from .types import NO_TERM, NodeId, Term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +19,15 @@ class CoreConfig:
     election_ticks_max: int = 80  # exclusive
     forget_ticks_max: int = 5  # campaign within this many ticks after the leader was found dead
     suspect_ticks_max: int = 60  # campaign timer after a broken connection that was not refused: 10 to this
+    patience_ticks_max: int = 160  # election timeouts grow by at most so many on a machine that is late
+    lateness_window_ticks: int = 1500  # lateness is forgotten after one to two of these
     max_inflight_messages: int = 256  # per follower
     max_inflight_bytes: int = 8 << 20  # per follower
     max_append_bytes: int = 1 << 20  # of one AppendEntries
     max_uncommitted_bytes: int = 64 << 20
+    first_term: Term = (
+        NO_TERM  # of the group, or of its generation: the first leader of all may be in a later one
+    )
 
     def __post_init__(self) -> None:
         if self.node_id not in self.members:

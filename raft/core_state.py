@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Final
 
 from .core_config import CoreConfig
+from .lateness import Lateness
 from .leader_state import LeaderState
 from .log_view import LogView
 from .messages import AppendEntriesReply, Message, TermRun
@@ -25,7 +26,7 @@ from .outputs import Event, Faulted, LeaderChanged, Output, ReadReady, Role, Ste
 from .persist_queue import PersistQueue
 from .quorum import Majority, Quorum
 from .term_runs import TermRuns
-from .types import HardState, LogIndex, NodeId, Term
+from .types import LAST_TERM, MAX_TERM_JUMP, HardState, LogIndex, NodeId, Term
 
 #: So many ticks decide nothing where no tick ever does.
 NEVER: Final = 1 << 30
@@ -63,7 +64,12 @@ class CoreState:
         self.commit_index = LogIndex(max(hint, self.applied_index))
         self.verified_index = LogIndex(0)  # our log equals that of the leader of `term` up to here (P11)
         self.elapsed = 0  # ticks since the leader was heard, or the timer was set
-        self.timeout = 0  # campaign at this many
+        self.timeout = 0  # campaign at this many, and as many more as `patience` says
+        self.silence = 0  # ticks without the leader before this campaign, while it may still live
+        self.timer_lateness = Lateness(config.patience_ticks_max)  # of this node's own timers
+        self.peer_lateness = Lateness(config.patience_ticks_max)  # of heartbeats, or of the answers to them
+        self.window_elapsed = 0
+        self.patience = 0  # ticks by which each election timeout is longer now
         self.votes: dict[NodeId, bool] = {}  # by voter, in the present campaign: a duplicate changes nothing
         self.self_vote_seq = 0  # our own vote counts when this operation is done (P4)
         self.leading: LeaderState | None = None  # exactly when role is LEADER
@@ -111,7 +117,17 @@ class CoreState:
 
         One that holds them and has not heard that they are committed must: perhaps nobody else can win.
         """
-        return self.may_vote and not self.is_held and self.last_index >= self.state_index
+        is_complete = self.last_index >= self.state_index
+        return self.may_vote and not self.is_held and is_complete and self.term < LAST_TERM
+
+    def may_be_reached(self, term: Term) -> bool:
+        """Tell whether a peer can have come to `term` by elections; who knows nothing of its group yet believes it.
+
+        A term is never taken back, so one wrong word that was believed would end the group for good.
+        """
+        if not self.term and not self.is_voter:
+            return term <= LAST_TERM
+        return term <= min(max(self.term, self.config.first_term) + MAX_TERM_JUMP, LAST_TERM)
 
     @property
     def hard_state(self) -> HardState:
@@ -165,9 +181,47 @@ class CoreState:
         high = self.config.election_ticks_max if limit is None else limit
         self.timeout = self.rng.randrange(low, max(high, low + 1))
 
-    def protects_leader(self) -> bool:
-        """Tell whether a leader was heard within the shortest election timeout: then no vote may depose it."""
-        return self.leader_id is not None and self.elapsed < self.config.election_ticks_min
+    def protects_leader(self, candidate: NodeId) -> bool:
+        """Tell whether a leader was heard within the shortest election timeout: then no vote may depose it.
+
+        A leader that asks for votes itself leads no longer: it heard no majority for a while.
+        """
+        return self.leader_id not in (None, candidate) and self.elapsed < self.shortest_timeout
+
+    @property
+    def shortest_timeout(self) -> int:
+        """For so many ticks a silent leader is protected, and leads without an answer of a majority."""
+        return self.config.election_ticks_min + self.patience
+
+    @property
+    def ticks_to_campaign(self) -> int:
+        """What the timer has left. A timeout that was shortened, because the leader is known to be gone, is not stretched."""
+        stretched = self.patience if self.timeout >= self.config.election_ticks_min else 0
+        return self.timeout + stretched - self.elapsed
+
+    def note_timer_late(self, ticks: int) -> None:
+        self.timer_lateness.note(ticks)
+        self._be_patient()
+
+    def note_peer_heard(self, ticks: int) -> None:
+        """A peer was heard `ticks` after the last time; with every heartbeat interval it should be."""
+        if ticks > 2 * self.config.heartbeat_ticks:
+            self.peer_lateness.note(ticks - self.config.heartbeat_ticks)
+            self._be_patient()
+
+    def count_window_tick(self) -> None:
+        """Forget lateness in time: a machine that has CPU again fails over as fast as before."""
+        self.window_elapsed += 1
+        if self.window_elapsed >= self.config.lateness_window_ticks:
+            self.window_elapsed = 0
+            self.timer_lateness.roll()
+            self.peer_lateness.roll()
+            self._be_patient()
+
+    def _be_patient(self) -> None:
+        late = max(self.timer_lateness.ticks, self.peer_lateness.ticks)
+        is_starved = late > self.config.heartbeat_ticks  # less is what every machine does now and then
+        self.patience = min(3 * late, self.config.patience_ticks_max) if is_starved else 0
 
     # --- log and commit --------------------------------------------------------------------------------------
     def append_runs(self, lo: LogIndex, hi: LogIndex, runs: tuple[TermRun, ...]) -> None:

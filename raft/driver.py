@@ -42,7 +42,7 @@ from .errors import (
 )
 from .hello import Hello
 from .leader_state import LeaderState
-from .log_time import LogTime
+from .log_time import MAX_AHEAD_MS, LogTime
 from .messages import AppendEntries, Heartbeat, Message
 from .metrics import RaftMetrics
 from .outgoing_frames import AppendFrames
@@ -112,7 +112,9 @@ class Driver:
         self._commits_alone = core.quorum.is_reached([node_id])
         self._done_seq = 0  # persist operations up to here are durable
         self._to_apply = LogIndex(0)
-        self._links = transport.links
+        self._links, self._transport = transport.links, transport
+        self._time_refused = False  # logged when it begins
+        self._ahead: set[NodeId] = set()  # peers that said a term that cannot be; logged once each
         self._applier = applier
         self._owner = owner
         self._loop = asyncio.get_running_loop()
@@ -128,7 +130,7 @@ class Driver:
         self._frames = AppendFrames()
         self._dropped = {
             reason: metrics.counter("ledgermq_raft_messages_dropped_total", reason)
-            for reason in ("unreadable", "entries", "disk_full")
+            for reason in ("unreadable", "entries", "disk_full", "term", "log_time")
         }
         self._proposed = metrics.counter("ledgermq_raft_proposals_total")
         self._lost = metrics.counter("ledgermq_raft_proposals_lost_total")
@@ -201,14 +203,44 @@ class Driver:
         if self.reports is not None:
             self.reports.look()  # before an acknowledgement, which may make it matter
         self.settle()
-        if type(message) is AppendEntries:
-            if not message.is_empty and not self._verify(message, entries):
-                return
-        elif type(message) is Heartbeat and message.term >= self.core.term:
-            self.log_time.observe(message.log_time_ms, time.time() * 1000, time.monotonic() * 1000)
+        if message.term > self.core.term and not self.core.may_be_reached(message.term):
+            self._refuse_term(message)
+            return
+        if type(message) is AppendEntries and not message.is_empty and not self._verify(message, entries):
+            return
         self.core.step(message)
+        if type(message) is Heartbeat:
+            self._observe_time(message)
         self.pump()
         self.copies.look()
+
+    def _observe_time(self, heartbeat: Heartbeat) -> None:
+        """Follow the log time of the leader, and of nobody else."""
+        core = self.core
+        if (heartbeat.from_, heartbeat.term) != (core.leader_id, core.term) or core.role is Role.LEADER:
+            return
+        followed = self.log_time.observe(heartbeat.log_time_ms, time.time() * 1000, time.monotonic() * 1000)
+        if not followed:
+            self._dropped["log_time"].inc()
+        if followed is self._time_refused:
+            self._time_refused = not followed
+            if not followed:
+                logger.warning(
+                    "log time not followed node=%s leader=%s: its heartbeats are more than %d s ahead of the log and of "
+                    "the clocks of this node; check the time services of both",
+                    self.node_id, heartbeat.from_, MAX_AHEAD_MS // 1000,
+                )  # fmt: skip
+
+    def _refuse_term(self, message: Message) -> None:
+        """End the connection that brought a term that cannot be; a sender that is in it is refused at its greeting."""
+        self._dropped["term"].inc()
+        if message.from_ not in self._ahead:
+            self._ahead.add(message.from_)
+            logger.error(
+                "term refused node=%s peer=%s: its message says term %d, and no number of elections leads there from term"
+                " %d; the connection ends", self.node_id, message.from_, message.term, self.core.term,
+            )  # fmt: skip
+        self._transport.end_incoming(message.from_)
 
     def ticks(self, count: int) -> None:
         """Give the core `count` ticks."""
@@ -260,6 +292,14 @@ class Driver:
                 self.clock.after_input()
         except Exception as error:  # noqa: BLE001 (as `defects_fault`, without its cost)
             self.defect("carrying out what the core decided", error)
+
+    def has_stuck_streams(self) -> bool:
+        """Tell whether a stream of appends was opened anew because it carried nothing, and nothing has arrived since."""
+        return any(link.append.was_stuck for link in self._links.values())
+
+    def is_cut_off(self, peer: NodeId) -> bool:
+        """Tell whether appends to a follower do not arrive, on a new connection either; its disk has no part in that."""
+        return self._links[peer].append.is_stalled()
 
     def close(self) -> None:
         """Carry out nothing more."""

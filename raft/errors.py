@@ -10,6 +10,7 @@ RaftError                     base; `retryable` tells whether the same call may 
 ├── ProposalLostError         the outcome of a proposal is unknown
 ├── TransferFailedError       nobody took over the lead
 ├── NodeStoppedError          the node is stopping or has faulted
+├── DamagedFrameError         bytes between two nodes were changed on the way; that connection ends
 ├── StateTransferError        the state of the leader did not get to a follower; tried again
 └── StorageError              the data folder and the log
     ├── DataFolderError       the folder cannot be used; nothing was changed
@@ -111,6 +112,12 @@ class TransferFailedError(RaftError):
 
 class NodeStoppedError(RaftError):
     """The node is stopping or has faulted."""
+
+
+class DamagedFrameError(RaftError):
+    """Bytes between two nodes were changed on the way. Nothing of them was used; the connection ends, and is made again."""
+
+    retryable = True
 
 
 class StateTransferError(RaftError):

@@ -12,6 +12,7 @@ import fcntl
 import logging
 import mmap
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ _log = logging.getLogger(__name__)
 #: The kernel takes at most this many buffers in one pwritev.
 MAX_BUFFERS: Final = 1024
 _ZERO_CHUNK: Final = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+#: Any of these tells a data folder, also one that lost its identity.
+_OURS: Final = frozenset({"identity", "hardstate", "manifest", "commitlog", "rejoin", "do-rejoin"})
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _DIRECT_UNIT: Final = mmap.PAGESIZE
 
 
@@ -120,6 +124,34 @@ def write_zeros(file: File, start: int, end: int) -> None:
 def is_full(error: OSError) -> bool:
     """Tell whether an error means that there is no room left."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def make_private(folder: Path) -> None:
+    """Take a data folder of an earlier version from other users of the machine, or say that nobody may. Blocking.
+
+    Raises: NotADirectoryError.
+    """
+    mode = 0
+    try:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if not folder.is_dir():  # such as /dev/null, which everybody needs
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+        names = {each.name for each in folder.iterdir()} - {"lost+found"}
+        if names and not names & _OURS:  # others may need what lies here
+            return
+        if mode & _OTHERS:
+            folder.chmod(mode & ~_OTHERS)
+            _log.info("data folder taken from other users folder=%s mode=%04o", folder, mode & ~_OTHERS)
+    except FileNotFoundError:
+        return  # it is made private
+    except NotADirectoryError:
+        raise
+    except OSError as error:
+        _log.warning(
+            "other users of this machine may read the data folder, and its rights cannot be changed folder=%s mode=%04o "
+            "reason=%s. Its owner can: chmod go= %s",
+            folder, mode, error.strerror, folder,
+        )  # fmt: skip
 
 
 class RealFile:
@@ -255,7 +287,7 @@ class RealFileSystem:
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> RealFile:
         flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
-        return RealFile(path, os.open(path, flags, 0o640))
+        return RealFile(path, os.open(path, flags, 0o600))
 
     def exists(self, path: Path) -> bool:
         return path.exists()
@@ -267,7 +299,9 @@ class RealFileSystem:
             return []
 
     def make_directory(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        if path.parent != path and not path.parent.exists():
+            self.make_directory(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)  # what is in it are other people's messages
 
     def rename(self, old: Path, new: Path) -> None:
         old.rename(new)
@@ -289,7 +323,7 @@ class RealFileSystem:
         return DiskUse(total * found.f_frsize, found.f_bavail * found.f_frsize)
 
     def lock(self, path: Path) -> RealLock:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

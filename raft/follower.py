@@ -29,6 +29,7 @@ def become_follower(state: CoreState, term: Term, leader_id: NodeId | None) -> N
     new_term = term > state.term
     if new_term:
         state.set_term(term, None)
+        state.silence = 0
     state.role = Role.FOLLOWER
     state.votes.clear()
     state.set_leader(leader_id, new_term=new_term)
@@ -45,7 +46,7 @@ def tick(state: CoreState) -> bool:
     """Count a tick; return whether it is time to campaign."""
     state.elapsed += 1
     _age_forwarded_reads(state)
-    if state.elapsed < state.timeout:
+    if state.ticks_to_campaign > 0:
         return False
     if state.may_campaign:
         return True
@@ -183,13 +184,18 @@ def _hear_leader(state: CoreState, leader_id: NodeId) -> bool:
     if state.role is Role.LEADER or state.resigned_in == state.term:
         return False
     if state.role is not Role.FOLLOWER or state.leader_id is None:
+        if state.silence:  # it was late, and taken for dead
+            state.note_peer_heard(state.silence + state.elapsed)
         become_follower(state, state.term, leader_id)
     elif state.leader_id != leader_id:
         return False
-    elif state.timeout < state.config.election_ticks_min:  # it was shortened by a suspicion
-        state.reset_timer()
     else:
-        state.elapsed = 0
+        state.note_peer_heard(state.elapsed)
+        if state.timeout < state.config.election_ticks_min:  # it was shortened by a suspicion
+            state.reset_timer()
+        else:
+            state.elapsed = 0
+    state.silence = 0
     _ask_what_to_catch_up_to(state)
     return True
 

@@ -42,11 +42,13 @@ from .overlay_files import OverlayFiles
 from .recovery import LogRecovery, RecoveredLog
 from .reign import Claim, Reign, first_term_of
 from .segment_keeper import LogFolders
-from .types import NO_INDEX, HardState, LogIndex, NodeId, Term
+from .types import LAST_TERM, MAX_TERM_JUMP, NO_INDEX, HardState, LogIndex, NodeId, Term
 
 #: Files that say that something else was begun in the folder and must be finished first: a repair of the log in place,
 #: the installation of a state that a leader sent, a move of the whole folder into its quarantine.
 UNDER_WAY: Final = ("repair", "reset/marker", "rejoin")
+#: A person's file: the next start moves the whole folder aside (quarantine.py).
+ASKED: Final = "do-rejoin"
 
 
 @dataclass(slots=True)
@@ -171,6 +173,11 @@ def _open(data: Path, folders: LogFolders, files: FileSystem) -> StoppedFolder:
                 f" Start {identity.node_id} once, so that it finishes that by itself, stop it and run this again; or"
                 " recover from another node that survived; nothing was changed."
             )
+    if files.exists(data / ASKED):
+        raise GroupRecoveryError(
+            f"{data / ASKED} asks for all of {data} to be moved aside at the next start of {identity.node_id}. If the broker"
+            " group is to go on with this folder, remove that file and run this again; nothing was changed."
+        )
     base = read_manifest(files, folders.manifest, identity.node_id)
     try:
         hard = HardStateFile.open(files, folders.hard_state)
@@ -271,6 +278,14 @@ def recover_folder(folder: StoppedFolder, survivor: Survivor) -> Identity:
     return _begin_anew(folder, survivor, _new_incarnation())
 
 
+def restore_folder(folder: StoppedFolder, survivor: Survivor) -> Identity:
+    """Make a folder that was made from a dump (restored_folder.py) the first member of a new group, of one node or more.
+
+    Whoever restores wants a new group, whatever became of the dumped one. Raises: GroupRecoveryError, OSError.
+    """
+    return _begin_anew(folder, survivor, _new_incarnation())
+
+
 def _new_incarnation() -> int:
     return secrets.randbits(63) | 1
 
@@ -312,9 +327,9 @@ def _begin_anew(
     folder: StoppedFolder, survivor: Survivor, incarnation: int, reign: Reign | None = None
 ) -> Identity:
     """Begin a group with this folder's log: one that waits for copies of it, or (`reign`) one that works at once."""
+    term = _credible_term(survivor.term, survivor.last_term)
     _settle(folder)
     old, state = folder.identity, folder.hard.state
-    term = max(state.hard.term, survivor.last_term)
     return _replace_identity(
         folder,
         replace(
@@ -335,6 +350,19 @@ def _begin_anew(
             ),
         ),
     )
+
+
+def _credible_term(stored: Term, last_term: Term) -> Term:
+    """Return the highest term that elections can have led to. Votes of the old group count for nothing in the new one.
+
+    A stored term far above the log came from a damaged or forged message: this is the way back from it.
+    """
+    if last_term > LAST_TERM - MAX_TERM_JUMP:
+        raise GroupRecoveryError(
+            f"the last entry of the log has term {last_term}, behind which no leader can be elected: a damaged or forged"
+            " message brought it. Make a new broker group from a dump; nothing was changed."
+        )
+    return Term(max(stored, last_term)) if stored <= last_term + MAX_TERM_JUMP else last_term
 
 
 def clone_folder(folder: StoppedFolder, node_id: NodeId, survivor: Survivor) -> Identity:

@@ -27,9 +27,9 @@ from crc32c import crc32c
 
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 
-from .errors import OldHardStateError
+from .errors import DamagedFolderError, OldHardStateError
 from .files import File, FileSystem, write_zeros
-from .types import HardState, LogIndex, NodeId, Term
+from .types import LAST_TERM, HardState, LogIndex, NodeId, Term
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +95,10 @@ def decode_state(record: bytes) -> tuple[int, DurableState]:
         raise CorruptError("hard state checksum mismatch", 0)
     if version > VERSION:
         raise NewerFormatError("hard state", version, VERSION)
-    voted_for = record[_RECORD.size : _RECORD.size + voted_size].decode()
+    try:
+        voted_for = record[_RECORD.size : _RECORD.size + voted_size].decode()
+    except UnicodeDecodeError:
+        raise CorruptError("hard state with a vote for no node", 0) from None
     vote = NodeId(voted_for) if voted_for else None
     return sequence, DurableState(
         hard=HardState(Term(term), vote, LogIndex(commit), bool(flags & _VOTER)), floor_index=LogIndex(floor_index), floor_term=Term(floor_term), incarnation=incarnation,
@@ -114,6 +117,18 @@ def check_not_older(node_id: str, path: Path, hard: HardState, log_term: Term) -
         raise OldHardStateError(
             f"{node_id} will not start: {found}, so what this node promised is not known. Fetch a clean copy from the "
             "other nodes: ledgermq broker --rejoin",
+            found=found,
+        )
+
+
+def check_term(node_id: str, path: Path, hard: HardState) -> None:
+    """Refuse a term behind the last one: an earlier build believed a message that carried it. Raises: DamagedFolderError."""
+    if hard.term > LAST_TERM:
+        found = f"{path} says term {hard.term}, which no election leads to"
+        raise DamagedFolderError(
+            f"{node_id} will not start: {found}: a damaged or forged message brought it. While a majority of the nodes is in a lower term: ledgermq broker --rejoin on this one. "
+            "Else make the broker group anew from the node with the most, its log stays: ledgermq cluster recover; nothing "
+            "was changed.",
             found=found,
         )
 

@@ -12,11 +12,15 @@ from itertools import chain
 from typing import Final
 
 from ledgermq.proto import raft_pb2 as pb
+from ledgermq.proto.foreign_text import safe_text
 
+from .checked_frame import CHECKED_FRAMES
 from .reign import Claim, Reign, Replication, explain_reign, successor_of
 from .types import LogIndex, NodeId, Term
 
 FORMAT: Final = 1
+#: Characters of a name. Those of settings are shorter; greetings may bear any.
+MAX_NAME_SIZE: Final = 255
 
 
 class Standing(Enum):
@@ -41,6 +45,7 @@ class RefusalKind(Enum):
     OTHER_GROUP = pb.REFUSAL_OTHER_GROUP
     REPLICATION = pb.REFUSAL_REPLICATION
     LEFT_BEHIND = pb.REFUSAL_LEFT_BEHIND
+    TERM = pb.REFUSAL_TERM
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ class Hello:
     disk_used_ratio: float = 0.0
     replication: Replication = Replication.QUORUM
     reign: Reign | None = None  # of a group with a master
+    frames: int = CHECKED_FRAMES
 
     @property
     def is_learner(self) -> bool:
@@ -95,29 +101,38 @@ class Hello:
             disk_used_ratio=self.disk_used_ratio,
             replication=self.replication.value,
             reign=_reign_to_proto(self.reign),
+            frames=self.frames,
         )
 
     @staticmethod
     def from_proto(message: pb.Hello) -> Hello:
-        """Decode. Raises: ValueError for a standing or a mode that this build does not know."""
+        """Decode. Raises: ValueError for a standing or a mode that this build does not know, or what is no name."""
         return Hello(
             format=message.format,
             feature_level=message.feature_level,
-            cluster_id=message.cluster_id,
-            group=message.group,
-            node_id=NodeId(message.node_id),
-            to_node_id=message.to_node_id,
+            cluster_id=_checked(message.cluster_id),
+            group=_checked(message.group),
+            node_id=NodeId(_checked(message.node_id)),
+            to_node_id=_checked(message.to_node_id),
             incarnation=message.incarnation,
             segment_size=message.segment_size,
             standing=Standing(message.standing),
             term=Term(message.term),
             group_id=message.group_id,
-            known_incarnations={NodeId(k): v for k, v in message.known_incarnations.items()},
+            known_incarnations={NodeId(_checked(k)): v for k, v in message.known_incarnations.items()},
             fsync_p99_ms=message.fsync_p99_ms,
             disk_used_ratio=message.disk_used_ratio,
             replication=Replication(message.replication or "quorum"),
             reign=_reign_from_proto(message),
+            frames=message.frames,
         )
+
+
+def _checked(name: str) -> str:
+    """Names go into logs, refusals and pages as they are. Raises: ValueError."""
+    if len(name) > MAX_NAME_SIZE or not name.isprintable():
+        raise ValueError(f"{safe_text(name, 40)} is not a name")
+    return name
 
 
 def _reign_to_proto(reign: Reign | None) -> pb.Reign | None:
@@ -136,7 +151,7 @@ def _reign_from_proto(message: pb.Hello) -> Reign | None:
         return None
     reign = message.reign
     return Reign(
-        master=NodeId(reign.master),
+        master=NodeId(_checked(reign.master)),
         generation=reign.generation,
         began_after=LogIndex(reign.began_after),
         former_group_ids=tuple(reign.former_group_ids),

@@ -7,13 +7,13 @@ to do. Nothing on disk is changed before all checks have passed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 
-from .checked_file import read_record, write_record
+from .checked_file import keep_record, read_record, write_record
 from .errors import DamagedFolderError, ForeignFolderError, NewerFolderError
 from .files import FileSystem
 from .reign import Claim, Reign
@@ -23,13 +23,11 @@ from .types import HardState, LogIndex, NodeId, Term
 #: that lost something, and of one that began with an empty folder for `--rejoin`.
 LEARNER_MARK: Final = 0
 REJOINED_MARK: Final = 2
-#: Written for a folder that a former build must not use: it would not see who the master is, or that the folder was left
-#: behind, or (3) would promote it beside a generation that another node has claimed. All others stay in the version that
-#: every build reads.
-IDENTITY_VERSION: Final = 3
-_MASTER_VERSION: Final = 2
-_QUORUM_VERSION: Final = 1
-MANIFEST_VERSION: Final = 1
+#: Both records stand twice in their files since these versions: a former build, which would call that damage, refuses them.
+IDENTITY_VERSION: Final = 4
+MANIFEST_VERSION: Final = 2
+#: Incarnations of a node that are remembered after others took their place.
+MAX_FORMER: Final = 16
 _FIRST_INDEX: Final = LogIndex(1)
 _NO_TERM: Final = Term(0)
 
@@ -69,6 +67,15 @@ class Identity:
     claims: tuple[
         Claim, ...
     ] = ()  # of other nodes, the last one of each: whatever begins here leaves them behind
+    # Incarnations that each member had before, this node too: who still goes by one of them has an old folder
+    former: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
+
+    def with_former(self, node: NodeId, incarnation: int) -> Identity:
+        """Return the record with an incarnation that another one has replaced."""
+        if not incarnation or incarnation in self.former.get(node, ()):
+            return self
+        former = (*self.former.get(node, ()), incarnation)[-MAX_FORMER:]
+        return replace(self, former={**self.former, node: former})
 
     @property
     def former_group_ids(self) -> tuple[int, ...]:
@@ -107,6 +114,16 @@ def is_new(identity: Identity, hard: HardState, last_index: LogIndex) -> bool:
 
 def write_identity(files: FileSystem, path: Path, identity: Identity) -> None:
     """Replace the record durably. Raises: OSError."""
+    write_record(files, path, "identity", IDENTITY_VERSION, _identity_fields(identity), twice=True)
+
+
+def keep_records(files: FileSystem, paths: tuple[Path, Path], identity: Identity, manifest: Manifest) -> None:
+    """Have both records (`paths`: of the two) stand twice in their files, as they were read. Raises: OSError."""
+    keep_record(files, paths[0], "identity", IDENTITY_VERSION, _identity_fields(identity))
+    keep_record(files, paths[1], "manifest", MANIFEST_VERSION, asdict(manifest))
+
+
+def _identity_fields(identity: Identity) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "cluster_id": identity.cluster_id,
         "group": identity.group,
@@ -129,21 +146,13 @@ def write_identity(files: FileSystem, path: Path, identity: Identity) -> None:
         fields["successor"] = asdict(identity.successor)
     if identity.claims:
         fields["claims"] = [asdict(claim) for claim in identity.claims]
-    write_record(files, path, "identity", _version_of(identity), fields)
-
-
-def _version_of(identity: Identity) -> int:
-    if identity.claims:
-        return IDENTITY_VERSION
-    has_master = identity.reign is not None or identity.successor is not None
-    return _MASTER_VERSION if has_master else _QUORUM_VERSION
+    if identity.former:
+        fields["former"] = {node: list(numbers) for node, numbers in identity.former.items()}
+    return fields
 
 
 def read_identity(files: FileSystem, path: Path, node: str) -> Identity:
-    """Read the record; `node` is for the messages. Raises: DamagedFolderError, NewerFolderError.
-
-    A record of version 1 may have the fields of version 2, too: the first builds with a master wrote it so.
-    """
+    """Read the record; `node` is for the messages. Raises: DamagedFolderError, NewerFolderError."""
     fields = _read(files, path, "identity", IDENTITY_VERSION, node)
     return _build(path, node, lambda: _identity(fields))
 
@@ -151,7 +160,9 @@ def read_identity(files: FileSystem, path: Path, node: str) -> Identity:
 def _identity(fields: dict[str, Any]) -> Identity:
     recovery = fields.pop("recovery", None)
     claims = [(claim["group_id"], reign_of(claim["reign"])) for claim in fields.pop("claims", ())]
+    former = {NodeId(node): tuple(numbers) for node, numbers in fields.pop("former", {}).items()}
     return Identity(
+        former=former,
         claims=tuple(Claim(group_id=number, reign=reign) for number, reign in claims if reign is not None),
         recovery=Recovery(**recovery) if recovery else None,
         reign=reign_of(fields.pop("reign", None)),
@@ -169,14 +180,7 @@ def reign_of(fields: dict[str, Any] | None) -> Reign | None:
 
 def write_manifest(files: FileSystem, path: Path, manifest: Manifest) -> None:
     """Replace the record durably. Raises: OSError."""
-    fields = {
-        "first_index": manifest.first_index,
-        "first_offset": manifest.first_offset,
-        "prev_term": manifest.prev_term,
-        "prev_crc": manifest.prev_crc,
-        "prev_timestamp": manifest.prev_timestamp,
-    }
-    write_record(files, path, "manifest", MANIFEST_VERSION, fields)
+    write_record(files, path, "manifest", MANIFEST_VERSION, asdict(manifest), twice=True)
 
 
 def read_manifest(files: FileSystem, path: Path, node: str) -> Manifest:
@@ -198,7 +202,8 @@ def check_identity(
     if identity.group != group or identity.node_id != node_id:
         raise ForeignFolderError(
             f"{node_id} will not start: its data folder {folder} belongs to node {identity.node_id} of group"
-            f" {identity.group}. {keep}"
+            f" {identity.group}, as the file {folder / 'identity'} says. {keep} If only that file was put there, put back the"
+            f" one of {node_id}; without it move the folder away, and start with: ledgermq broker --rejoin"
         )
     if identity.segment_size != segment_size:
         raise ForeignFolderError(
@@ -224,7 +229,7 @@ def _read(files: FileSystem, path: Path, kind: str, version: int, node: str) -> 
 def _build(path: Path, node: str, make: Callable[[], _T]) -> _T:
     try:
         return make()
-    except TypeError:
+    except (TypeError, KeyError, AttributeError, ValueError):
         raise damaged_folder(node, path, "has other fields than this build knows") from None
 
 

@@ -60,7 +60,7 @@ def tick(state: CoreState, leading: LeaderState) -> None:
     alive = [state.node_id]
     for follower in leading.followers.values():
         follower.contact_ticks += 1
-        if follower.contact_ticks < config.election_ticks_min and not follower.is_learner:
+        if follower.contact_ticks < state.shortest_timeout and not follower.is_learner:
             alive.append(follower.node_id)
         if follower.open_append is not None:
             follower.open_ticks += 1
@@ -85,7 +85,7 @@ def quiet_ticks(state: CoreState, leading: LeaderState) -> int:
     nearest = state.config.heartbeat_ticks - leading.heartbeat_elapsed
     alive = [state.node_id]
     for follower in leading.followers.values():
-        left = lowest - follower.contact_ticks  # this tick takes it from those that are alive
+        left = state.shortest_timeout - follower.contact_ticks  # this tick takes it from those that are alive
         if left > 0:
             nearest = min(nearest, left)
             if not follower.is_learner:
@@ -146,7 +146,7 @@ def transfer(state: CoreState, leading: LeaderState, to: NodeId | None) -> NodeI
     voters = state.quorum.voters
     candidates = [f for f in leading.followers.values() if not f.is_learner and f.node_id in voters]
     if to is None:
-        candidates = [f for f in candidates if f.contact_ticks < state.config.election_ticks_min]
+        candidates = [f for f in candidates if f.contact_ticks < state.shortest_timeout]
         candidates.sort(key=lambda f: (-f.match_index, f.contact_ticks))
     else:
         candidates = [f for f in candidates if f.node_id == to]

@@ -4,7 +4,9 @@ Owns: whether this node is ready to serve as the leader (its no-op is applied), 
 decide who leads. A state machine whose callback raises faults the node.
 
 A leader whose own disk stands still goes on acknowledging, by the flushes of the others, but shows nothing new: a node
-applies only what is durable there (P14). So it hands the lead over.
+applies only what is durable there (P14). So it hands the lead over; so does one that makes lost or received state whole
+first, and serves nothing until then. One whose appends do not arrive, although it is heard and
+its connections are new, commits nothing: it resigns, for somebody whose appends do.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class Leadership:
         self._gone: set[NodeId] = set()  # were connected and cannot be any more
         self._stood_at: LogIndex | None = None  # what was durable at the last look, when more was committed
         self._moving: asyncio.Task[None] | None = None
+        self._look_timer: asyncio.TimerHandle | None = None
 
     def gained(self, term: Term, noop_index: LogIndex, applied_index: LogIndex) -> None:
         """This node leads `term`; it is ready when its no-op is applied."""
@@ -68,7 +71,9 @@ class Leadership:
 
     def changed(self, leader: NodeId | None, term: Term) -> None:
         """Another leader is known, or none."""
-        if leader is not None:
+        if leader is None:  # taken for dead, or a vote was asked for: time lines of failovers need the moment
+            logger.info("no leader node=%s term=%d", self._config.node_id, term)
+        else:
             self._changes.inc()
             logger.info("leader node=%s leader=%s term=%d", self._config.node_id, leader, term)
             if leader != self._config.node_id and self._transfer is not None and not self._transfer.done():
@@ -124,12 +129,53 @@ class Leadership:
         core, stood_at = self._core, self._stood_at
         is_behind = core.role is Role.LEADER and core.stable_index < core.commit_index
         self._stood_at = core.stable_index if is_behind else None
-        if is_behind and core.stable_index == stood_at and self._moving is None:
-            logger.warning(
-                "disk stands still node=%s durable=%d committed=%d: handing the lead over",
-                self._config.node_id, core.stable_index, core.commit_index,
-            )  # fmt: skip
+        if is_behind and core.stable_index == stood_at:
+            self._begin_to_move(
+                f"disk stands still durable={core.stable_index} committed={core.commit_index}"
+            )
+
+    def look_at_state(self, needs_entries_to: LogIndex) -> None:
+        """Hand the lead over while the state is not whole here: that may take minutes, and another one may serve at once.
+
+        Call it every few seconds. `needs_entries_to`: as of the StateTransfer; 0: it is whole.
+        """
+        core = self._core
+        if needs_entries_to and core.role is Role.LEADER and len(core.quorum.voters) > 1:
+            self._begin_to_move(f"state is not whole before entry {needs_entries_to}")
+
+    def _begin_to_move(self, reason: str) -> None:
+        if self._moving is None:
+            logger.warning("%s node=%s: handing the lead over", reason, self._config.node_id)
             self._moving = asyncio.get_running_loop().create_task(self._move_away())
+
+    def stream_stuck(self) -> None:
+        """A stream of appends carried nothing and is opened anew: see whether that helps."""
+        if self._look_timer is None:
+            loop = asyncio.get_running_loop()
+            delay_s = self._config.stream_limits().stall_s / 2
+            self._look_timer = loop.call_later(delay_s, self._look_at_streams)
+
+    def _look_at_streams(self) -> None:
+        """Resign when appends reach no majority of those that are heard; come again until all streams move."""
+        self._look_timer = None
+        core, driver = self._core, self._driver
+        if driver.closed or core.role is not Role.LEADER or not driver.has_stuck_streams():
+            return
+        limit = self._config.election_ms_min // self._config.tick_ms
+        heard = {p.node_id for p in core.progress() if p.contact_ticks < limit and not p.is_learner}
+        cut_off = {peer for peer in heard if driver.is_cut_off(peer)}
+        if core.quorum.is_reached([core.node_id, *heard - cut_off]) or not core.quorum.is_reached(
+            [core.node_id, *heard]
+        ):
+            self.stream_stuck()
+            return
+        logger.warning(
+            "appends do not arrive node=%s at=%s: it leads no longer, another node may reach them",
+            core.node_id, ",".join(sorted(cut_off)),
+        )  # fmt: skip
+        driver.settle()
+        core.resign()
+        driver.pump()
 
     async def _move_away(self) -> None:
         try:
@@ -157,6 +203,8 @@ class Leadership:
     async def close(self, reason: str) -> None:
         """End a hand-over that is under way, whoever wanted it."""
         self.transfer_failed(reason)
+        if self._look_timer is not None:
+            self._look_timer.cancel()
         if (moving := self._moving) is not None:
             moving.cancel()
             await asyncio.gather(moving, return_exceptions=True)

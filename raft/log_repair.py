@@ -251,6 +251,7 @@ def renew_identity(files: FileSystem, folders: LogFolders, identity: Identity, i
     """Take on, as a learner, the incarnation that the hard state has already; the note that announced it goes last."""
     if identity.incarnation != incarnation:
         members = {**identity.members, identity.node_id: LEARNER_MARK}
+        identity = identity.with_former(identity.node_id, identity.incarnation)
         identity = replace(identity, incarnation=incarnation, members=members)
         write_identity(files, folders.identity, identity)
     remove_note(files, folders.data)

@@ -2,7 +2,9 @@
 
 Owns: the estimate of log time and its slewing to the wall clock. Must not: read a clock; the caller gives the wall
 clock and a monotonic clock, both in ms. Invariants: what `lead` returns never decreases and is never below any
-timestamp that was observed or restored; a correction changes the pace by at most 1 %.
+timestamp of the log or of a leader that was followed; a correction changes the pace by at most 1 %. A leader's word alone
+moves log time at most `MAX_AHEAD_MS` past what this node's own clocks say; an entry, which is checked and becomes part of
+the log, moves it anywhere.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from typing import Final
 
 MAX_SLEW: Final = 0.01
 WARN_OFFSET_MS: Final = 1000
+#: What was heard late makes the next word seem early; no wire and no stall of a node that is followed holds it for so long.
+MAX_AHEAD_MS: Final = 10_000
 
 
 class LogTime:
@@ -42,10 +46,19 @@ class LogTime:
         """An entry carried `timestamp`. Log time is not behind that, but far ahead of it while a node catches up."""
         self._floor = max(self._floor, timestamp)
         if self._value is not None and timestamp >= self._value + max(0.0, monotonic_ms - self._at_ms):
-            self.observe(timestamp, wall_ms, monotonic_ms)
+            self._follow(timestamp, wall_ms, monotonic_ms)
 
-    def observe(self, timestamp: int, wall_ms: float, monotonic_ms: float) -> None:
-        """Follow a leader: its heartbeat carried `timestamp`."""
+    def observe(self, timestamp: int, wall_ms: float, monotonic_ms: float) -> bool:
+        """Follow a leader: its heartbeat carried `timestamp`. False: it is too far ahead of the log and of both clocks.
+
+        Nothing is lost by not following: what the leader stores carries its time, and entries are believed.
+        """
+        if timestamp > max(self.estimate(wall_ms, monotonic_ms), wall_ms) + MAX_AHEAD_MS:
+            return False
+        self._follow(timestamp, wall_ms, monotonic_ms)
+        return True
+
+    def _follow(self, timestamp: int, wall_ms: float, monotonic_ms: float) -> None:
         self._floor = max(self._floor, timestamp)
         self._value, self._at_ms = float(timestamp), monotonic_ms
         self.offset_ms = wall_ms - timestamp
@@ -68,7 +81,8 @@ class LogTime:
             elapsed = max(0.0, monotonic_ms - self._at_ms)
             wanted = wall_ms - (self._value + elapsed)
             limit = elapsed * MAX_SLEW
-            self._value += elapsed + min(limit, max(-limit, wanted))
+            # Not below what is known: a leader that was behind must not make log time stand still here
+            self._value = max(self._value + elapsed + min(limit, max(-limit, wanted)), float(self._floor))
         self._at_ms = monotonic_ms
         self.offset_ms = wall_ms - self._value
         self._floor = max(self._floor, int(self._value))

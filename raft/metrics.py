@@ -26,10 +26,30 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge] | type[Histogram], st
     "ledgermq_raft_proposals_lost_total": (Counter, "Proposals whose outcome is unknown", ()),
     "ledgermq_raft_messages_dropped_total": (Counter, "Messages from peers that were not used", ("reason",)),
     "ledgermq_raft_peer_connected": (Gauge, "1 while the stream to the peer is up", ("peer", "stream")),
+    "ledgermq_raft_streams_stuck_total": (
+        Counter,
+        "Streams opened anew because nothing of them arrived",
+        ("peer", "stream"),
+    ),
     "ledgermq_raft_peer_behind_bytes": (Gauge, "Log bytes that the follower does not hold yet", ("peer",)),
     "ledgermq_raft_fsync_seconds_p99": (Gauge, "99th percentile of write and fdatasync, last 1,024", ()),
     "ledgermq_raft_disk_used_ratio": (Gauge, "Used part of the data file system", ()),
     "ledgermq_raft_clock_offset_seconds": (Gauge, "Wall clock minus log time", ()),
+    "ledgermq_raft_timer_lateness_seconds": (
+        Gauge,
+        "How late this node's timers lately were, again and again",
+        (),
+    ),
+    "ledgermq_raft_heartbeat_lateness_seconds": (
+        Gauge,
+        "The same of heartbeats, on a leader of their answers",
+        (),
+    ),
+    "ledgermq_raft_election_timeout_seconds": (
+        Gauge,
+        "Shortest election timeout now: it grows with lateness",
+        (),
+    ),
     "ledgermq_raft_damaged_ranges_total": (Counter, "Damaged log ranges found", ("found_by",)),
     "ledgermq_raft_repaired_ranges_total": (Counter, "Damaged log ranges repaired from a peer", ()),
     "ledgermq_raft_repairing": (Gauge, "1 while a damaged log range is fetched from the peers", ()),
@@ -39,7 +59,10 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge] | type[Histogram], st
     "ledgermq_event_loop_lateness_seconds": (Histogram, "How late a timer of the event loop fires", ()),
 }
 #: Values of labels that are shown from the start: an alert sees an increase only of what was there before.
-LABEL_VALUES: Final = {"ledgermq_raft_damaged_ranges_total": ("start", "apply", "read", "peer", "scrub")}
+LABEL_VALUES: Final = {
+    "ledgermq_raft_damaged_ranges_total": ("start", "apply", "read", "peer", "scrub"),
+    "ledgermq_raft_messages_dropped_total": ("unreadable", "damaged", "entries", "disk_full"),
+}
 LATENESS_BUCKETS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -43,12 +44,13 @@ from .resets import Resets
 from .start_repair import StartRepair
 from .state_machine import Proposal, StateMachine
 from .state_transfer import StateTransfer
-from .status import RaftStatus
+from .status import RaftStatus, StartStep
 from .storage import RaftStorage
-from .storage_opening import check_state_fits, open_node_storage, view_of
+from .storage_opening import check_state_fits, open_node_storage, storage_config, view_of
+from .threads import in_thread
 from .ticker import Ticker
 from .transport import Transport
-from .types import LogIndex, NodeId, Term
+from .types import NO_INDEX, LogIndex, NodeId, Term
 from .voting_rights import VotingRights
 
 logger = logging.getLogger(__name__)
@@ -79,12 +81,13 @@ class RaftNode:
         self._state_transfer = state_transfer
         self._on_fatal = on_fatal
         self._refetch = RefetchService(config)
-        self._gate = PeerGate(self.metrics, self.fail)
+        self._gate = PeerGate(self.metrics)
         self._events = CoreEvents(self.fail)
         self._rpc_handlers = (self._refetch.handler(), *rpc_handlers)
         self._files = files or RealFileSystem()
         self._started = False
         self._stopping = False
+        self._step = StartStep()
         self._report: asyncio.TimerHandle | None = None
         self._fatal: asyncio.Future[str]
         self._storage: RaftStorage
@@ -113,11 +116,15 @@ class RaftNode:
             make_append_frame,
             self._rpc_handlers,
             self.metrics.ports.add("raft"),
+            config.stream_limits(),
         )
         self._transport.open_port()  # first: a port in use must change nothing
         try:
             self._storage = await self._open_storage()
             try:
+                self._step.doing = lambda: "loads its state"
+                # In a thread: a large state takes long, and probes want an answer meanwhile.
+                await in_thread(lambda: self._state_machine.last_applied_index)
                 self._assemble()
             except BaseException:
                 await asyncio.to_thread(self._storage.close, clean=self._storage.recovered.clean_stop)
@@ -151,9 +158,12 @@ class RaftNode:
         return await StartRepair(
             config,
             self._files,
-            lambda: open_node_storage(config, self._files, install),
+            lambda: open_node_storage(
+                config, self._files, install, replace(storage_config(config), step=self._step)
+            ),
             lambda: self._state_machine.last_applied_index,
             self.metrics,
+            self._step,
         ).open()
 
     def _assemble(self) -> None:
@@ -161,8 +171,8 @@ class RaftNode:
         storage, log = self._storage, self._storage.log
         config = self.config = self.config.under(storage.identity.reign)
         applied = self._state_machine.last_applied_index
-        check_state_fits(config, applied, log)
         transfer = self._state_transfer
+        check_state_fits(config, applied, log, transfer.counts_on_log_to if transfer else NO_INDEX)
         view = view_of(log, applied, transfer.needs_entries_to if transfer else LogIndex(0))
         self._core = RaftCore(config.core_config(), storage.hard_state, view, random.Random(config.seed))
         log_time = LogTime()
@@ -199,11 +209,11 @@ class RaftNode:
             read_index=self._reads.read_index,
             on_new_incarnation=self._transport.drop_other_incarnations,
             on_learner=self._gate.on_learner,
+            on_outdated=self.fail,
             on_left_behind=lambda reign: self._resets.succession.left_behind(reign),
         )
-        lateness = self.metrics.histogram("ledgermq_event_loop_lateness_seconds")
         self._ticker = Ticker(
-            config.tick_ms, config.election_ms_min / 2, self._driver.ticks, lateness.observe,
+            config.tick_ms, config.election_ms_min / 2, self._driver.ticks, self._note_lateness,
             self._core.quiet_ticks,
         )  # fmt: skip
         self._driver.clock = self._ticker
@@ -216,6 +226,11 @@ class RaftNode:
             self._resets.is_resetting, self.care.repair, self._refetch.repairing,
         )  # fmt: skip
         self._attach()
+
+    def _note_lateness(self, seconds: float) -> None:
+        self.metrics.histogram("ledgermq_event_loop_lateness_seconds").observe(seconds)
+        if ticks := int(seconds * 1000) // self.config.tick_ms:
+            self._core.late(ticks)
 
     def _attach(self) -> None:
         """Tell those that were made before the others who these are."""
@@ -369,11 +384,14 @@ class RaftNode:
         return self._driver.copies
 
     def in_contact(self, silence_ms: int) -> int:
-        """Return how many other members are connected and were heard lately; 0 unless this node leads."""
+        """Return how many other members were heard lately and have not hung up; 0 unless this node leads.
+
+        The streams to one that stands still are opened anew while it does: that is no reason to take it for gone.
+        """
         heard = [
             p.node_id for p in self._core.progress() if p.contact_ticks * self.config.tick_ms < silence_ms
         ]
-        return sum(self._transport.is_connected(node) for node in heard)
+        return sum(self._transport.is_heard(node) for node in heard)
 
     @property
     def storage(self) -> RaftStorage:
@@ -427,6 +445,11 @@ class RaftNode:
     def is_leader_ready(self) -> bool:
         """This node leads and the no-op of its term is applied: it may serve."""
         return self._leadership.ready_term is not None
+
+    @property
+    def starting(self) -> str:
+        """What the node does before it runs; "" when it does."""
+        return "" if self._started else self._step.doing()
 
     def delete_segments_before(self, index: LogIndex) -> int:
         """Drop whole segments whose entries are all below `index`; return how many.
@@ -486,4 +509,6 @@ class RaftNode:
         self._view.refresh_report()
         self._gate.announce()
         self._leadership.look_at_disk()
+        if self._state_transfer is not None:
+            self._leadership.look_at_state(self._state_transfer.needs_entries_to)
         self._view.refresh_metrics(self.is_leader)

@@ -94,6 +94,10 @@ class StatusView:
         gauge("ledgermq_raft_uncommitted_bytes").set(core.uncommitted_bytes)
         gauge("ledgermq_raft_fsync_seconds_p99").set(fsync_ms / 1000)
         gauge("ledgermq_raft_disk_used_ratio").set(disk)
+        tick_s = self._config.tick_ms / 1000
+        gauge("ledgermq_raft_timer_lateness_seconds").set(core.timer_lateness.ticks * tick_s)
+        gauge("ledgermq_raft_heartbeat_lateness_seconds").set(core.peer_lateness.ticks * tick_s)
+        gauge("ledgermq_raft_election_timeout_seconds").set(core.shortest_timeout * tick_s)
         log_time = self._driver.log_time
         gauge("ledgermq_raft_clock_offset_seconds").set(log_time.offset_ms / 1000)
         if log_time.is_off != self._clock_warned:
@@ -149,6 +153,10 @@ class StatusView:
             log_bytes=self._log_bytes(),
             fsync_p99_ms=self._report[0],
             disk_used_ratio=self._report[1],
+            timer_lateness_ms=core.timer_lateness.ticks * config.tick_ms,
+            heartbeat_lateness_ms=core.peer_lateness.ticks * config.tick_ms,
+            election_timeout_ms=core.shortest_timeout * config.tick_ms,
+            election_timeout_added_ms=core.patience * config.tick_ms,
             clock_offset_ms=int(self._driver.log_time.offset_ms),
             fault=fault,
             held_back="" if core.leader_id is not None else self._held_back(transport),

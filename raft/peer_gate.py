@@ -6,8 +6,6 @@ Must not: judge any of it. A defect on the way faults the node.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ledgermq.proto.entry import Buffer
 
 from .core import RaftCore
@@ -22,11 +20,10 @@ from .voting_rights import VotingRights
 
 
 class PeerGate:
-    """Made before the port is taken; `attach` must come before it is served. `fail` ends the node."""
+    """Made before the port is taken; `attach` must come before it is served."""
 
-    def __init__(self, metrics: RaftMetrics, fail: Callable[[str], None]) -> None:
+    def __init__(self, metrics: RaftMetrics) -> None:
         self._metrics = metrics
-        self._fail = fail
         self._core: RaftCore
         self._driver: Driver
         self._rights: VotingRights
@@ -70,13 +67,13 @@ class PeerGate:
         except Exception as error:  # noqa: BLE001 (a bug of ours, of any kind)
             self._driver.defect(f"handling a message of {peer}", error)
 
-    def on_refused(self, peer: NodeId, refusal: Refusal, group_id: int) -> None:
-        """A peer does not know this node's data folder: it must not go on as if it were a member.
+    def on_refused(self, peer: NodeId, refusal: Refusal, hello: Hello) -> None:
+        """A peer does not know this node's data folder: if most of them say so, it must not go on as a member.
 
         Who is not known to be of the same group has no say in that: the ports of two groups may be mixed up.
         """
-        if refusal.kind is RefusalKind.INCARNATION and self._rights.group_id in (0, group_id):
-            self._fail(refusal.text)
+        if refusal.kind is RefusalKind.INCARNATION and self._rights.group_id in (0, hello.group_id):
+            self._rights.weigh_refusal(peer, refusal, hello)
 
     def on_other_generation(self, hello: Hello) -> None:
         """The peer's own greeting shows whether that is so."""
@@ -89,6 +86,10 @@ class PeerGate:
             with self._driver.defects_fault(f"the connection to {peer}"):
                 self._rights.note_accepted(peer)
                 self._leadership.link_changed(peer, gone=False)
+                if not self._driver.closed:
+                    self._driver.settle()
+                    self._core.link_up(peer)
+                    self._driver.pump()
 
     def on_link_lost(self, peer: NodeId, kind: StreamKind, *, gone: bool) -> None:
         """Pass the hint to the core; it decides what a broken connection means."""
@@ -100,6 +101,17 @@ class PeerGate:
                 self._driver.pump()
                 if gone:
                     self._leadership.link_changed(peer, gone=True)
+
+    def on_link_stuck(self, peer: NodeId, kind: StreamKind) -> None:
+        """Note that a stream carried nothing. The core hears nothing of it: the peer may be well, and lead."""
+        self._metrics.gauge("ledgermq_raft_peer_connected", peer, kind.value.lower()).set(0)
+        self._metrics.counter("ledgermq_raft_streams_stuck_total", peer, kind.value.lower()).inc()
+        if kind is StreamKind.APPEND and not self._driver.closed:
+            self._leadership.stream_stuck()
+
+    def on_damaged(self, peer: NodeId | None) -> None:
+        """Count what was changed on the way."""
+        self._metrics.counter("ledgermq_raft_messages_dropped_total", "damaged").inc()
 
     # --- for the voting rights -----------------------------------------------------------------------------
     def announce(self) -> None:

@@ -96,7 +96,10 @@ class PortMetrics(Collector):
 
     def add(self, port: str, listener: str = "", limit: int = 0) -> PortCounts:
         """Return the counts of one more port."""
-        counts = PortCounts(port, listener, limit)
+        return self.include(PortCounts(port, listener, limit))
+
+    def include(self, counts: PortCounts) -> PortCounts:
+        """Return the counts of a port that somebody else opened, and that are shown here from now on."""
         self._ports.append(counts)
         return counts
 

@@ -1,6 +1,8 @@
 """Moves a data folder aside, whole, and makes that of a learner with an empty log in its place (P19).
 
-`ledgermq broker --rejoin` does it, and a node whose folder was left behind by a promotion (succession.py). One record,
+`ledgermq broker --rejoin` does it, an operator who puts the file `do-rejoin` into the folder of one node, whose flags
+are those of all (a pod, a compose service), and a node whose folder was left behind by a promotion (succession.py). The
+file asks once: it goes into the quarantine with everything else, and the record has taken over by then. One record,
 `rejoin`, decides it: it is durable before anything moves, and says what must outlive the move: whose folder this is,
 its term and vote, the reign of the new one, and where the old one goes. From then on every opening of the folder goes on
 where the last one ended, whatever flags it was given, until the record is gone. Two stages:
@@ -19,26 +21,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 
 from .checked_file import read_record, write_record
-from .errors import DamagedFolderError, NewerFolderError
+from .errors import DamagedFolderError, DataFolderError, NewerFolderError
 from .files import FileSystem
-from .hard_state import HardStateFile
+from .hard_state import DurableState, HardStateFile
 from .identity import REJOINED_MARK, Identity, check_identity, read_identity, reign_of
-from .reign import Reign
+from .reign import Reign, first_term_of
 from .segment_keeper import LogFolders
 from .storage import StorageConfig, fill_data_folder, is_initialized, lock_folder, read_own_identity
-from .types import NO_INDEX, HardState, NodeId, Term
+from .types import LAST_TERM, MAX_TERM_JUMP, NO_INDEX, NO_TERM, HardState, NodeId, Term
 
 logger = logging.getLogger(__name__)
 
 RECORD: Final = "rejoin"
-RECORD_VERSION: Final = 1
+#: Made by an operator: move this folder aside once. No name that stays where it is (`_is_moved`).
+MARKER: Final = "do-rejoin"
+RECORD_VERSION: Final = 2  # with the former incarnations
 _QUARANTINE: Final = "quarantine-"
 _MOVE: Final = "move"
 _MAKE: Final = "make"
@@ -56,6 +60,8 @@ class _Rejoin:
     target: str  # name of the quarantine; "": there was nothing to move
     stage: str
     promise: tuple[int, str | None] | None  # term and vote of the old folder; None: they could not be read
+    #: Incarnations that members had before, that of the old folder too: they are old wherever they turn up.
+    former: dict[str, list[int]] = field(default_factory=dict)
 
 
 def is_under_way(data_dir: Path, files: FileSystem) -> bool:
@@ -63,11 +69,19 @@ def is_under_way(data_dir: Path, files: FileSystem) -> bool:
     return files.exists(data_dir / RECORD)
 
 
-def rejoin(config: StorageConfig, files: FileSystem, *, seen: Identity | None = None) -> Path | None:
+def is_asked(data_dir: Path, files: FileSystem) -> bool:
+    """Tell whether an operator's file asks for a move."""
+    return files.exists(data_dir / MARKER)
+
+
+def rejoin(
+    config: StorageConfig, files: FileSystem, *, seen: Identity | None = None, asked: bool = False
+) -> Path | None:
     """Give a node a fresh, empty log under its known id. Returns the quarantine; None: there was nothing to move.
 
     It comes back with a new incarnation, as a non-voter, and keeps its term and vote when they can be read; `config.reign`
-    is that of the new folder. `seen`: whose folder it is about; whatever else lies here by now stays.
+    is that of the new folder. `seen`: whose folder it is about; whatever else lies here by now stays. `asked`: so does all
+    when nobody asks any more, because another start has done it.
     Raises: ForeignFolderError, LockedFolderError, OSError.
     """
     files.make_directory(config.data_dir)
@@ -78,6 +92,8 @@ def rejoin(config: StorageConfig, files: FileSystem, *, seen: Identity | None = 
             plan = None
         if plan is None:
             if seen is not None and seen != _identity(config, files):
+                return None
+            if asked and not is_asked(config.data_dir, files):
                 return None
             plan = _plan(config, files)
             _write(files, config.data_dir, plan)
@@ -129,6 +145,7 @@ def _plan(config: StorageConfig, files: FileSystem) -> _Rejoin:
         target="" if is_empty else _next_quarantine(names),
         stage=_MAKE if is_empty else _MOVE,
         promise=(promise.term, promise.voted_for) if promise is not None else None,
+        former=_former(config, files),
     )
 
 
@@ -137,6 +154,17 @@ def _next_quarantine(names: list[str]) -> str:
     numbers = [name.removeprefix(_QUARANTINE) for name in names if name.startswith(_QUARANTINE)]
     highest = max((int(number) for number in numbers if number.isdecimal()), default=0)
     return f"{_QUARANTINE}{highest + 1}"
+
+
+def _former(config: StorageConfig, files: FileSystem) -> dict[str, list[int]]:
+    try:
+        identity = _identity(config, files)
+    except DataFolderError:
+        return {}
+    if identity is None or identity.node_id != config.node_id:
+        return {}
+    identity = identity.with_former(identity.node_id, identity.incarnation)
+    return {node: list(numbers) for node, numbers in identity.former.items()}
 
 
 def _identity(config: StorageConfig, files: FileSystem) -> Identity | None:
@@ -163,8 +191,9 @@ def _carry_out(config: StorageConfig, files: FileSystem, plan: _Rejoin) -> Path 
                 Term(term), NodeId(voted_for) if voted_for else None, NO_INDEX, is_voter=False
             )
         fill_data_folder(
-            replace(config, reign=plan.reign), files, is_voter=False, hard_state=promise, mark=REJOINED_MARK
-        )
+            replace(config, reign=plan.reign), files, is_voter=False, hard_state=promise, mark=REJOINED_MARK,
+            former={NodeId(node): tuple(numbers) for node, numbers in plan.former.items()},
+        )  # fmt: skip
     files.unlink(data_dir / RECORD)
     files.sync_directory(data_dir)
     return target
@@ -195,15 +224,26 @@ def _free_name(target: Path, name: str, files: FileSystem) -> Path:
 
 
 def _readable_promise(config: StorageConfig, files: FileSystem, folders: LogFolders) -> HardState | None:
-    """Return the term and vote of a folder that is about to be given up, when they can be read."""
+    """Return the term and vote of a folder that is about to be given up, when they can be read and believed."""
+    reign = config.reign
     try:
         if files.exists(folders.identity):
-            read_own_identity(config, files, folders)
+            reign = read_own_identity(config, files, folders).reign
         hard = HardStateFile.open(files, folders.hard_state, writable=False)
     except (FileNotFoundError, CorruptError, DamagedFolderError):
         return None
     hard.close()
-    return hard.state.hard
+    return hard.state.hard if _is_credible(hard.state, reign) else None
+
+
+def _is_credible(state: DurableState, reign: Reign | None) -> bool:
+    """Tell whether elections can have led to a folder's term. Where they cannot, `--rejoin` is the way back from it.
+
+    With it the new folder would be refused for ever, as the old one was. Without any promise it is as safe as one whose
+    hard state cannot be read: it votes in no term that a voter had reached when it came back (bootstrap.py, `Rejoin`).
+    """
+    begin = first_term_of(reign.generation, NO_TERM) if reign is not None else NO_TERM
+    return state.hard.term <= min(max(state.floor_term, begin) + MAX_TERM_JUMP, LAST_TERM)
 
 
 def _write(files: FileSystem, data_dir: Path, plan: _Rejoin) -> None:

@@ -9,7 +9,8 @@ something above the acked floor is read and verified. Where reading stops at byt
   * start <= o < end: the last turn may not have been finished: torn; unless a valid entry stands at or behind `end`,
     which only a later turn can have written: damage.
   * o >= end: a turn that never finished: torn.
-  * both marks of the segment unreadable: torn only when no valid entry follows.
+  * both marks of the segment unreadable: damage. A turn writes one of them, so no power cut spoils both, and nobody knows
+    what was durable. (Where only zeros follow, nothing is cut, and the floor alone tells whether something is missing.)
 A torn tail is overwritten with zeros, durably, before anything else is written.
 
 Damage is reported with all that a repair must know: what the first missing entry continues, and how far the log must
@@ -24,6 +25,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, decode_header, verify_entry
@@ -49,6 +51,7 @@ from .segment import (
 )
 from .segment_keeper import LogFolders
 from .segment_scan import Before, SegmentScan, find_valid_entry, last_nonzero, scan_segment
+from .status import StartStep
 from .types import LogIndex, Term
 
 _log = logging.getLogger(__name__)
@@ -113,8 +116,13 @@ class LogRecovery:
         *,
         note: RepairNote | None = None,
         every_turn_synced: bool = True,
+        step: StartStep | None = None,
     ) -> None:
-        """`note`: of a repair under way. `every_turn_synced`: nothing behind the latest mark was acknowledged (D7)."""
+        """`note`: of a repair under way. `every_turn_synced`: nothing behind the latest mark was acknowledged (D7).
+
+        `step` is told how far it is.
+        """
+        self._step = step or StartStep()
         self._node = node
         self._files = files
         self._folders = folders
@@ -148,6 +156,7 @@ class LogRecovery:
         for position, start in enumerate(starts):
             if start == broken.start:
                 raise self._broken_file(starts, broken, segments, marks)
+            self._step.doing = partial("verifies its log: segment {} of {}".format, position + 1, len(starts))
             scan = self._believe(start, before)
             before = scan.before
             if scan.segment.count:
@@ -316,9 +325,12 @@ class LogRecovery:
             return
         with self._reading(start) as file:
             later = find_valid_entry(file, start, self._segment_size, min(search_from, self._segment_size))
+            is_cut = last_nonzero(file, stop.position, self._segment_size) > stop.position
         if later is not None:
             text = f"{stop.reason}; a valid entry follows at byte {later}"
             raise self._stopped(stop, text, start + later + 1)
+        if is_cut and start in stop.marks.unreadable:
+            raise self._stopped(stop, f"{stop.reason}, and both flush marks of the segment are damaged")
 
     def _check_floor(self, stop: _Stop) -> None:
         """Refuse a log that ends below what this node acknowledged. Raises: DamagedLogError."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 from crc32c import crc32c
+from google.protobuf.message import DecodeError
 
 from ledgermq.proto import raft_pb2 as pb
 
@@ -83,14 +84,16 @@ class RefetchService:
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return what the Raft port serves."""
 
-        async def serve(request: pb.RefetchRequest, context: Any) -> pb.RefetchReply:
+        async def serve(raw: bytes, context: Any) -> pb.RefetchReply:
+            try:  # not by a deserializer: gRPC logs a traceback of what that raises
+                request = pb.RefetchRequest.FromString(raw)
+            except DecodeError:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request is no RefetchRequest")
             async with self._slots:
                 return await self.answer(request)
 
         method = grpc.unary_unary_rpc_method_handler(
-            serve,
-            request_deserializer=pb.RefetchRequest.FromString,
-            response_serializer=pb.RefetchReply.SerializeToString,
+            serve, response_serializer=pb.RefetchReply.SerializeToString
         )
         return grpc.method_handlers_generic_handler("ledgermq.v1.RaftService", {"Refetch": method})
 

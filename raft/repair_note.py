@@ -76,6 +76,8 @@ def read_note(files: FileSystem, data_dir: Path) -> RepairNote | None:
         return RepairNote(**read_record(files, note_path(data_dir), _KIND, NOTE_VERSION))
     except FileNotFoundError:
         return None
+    except TypeError:
+        raise CorruptError("repair record with other fields than this build knows", 0) from None
 
 
 def read_note_of(node: str, files: FileSystem, data_dir: Path) -> RepairNote | None:

@@ -43,7 +43,7 @@ def advance_commit(state: CoreState, leading: LeaderState, moved_to: LogIndex) -
 def on_append_reply(state: CoreState, leading: LeaderState, message: AppendEntriesReply) -> bool:
     """Take an acknowledgement or a refusal; return whether the commit index moved."""
     follower = leading.followers[message.from_]
-    _hear(follower, message)
+    _hear(state, follower, message)
     if message.match_index > state.last_index or message.hint_index > state.last_index:
         return False  # it speaks of entries that we never had
     if not message.success:
@@ -64,7 +64,7 @@ def on_heartbeat_reply(state: CoreState, leading: LeaderState, message: Heartbea
     """It lives: probe again what may have been lost; return whether the commit index moved."""
     follower = leading.followers[message.from_]
     was_learner = follower.is_learner
-    _hear(follower, message)
+    _hear(state, follower, message)
     _probe_again(state, follower, message)
     counts_now = was_learner and not follower.is_learner
     return counts_now and advance_commit(state, leading, follower.match_index)
@@ -84,7 +84,8 @@ def _probe_again(state: CoreState, follower: Progress, message: HeartbeatReply) 
     follower.acked = False
 
 
-def _hear(follower: Progress, message: AppendEntriesReply | HeartbeatReply) -> None:
+def _hear(state: CoreState, follower: Progress, message: AppendEntriesReply | HeartbeatReply) -> None:
+    state.note_peer_heard(follower.contact_ticks)
     follower.contact_ticks = 0
     follower.wants_commit = message.wants_commit
     if message.is_learner and not follower.is_learner:

@@ -22,11 +22,12 @@ from .errors import DamagedFolderError, DamagedLogError
 from .files import FileSystem
 from .log_repair import LogRepair, StoppedLog
 from .metrics import RaftMetrics
-from .quarantine import is_under_way
-from .refetch import RefetchClient
+from .quarantine import is_asked, is_under_way
+from .refetch import RefetchClient, repair_text
 from .repair_note import RepairNote, note_path
 from .repair_round import Outcome, RoundResult, run_round
 from .segment_keeper import LogFolders
+from .status import StartStep
 from .storage import RaftStorage, lock_folder
 from .threads import in_thread
 from .types import LogIndex
@@ -52,7 +53,9 @@ class StartRepair:
         open_folder: Callable[[], RaftStorage],
         applied: Callable[[], LogIndex],
         metrics: RaftMetrics,
+        step: StartStep | None = None,
     ) -> None:
+        self._step = step or StartStep()
         self._config = config
         self._files = files
         self._open_folder = open_folder
@@ -87,9 +90,8 @@ class StartRepair:
 
     def _open(self) -> RaftStorage:
         data_dir, files = self._config.data_dir, self._files
-        given_up = self._config.rejoin or is_under_way(
-            data_dir, files
-        )  # the whole folder, and the repair with it
+        # The whole folder, and the repair with it
+        given_up = self._config.rejoin or is_asked(data_dir, files) or is_under_way(data_dir, files)
         if files.exists(note_path(data_dir)) and not given_up:
             lock = lock_folder(self._config.node_id, self._config.data_dir, self._files)
             try:
@@ -124,6 +126,7 @@ class StartRepair:
         told = pb.RepairProgress(
             from_offset=repair.offset, to_offset=0 if note.open_ended else note.must_reach
         )
+        self._step.doing = partial(repair_text, told)
         rounds_without = 0
         while True:
             before = repair.next_index

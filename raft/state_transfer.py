@@ -38,6 +38,10 @@ class StateTransfer(Protocol):
     def needs_entries_to(self) -> LogIndex:
         """Asked after `StateMachine.last_applied_index`: the state is not whole before this entry is applied (0: it is)."""
 
+    @property
+    def counts_on_log_to(self) -> LogIndex:
+        """Asked then, too: this node's log must hold the entries up to here, applied or not (0: what is applied tells)."""
+
     async def open(self, first_index: LogIndex) -> OutgoingState:
         """Leader: return a durable state that includes everything applied now, and nothing of entries < `first_index`
         that it still needs from the log. Raises: StateTransferError (try again later)."""

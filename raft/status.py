@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .types import LogIndex, NodeId, Term
+
+
+@dataclass(slots=True)
+class StartStep:
+    """What a node does before it runs; set by the thread that does it, called by whoever asks."""
+
+    doing: Callable[[], str] = lambda: "opens its data folder"
 
 
 @dataclass(slots=True)
@@ -70,6 +78,10 @@ class RaftStatus:
     log_bytes: int
     fsync_p99_ms: float
     disk_used_ratio: float
+    timer_lateness_ms: int  # how late its own timers lately were, again and again
+    heartbeat_lateness_ms: int  # the same of the leader's heartbeats; on a leader of their answers
+    election_timeout_ms: int  # the shortest now: it grows with both
+    election_timeout_added_ms: int  # by so much
     clock_offset_ms: int  # wall clock minus log time
     fault: str | None
     replication: str  # quorum | async_master | sync_master

@@ -19,8 +19,8 @@ from ledgermq.proto.errors import CorruptError, NewerFormatError
 from .commit_log import CommitLog
 from .durable_reports import DurableReports
 from .entry_index import write_index
-from .errors import LockedFolderError, NewerFolderError, StorageError
-from .files import FileSystem, Lock, LockedError
+from .errors import DamagedFolderError, LockedFolderError, NewerFolderError, StorageError
+from .files import FileSystem, Lock, LockedError, is_full
 from .flusher import Flusher, FlusherLike, FlushMode, FlushStatistics, SteppedFlusher
 from .group_recovery import belongs_together, finish_recovery
 from .hard_state import NO_BOOT_ID, DurableState, HardStateFile
@@ -30,6 +30,7 @@ from .identity import (
     check_identity,
     damaged_folder,
     is_new,
+    keep_records,
     read_identity,
     read_manifest,
     write_identity,
@@ -45,6 +46,7 @@ from .reset_install import InstallState, settle_reset
 from .segment import create_segment, segment_start
 from .segment_keeper import LogFolders, SegmentKeeper, make_ballast
 from .segment_scan import Before
+from .status import StartStep
 from .types import HardState, LogIndex, NodeId, Term
 
 _log = logging.getLogger(__name__)
@@ -81,6 +83,7 @@ class StorageConfig:
     learner_after_reboot: bool = False  # one without a clean stop may have lost what was acknowledged (D7)
     reign: Reign | None = None  # that a folder made now belongs to; None: a majority decides
     machine: Machine = field(default_factory=Machine)
+    step: StartStep = field(default_factory=StartStep, compare=False)  # told how far the opening is
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +219,13 @@ class RaftStorage:
 
     def learn_members(self, members: dict[NodeId, int]) -> None:
         """Store the incarnations of the group's members durably. Blocking; call it in a thread."""
-        known = {**self.identity.members, **members}
-        if known != self.identity.members:
-            self._store(replace(self.identity, members=known))
+        identity = self.identity
+        for node, known in identity.members.items():
+            if node != identity.node_id and members.get(node, known) != known:
+                identity = identity.with_former(node, known)
+        identity = replace(identity, members={**identity.members, **members})
+        if identity != self.identity:
+            self._store(identity)
 
     def note_commit(self, index: LogIndex) -> None:
         """Entries up to `index` are committed: a hint that is stored with the next floor (P13)."""
@@ -323,6 +330,7 @@ def fill_data_folder(
     is_voter: bool,
     hard_state: HardState | None = None,
     mark: int | None = None,
+    former: dict[NodeId, tuple[int, ...]] | None = None,
 ) -> None:
     """Do what `create_data_folder` does in a folder that is there, for whoever holds its lock. Raises: the same."""
     folders = LogFolders(config.data_dir)
@@ -339,6 +347,7 @@ def fill_data_folder(
         members={config.node_id: incarnation if mark is None else mark},
         complete=False,
         reign=config.reign,
+        former=former or {},
     )
     # The identity comes first, unfinished: so a folder without one was never ours, and this can be repeated.
     write_identity(files, folders.identity, identity)
@@ -367,8 +376,10 @@ def open_storage(
     lock = lock_folder(config.node_id, config.data_dir, files)
     hard: HardStateFile | None = None
     try:
-        if not files.exists(folders.indexes):  # whoever deletes it has the indexes made again
-            files.make_directory(folders.indexes)
+        # Whoever deletes them has the indexes made again, and the log is judged like one whose segments are missing.
+        for folder in (folders.indexes, folders.segments):
+            if not files.exists(folder):
+                files.make_directory(folder)
         # A process that was killed may leave names that its successor sees and the disk does not hold yet (P17).
         for folder in (config.data_dir, folders.segments):
             files.sync_directory(folder)
@@ -386,6 +397,7 @@ def open_storage(
             state,
             note=read_note_of(config.node_id, files, config.data_dir),
             every_turn_synced=config.flush == "sync",
+            step=config.step,
         )
         recovered = recovery.run()
         report = RecoveryReport(
@@ -398,6 +410,7 @@ def open_storage(
             floor_term=state.floor_term,
         )
         identity = _begin_run(config, files, identity, hard, recovered.end, report)
+        _keep_copies(files, folders, identity, base)
         return RaftStorage(config, files, lock, identity, hard, base, recovered, report)
     except BaseException:
         if hard is not None:
@@ -434,14 +447,31 @@ def _begin_run(
     return renew_identity(files, LogFolders(config.data_dir), identity, floor.incarnation)
 
 
+def _keep_copies(files: FileSystem, folders: LogFolders, identity: Identity, base: Manifest) -> None:
+    """Have identity and manifest stand twice in their files. On a full disk they stay as they are."""
+    try:
+        keep_records(files, (folders.identity, folders.manifest), identity, base)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        _log.warning("disk full, a second copy is written at the next start path=%s", folders.data)
+
+
 def lock_folder(node_id: str, data_dir: Path, files: FileSystem) -> Lock:
     """Lock a data folder. Raises: LockedFolderError."""
+    path = LogFolders(data_dir).lock
     try:
-        return files.lock(LogFolders(data_dir).lock)
+        return files.lock(path)
     except LockedError as error:
         raise LockedFolderError(
             f"{node_id} will not start: its data folder {data_dir} is {error.strerror}. Stop that"
             f" process, or point --data elsewhere; nothing was changed."
+        ) from None
+    except (PermissionError, IsADirectoryError) as error:
+        raise DamagedFolderError(
+            f"{node_id} will not start: {path} cannot be locked ({error.strerror}). It must be a file that this user may"
+            f" write, and holds nothing that is needed: remove it (rm -r {path}) and start again; nothing was changed.",
+            found=f"{path} cannot be locked ({error.strerror})",
         ) from None
 
 

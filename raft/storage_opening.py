@@ -17,18 +17,17 @@ from .errors import (
     DamagedLogError,
     DataFolderError,
     ForeignFolderError,
-    OldHardStateError,
 )
 from .files import FileSystem
-from .hard_state import check_not_older
+from .hard_state import check_not_older, check_term
 from .identity import REJOINED_MARK, Identity, is_new, read_identity
 from .log_view import LogView
-from .quarantine import finish_rejoin, rejoin
+from .quarantine import MARKER, finish_rejoin, is_asked, rejoin
 from .reign import Reign
 from .reset_install import InstallState
 from .segment_keeper import LogFolders
 from .storage import RaftStorage, StorageConfig, create_data_folder, is_initialized, open_storage
-from .types import LogIndex, NodeId
+from .types import NO_INDEX, LogIndex, NodeId
 
 logger = logging.getLogger(__name__)
 
@@ -44,20 +43,23 @@ def open_node_storage(
     Raises: DataFolderError subclasses, DamagedLogError, and as `open_storage`.
     """
     wanted = settings or storage_config(config)
-    finish_rejoin(wanted, files, anew=config.rejoin)
+    asked = is_asked(wanted.data_dir, files)
+    finish_rejoin(wanted, files, anew=config.rejoin or asked)
     identity = _identity_if_readable(wanted, files)
     if identity is not None and identity.successor is not None:
         return _open_as_successor_wants(wanted, files, install_state, identity)
     if identity is not None and not _may_be_made_anew(config, identity):
         check_reign(config, identity)
         wanted = replace(wanted, reign=identity.reign)  # also of the folder that a rejoin makes
-    if config.rejoin:
+    asked = is_asked(wanted.data_dir, files)  # still: what was finished may have been what it asked for
+    if config.rejoin or asked:
         if not config.peers:
+            without = f"after you removed {wanted.data_dir / MARKER}" if asked else "without --rejoin"
             raise DataFolderError(
                 f"{config.node_id} cannot rejoin: it is alone in group {config.group}, so nobody has its data. Start it"
-                " without --rejoin; nothing was changed."
+                f" {without}; nothing was changed."
             )
-        return _open_for_rejoin(wanted, files, install_state)
+        return _open_for_rejoin(wanted, files, install_state, asked=asked)
     if not is_initialized(wanted.data_dir, files, wanted.node_id):
         _check_master_known(wanted)
         create_data_folder(wanted, files, is_voter=False)
@@ -71,25 +73,27 @@ def _open(wanted: StorageConfig, files: FileSystem, install_state: InstallState 
     try:
         path = LogFolders(wanted.data_dir).hard_state
         check_not_older(wanted.node_id, path, storage.hard_state, storage.log.last_term)
-    except OldHardStateError:
+        check_term(wanted.node_id, path, storage.hard_state)
+    except DataFolderError:
         storage.close(clean=False)
         raise
     return storage
 
 
 def _open_for_rejoin(
-    wanted: StorageConfig, files: FileSystem, install_state: InstallState | None
+    wanted: StorageConfig, files: FileSystem, install_state: InstallState | None, *, asked: bool
 ) -> RaftStorage:
     """Put the old log and state aside and start as a learner under a new incarnation.
 
     A folder that was begun so already is kept: the flag may still be set when the process is started again. Not that of
     another learner: it may be of a group that was recovered without it, and then nobody gives it what it lacks.
+    Nor when it was `asked` for by a file, which does not outlive what it asks for.
     """
-    storage = _open_rejoined(wanted, files, install_state)
+    storage = None if asked else _open_rejoined(wanted, files, install_state)
     if storage is not None:
         return storage
     _check_master_known(wanted)
-    moved = rejoin(wanted, files)
+    moved = rejoin(wanted, files, asked=asked)
     logger.warning("rejoin: starting with an empty log node=%s old_data=%s", wanted.node_id, moved)
     return open_storage(wanted, files)
 
@@ -215,10 +219,15 @@ def view_of(log: CommitLog, applied: LogIndex, state_index: LogIndex) -> LogView
     )
 
 
-def check_state_fits(config: RaftConfig, applied: LogIndex, log: CommitLog) -> None:
-    """Check that the log continues the state that was loaded. Raises: DamagedFolderError."""
-    if applied > log.last_index:
-        problem = f"its state is that of entry {applied}, but its log ends at entry {log.last_index}"
+def check_state_fits(
+    config: RaftConfig, applied: LogIndex, log: CommitLog, counts_on: LogIndex = NO_INDEX
+) -> None:
+    """Check that the log continues the state that was loaded, and reaches to entry `counts_on`.
+
+    Raises: DamagedFolderError.
+    """
+    if (state := max(applied, counts_on)) > log.last_index:
+        problem = f"its state is that of entry {state}, but its log ends at entry {log.last_index}"
     elif applied < log.first_index - 1:
         problem = f"its state is that of entry {applied}, but its log begins at entry {log.first_index}"
     else:

@@ -12,7 +12,7 @@ import logging
 import resource
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -20,21 +20,23 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from ledgermq.proto import raft_pb2 as pb
 from ledgermq.proto.entry import Buffer
+from ledgermq.proto.foreign_text import safe_text
 
-from .config import Member
-from .errors import AddressInUseError
-from .frame_stream import MAX_FRAME_SIZE, FrameStream, set_options
-from .hello import Hello, Refusal, RefusalKind, Standing
-from .out_stream import (
-    GREETING_TIMEOUT_S,
+from .config import Member, StreamLimits
+from .errors import AddressInUseError, DamagedFrameError
+from .frame_stream import FrameStream, set_options
+from .greeting import (
     MAX_GREETING_SIZE,
-    PREAMBLE,
-    MakeFrame,
-    OutStream,
-    StreamKind,
+    encode_greeting,
+    encode_reply,
+    frames_with,
+    read_greeting,
+    read_reply,
 )
+from .hello import Hello, Refusal, RefusalKind, Standing
+from .log_limit import LogLimit
+from .out_stream import GREETING_TIMEOUT_S, PREAMBLE, MakeFrame, OutStream, StreamKind
 from .port_counts import PortCounts
 from .port_front import FrontLimits, PortFront, Verdict, take_port
 from .types import NodeId
@@ -45,6 +47,8 @@ ControlItem = TypeVar("ControlItem")
 AppendItem = TypeVar("AppendItem")
 CONTROL_LIMIT: Final = 1024  # queued control messages per peer; the oldest goes first
 APPEND_LIMIT: Final = 1024  # the core's inflight limit is far below
+#: Characters of a refusal that a peer sends; the longest of ours names a few nodes.
+MAX_REFUSAL_SIZE: Final = 2_000
 
 SERVER_OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
@@ -85,8 +89,8 @@ class Gate(Protocol):
     def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
         """Take one frame of an accepted stream. Runs on the loop and must not wait."""
 
-    def on_refused(self, peer: NodeId, refusal: Refusal, group_id: int) -> None:
-        """A peer that is no learner refused this node's greeting; `group_id` is the peer's (0: it does not know)."""
+    def on_refused(self, peer: NodeId, refusal: Refusal, hello: Hello) -> None:
+        """A peer that is no learner, and greets like this, refused this node's greeting."""
 
     def on_other_generation(self, hello: Hello) -> None:
         """A peer, which greets like this, says that the group goes on without this node's data folder, or without its own."""
@@ -96,6 +100,25 @@ class Gate(Protocol):
 
     def on_link_lost(self, peer: NodeId, kind: StreamKind, *, gone: bool) -> None:
         """An outgoing stream ended; `gone`: the peer's process seems dead."""
+
+    def on_link_stuck(self, peer: NodeId, kind: StreamKind) -> None:
+        """An outgoing stream carried nothing and is opened anew: that says nothing about the peer."""
+
+    def on_damaged(self, peer: NodeId | None) -> None:
+        """What came was changed on the way; None: whose it was is not known. That connection has ended."""
+
+
+class LinkEvents(Protocol):
+    """What a link tells the transport."""
+
+    def note_refused_by(self, peer: NodeId, refusal: Refusal | None) -> None:
+        """This is what a peer said to the last greeting of this node."""
+
+    def note_judged(self, peer: NodeId, refusal: Refusal | None) -> None:
+        """This is what this node said to the last greeting of a peer."""
+
+    def note_damaged(self, peer: NodeId | None, kind: StreamKind, reason: str) -> None:
+        """What came was changed on the way."""
 
 
 class PeerLink(Generic[ControlItem, AppendItem]):
@@ -107,37 +130,36 @@ class PeerLink(Generic[ControlItem, AppendItem]):
         gate: Gate,
         control: MakeFrame[ControlItem],
         append: MakeFrame[AppendItem],
-        on_answered: Callable[[NodeId, Refusal | None], None],
-        on_judged: Callable[[NodeId, Refusal | None], None],
+        events: LinkEvents,
+        stall_s: float,
     ) -> None:
-        """`on_answered` hears what the peer said to this node's greeting, `on_judged` what this node said to the peer's."""
         self.peer = peer
+        self.heard_at = float("-inf")
         self._gate = gate
-        self._on_answered = on_answered
-        self._on_judged = on_judged
-        self.control = OutStream(StreamKind.CONTROL, peer.address, self, control, CONTROL_LIMIT)
-        self.append = OutStream(StreamKind.APPEND, peer.address, self, append, APPEND_LIMIT)
+        self._events = events
+        self.control = OutStream(StreamKind.CONTROL, peer.address, self, control, CONTROL_LIMIT, stall_s)
+        self.append = OutStream(StreamKind.APPEND, peer.address, self, append, APPEND_LIMIT, stall_s)
 
     def greeting(self, kind: StreamKind) -> bytes:
-        """Return the serialized Hello that opens a stream."""
-        return self._gate.hello(self.peer.node_id).to_proto().SerializeToString()
+        """Return the first frame of a stream."""
+        return encode_greeting(self._gate.hello(self.peer.node_id))
 
-    async def on_accepted(self, kind: StreamKind, answer: Buffer) -> bool:
+    async def on_accepted(self, kind: StreamKind, answer: Buffer) -> int | None:
         """Judge the peer's answer; both sides must agree."""
-        reply = pb.HelloReply.FromString(bytes(answer))
+        reply = read_reply(answer)
         if reply.refusal_kind:
-            refusal = Refusal(RefusalKind(reply.refusal_kind), reply.refusal)
-            self._on_answered(self.peer.node_id, refusal)
+            refusal = Refusal(RefusalKind(reply.refusal_kind), safe_text(reply.refusal, MAX_REFUSAL_SIZE))
+            self._events.note_refused_by(self.peer.node_id, refusal)
             if reply.hello.standing != Standing.LEARNER.value:  # else its own record may be the old one
-                self._gate.on_refused(self.peer.node_id, refusal, reply.hello.group_id)
+                self._gate.on_refused(self.peer.node_id, refusal, Hello.from_proto(reply.hello))
             if refusal.kind in (RefusalKind.LEFT_BEHIND, RefusalKind.OTHER_GROUP):
                 self._gate.on_other_generation(Hello.from_proto(reply.hello))
-            return False
-        self._on_answered(self.peer.node_id, None)
+            return None
+        self._events.note_refused_by(self.peer.node_id, None)
         theirs = Hello.from_proto(reply.hello)
         mine = await self._gate.admit(theirs)
-        self._on_judged(self.peer.node_id, mine)
-        return mine is None
+        self._events.note_judged(self.peer.node_id, mine)
+        return reply.frames if mine is None else None
 
     def on_up(self, kind: StreamKind) -> None:
         """Pass on that a stream is ready."""
@@ -146,6 +168,14 @@ class PeerLink(Generic[ControlItem, AppendItem]):
     def on_lost(self, kind: StreamKind, *, gone: bool) -> None:
         """Pass on that a stream ended."""
         self._gate.on_link_lost(self.peer.node_id, kind, gone=gone)
+
+    def on_stuck(self, kind: StreamKind) -> None:
+        """Pass on that a stream stood still."""
+        self._gate.on_link_stuck(self.peer.node_id, kind)
+
+    def on_damaged(self, kind: StreamKind, reason: str) -> None:
+        """Pass on that what the peer sent back on a stream was changed on the way."""
+        self._events.note_damaged(self.peer.node_id, kind, reason)
 
     def start(self) -> None:
         """Begin to connect both streams."""
@@ -162,9 +192,11 @@ class _Incoming:
 
     def __init__(self, transport: Transport[Any, Any], kind: StreamKind) -> None:
         self.incarnation = 0
-        self.stream = FrameStream(self._on_frame, self._on_lost, max_frame_size=MAX_GREETING_SIZE)
+        self.kind = kind
+        self.stream = FrameStream(
+            self._on_frame, self._on_lost, MAX_GREETING_SIZE, stall_s=transport.limits.whole_frame_s
+        )
         self._transport = transport
-        self._kind = kind
         self._peer: NodeId | None = None  # accepted
         self._timer = asyncio.get_running_loop().call_later(
             GREETING_TIMEOUT_S, self.stream.abort, "no greeting"
@@ -173,7 +205,9 @@ class _Incoming:
     def accepted(self, hello: Hello) -> None:
         """Frames are handed up from now on."""
         self._peer, self.incarnation = hello.node_id, hello.incarnation
-        self.stream.max_frame_size = MAX_FRAME_SIZE
+        limits = self._transport.limits
+        is_append = self.kind is StreamKind.APPEND
+        self.stream.max_frame_size = limits.append_frame if is_append else limits.control_frame
 
     def end(self) -> None:
         """Hand up nothing more, and end the stream for the peer."""
@@ -182,7 +216,7 @@ class _Incoming:
 
     def _on_frame(self, frame: Buffer) -> None:
         if self._peer is not None:
-            self._transport.on_frame(self._peer, self._kind, frame)
+            self._transport.on_frame(self._peer, self.kind, frame)
             return
         self._timer.cancel()
         self.stream.hold()
@@ -190,7 +224,7 @@ class _Incoming:
 
     def _on_lost(self, reason: str) -> None:
         self._timer.cancel()
-        self._transport.on_incoming_lost(self, self._peer)
+        self._transport.on_incoming_lost(self, self._peer, reason)
 
 
 class Transport(Generic[ControlItem, AppendItem]):
@@ -205,8 +239,10 @@ class Transport(Generic[ControlItem, AppendItem]):
         make_append: MakeFrame[AppendItem],
         rpc_handlers: Sequence[grpc.GenericRpcHandler[Any, Any]] = (),
         counts: PortCounts | None = None,
+        limits: StreamLimits | None = None,
     ) -> None:
         self.bind = bind
+        self.limits = limits or StreamLimits()
         self._counts = counts
         self._rpc_handlers = tuple(rpc_handlers)  # what the layer above serves on the Raft port
         self._gate = gate
@@ -214,19 +250,18 @@ class Transport(Generic[ControlItem, AppendItem]):
         self._server: Any = None
         self._front: PortFront | None = None
         self._silent = False
-        self._limits = port_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self._port_limits = port_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         # Not accepted yet, the oldest first; so many as the reserve
         self._greeting: dict[_Incoming, None] = {}
         self._judging: set[asyncio.Task[None]] = set()
         self._incoming: dict[NodeId, set[_Incoming]] = {peer.node_id: set() for peer in peers}
-        self._logged: set[tuple[NodeId, RefusalKind]] = set()
+        self._logged: set[tuple[NodeId, RefusalKind]] = set()  # of the peers
+        self._log_limit = LogLimit()
         self.refused: dict[NodeId, Refusal] = {}  # peers whose last greeting this node refused
         self.refused_at: dict[NodeId, float] = {}  # when that was, monotonic seconds
         self.refused_by: dict[NodeId, Refusal] = {}  # peers that refused this node's last greeting
         self.links = {
-            peer.node_id: PeerLink(
-                peer, gate, make_control, make_append, self._note_refused_by, self._note_judged
-            )
+            peer.node_id: PeerLink(peer, gate, make_control, make_append, self, self.limits.stall_s)
             for peer in peers
         }
 
@@ -241,7 +276,7 @@ class Transport(Generic[ControlItem, AppendItem]):
 
     async def listen(self) -> None:
         """Serve the streams, and what the layer above serves to the other nodes on this port."""
-        self._front = PortFront(self._judge, self._limits, self._counts)
+        self._front = PortFront(self._judge, self._port_limits, self._counts)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers(self._rpc_handlers)
         self._server.add_insecure_port(self._front.inner_address)
@@ -297,6 +332,12 @@ class Transport(Generic[ControlItem, AppendItem]):
                 self._incoming[peer].discard(incoming)
                 incoming.end()
 
+    def end_incoming(self, peer: NodeId) -> None:
+        """End the streams that `peer` has open to this node; it may connect again."""
+        for incoming in list(self._incoming[peer]):
+            self._incoming[peer].discard(incoming)
+            incoming.end()
+
     def is_connected(self, peer: NodeId) -> bool:
         """Tell whether this node and `peer` can talk to each other now."""
         return self.links[peer].control.connected and self.is_heard(peer)
@@ -318,7 +359,7 @@ class Transport(Generic[ControlItem, AppendItem]):
             connection.abort()
             return Verdict.TAKEN
         incoming = _Incoming(self, kind)
-        if len(self._greeting) >= self._limits.reserve:  # the oldest makes room
+        if len(self._greeting) >= self._port_limits.reserve:  # the oldest makes room
             oldest = next(iter(self._greeting))
             del self._greeting[oldest]
             oldest.end()
@@ -332,10 +373,13 @@ class Transport(Generic[ControlItem, AppendItem]):
 
     def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
         """Take one frame of an accepted stream."""
+        self.links[peer].heard_at = asyncio.get_running_loop().time()
         self._gate.on_frame(peer, kind, frame)
 
-    def on_incoming_lost(self, incoming: _Incoming, peer: NodeId | None) -> None:
+    def on_incoming_lost(self, incoming: _Incoming, peer: NodeId | None, reason: str) -> None:
         """A stream that a peer opened has ended."""
+        if incoming.stream.is_damaged:
+            self.note_damaged(peer, incoming.kind, reason)
         self._greeting.pop(incoming, None)
         if peer is not None:
             self._incoming[peer].discard(incoming)
@@ -353,59 +397,84 @@ class Transport(Generic[ControlItem, AppendItem]):
             logger.warning("greeting not settled, it comes again error=%s", error)
             incoming.end()
             return
+        except DamagedFrameError as error:
+            incoming.stream.end_damaged(error)
+            return
         self._greeting.pop(incoming, None)
         stream = incoming.stream
         if self._silent or not stream.is_open:
             incoming.end()
             return
         if hello is not None:  # in the turn that accepted it: its folder may be replaced while it is answered
-            self._incoming[hello.node_id].add(incoming)
-            incoming.accepted(hello)
+            self._take_in(incoming, hello)
         stream.send((answer,))
         if hello is None:
             stream.close()
-        else:
-            stream.resume()
+            return
+        if frames_with(hello):
+            stream.check_frames(reports=True)
+        stream.resume()
+
+    def _take_in(self, incoming: _Incoming, hello: Hello) -> None:
+        """Hear a stream from now on; one of its kind that the peer opened before is given up, with all that is still in it."""
+        streams = self._incoming[hello.node_id]
+        for former in [each for each in streams if each.kind is incoming.kind]:
+            streams.discard(former)
+            former.end()
+        streams.add(incoming)
+        incoming.accepted(hello)
 
     async def _judged(self, greeting: bytes) -> tuple[Hello | None, bytes]:
-        """Return the greeting (None: it is refused) and the answer. Raises: OSError (it cannot be settled now)."""
+        """Return the greeting (None: it is refused) and the answer.
+
+        Raises: OSError (it cannot be settled now), DamagedFrameError.
+        """
         try:
-            hello = Hello.from_proto(pb.Hello.FromString(greeting))
+            hello = read_greeting(greeting)
         except (ValueError, DecodeError) as error:
-            refusal = Refusal(RefusalKind.MALFORMED, f"the greeting cannot be read: {error}")
-            return None, _reply(self._gate.hello(None), refusal)
+            text = f"the greeting cannot be read: {safe_text(str(error))}"
+            return None, encode_reply(self._gate.hello(None), Refusal(RefusalKind.MALFORMED, text), 0)
         refused = await self._gate.admit(hello)
-        answer = _reply(self._gate.hello(None), refused)
-        self._note_judged(hello.node_id, refused)
+        answer = encode_reply(self._gate.hello(None), refused, frames_with(hello))
+        self.note_judged(hello.node_id, refused)
         return (hello if refused is None else None), answer
 
-    def _note_judged(self, peer: NodeId, refusal: Refusal | None) -> None:
+    # --- what is noted -----------------------------------------------------------------------------------------
+    def note_judged(self, peer: NodeId, refusal: Refusal | None) -> None:
         """Keep what this node said to the last greeting of a peer."""
         self._note(self.refused, peer, refusal)
         if peer in self.refused:
             self.refused_at[peer] = time.monotonic()
 
-    def _note_refused_by(self, peer: NodeId, refusal: Refusal | None) -> None:
+    def note_refused_by(self, peer: NodeId, refusal: Refusal | None) -> None:
         """Keep what a peer said to the last greeting of this node."""
         self._note(self.refused_by, peer, refusal)
+
+    def note_damaged(self, peer: NodeId | None, kind: StreamKind, reason: str) -> None:
+        """Say that what came was changed on the way, once per peer and minute."""
+        self._gate.on_damaged(peer)
+        before = self._log_limit.passes(peer, asyncio.get_running_loop().time())
+        if before is not None:
+            logger.warning(
+                "connection ended peer=%s stream=%s reason=%r before=%d: it is made again; see to the network",
+                peer or "(not known)", kind.value, reason, before,
+            )  # fmt: skip
 
     def _note(self, refusals: dict[NodeId, Refusal], peer: NodeId, refusal: Refusal | None) -> None:
         if refusal is None:
             refusals.pop(peer, None)
-            return
-        if peer in self.links:  # a greeting may bear any name
+        elif peer in self.links:
             refusals[peer] = refusal
-        self._log_refusal(peer, refusal)
+            self._log_refusal(peer, refusal)
+        else:  # a greeting may bear any name
+            before = self._log_limit.passes(RefusalKind, asyncio.get_running_loop().time())
+            if before is not None:
+                logger.error(
+                    "stranger refused before=%d: %s", before, safe_text(refusal.text, MAX_REFUSAL_SIZE)
+                )
 
     def _log_refusal(self, peer: NodeId, refusal: Refusal) -> None:
         """Log each reason once per peer, not once per attempt."""
         if (peer, refusal.kind) not in self._logged:
             self._logged.add((peer, refusal.kind))
             logger.error("peer refused peer=%s reason=%s: %s", peer, refusal.kind.name.lower(), refusal.text)
-
-
-def _reply(hello: Hello, refusal: Refusal | None) -> bytes:
-    reply = pb.HelloReply(hello=hello.to_proto())
-    if refusal is not None:
-        reply.refusal, reply.refusal_kind = refusal.text, refusal.kind.value
-    return reply.SerializeToString()

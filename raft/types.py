@@ -23,6 +23,11 @@ NodeId = NewType("NodeId", str)
 NO_TERM: Final = Term(0)
 NO_INDEX: Final = LogIndex(0)
 
+#: No node ever is in a higher term. At one election per 100 ms it is reached in a billion years.
+LAST_TERM: Final = Term((1 << 63) - 1)
+#: A peer that is so many terms ahead did not get there by elections: they would have taken days.
+MAX_TERM_JUMP: Final = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class HardState:

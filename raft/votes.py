@@ -17,7 +17,7 @@ def on_request_vote(state: CoreState, message: RequestVote) -> None:
     if message.term < state.term:
         _reply(state, message, granted=False)
         return
-    if message.term > state.term and not message.transfer and state.protects_leader():
+    if message.term > state.term and not message.transfer and state.protects_leader(message.from_):
         return
     if message.pre_vote:
         _reply(state, message, granted=may_grant(state, message))

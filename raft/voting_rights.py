@@ -11,7 +11,15 @@ import errno
 import logging
 from collections.abc import Awaitable, Callable
 
-from .bootstrap import MemberRecord, Rejoin, find_group_id, is_vouched_for, known_group_ids, may_become_voter
+from .bootstrap import (
+    MemberRecord,
+    Refusers,
+    Rejoin,
+    find_group_id,
+    is_vouched_for,
+    known_group_ids,
+    may_become_voter,
+)
 from .config import RaftConfig
 from .core import RaftCore
 from .errors import NotLeaderError
@@ -41,7 +49,9 @@ class VotingRights:
         on_new_incarnation: Callable[[NodeId, int], None],
         on_learner: Callable[[NodeId], None],
         on_left_behind: Callable[[Reign], None],
+        on_outdated: Callable[[str], None],
     ) -> None:
+        """`on_outdated`: this node's folder is an old copy, for this reason: it must stop."""
         self.hellos: dict[NodeId, Hello] = {}
         self.beside: dict[
             NodeId, Claim
@@ -55,6 +65,7 @@ class VotingRights:
         self._on_new_incarnation = on_new_incarnation
         self._on_learner = on_learner
         self._on_left_behind = on_left_behind
+        self._on_outdated = on_outdated
         self._accepted_by: set[NodeId] = set()  # peers that took this run's greeting
         self._members = frozenset(member.node_id for member in config.members)
         # Who must know this node before it is a member for good. A slave never votes: the master's word is enough.
@@ -66,6 +77,10 @@ class VotingRights:
         recovery = storage.identity.recovery if config.reign is None else None
         self._record = MemberRecord(config.group, known, recovery, not_judged=config.not_judged)
         self._is_learner = is_learner(storage)
+        # The master's word is enough for a slave, which never votes.
+        needed = 1 if config.is_slave else len(self._members) // 2 + 1
+        former = storage.identity.former.get(config.node_id, ())
+        self._refusers = Refusers(config.node_id, former, needed)
         self._lock = asyncio.Lock()  # one change of the record at a time
         self._rejoin = Rejoin(config.node_id, storage.incarnation, self._others)
         self._aiming: asyncio.Task[None] | None = None
@@ -133,12 +148,16 @@ class VotingRights:
         refusal = refusal_of(mine, hello, self._members)
         if refusal is None or refusal.kind is RefusalKind.OTHER_GROUP:
             refusal = self._record.refusal_of_lost(hello) or refusal
+        if refusal is None:
+            refusal = self._refusal_of_term(hello)
         if refusal is not None:
             return refusal
         async with self._lock:
-            vouched = is_vouched_for(mine, hello, self.hellos, len(self._members))
-            refusal = self._record.refusal_of(hello, vouched=vouched)
+            vouched = is_vouched_for(hello, self.hellos, len(self._members))
+            refusal = self._record.refusal_of(hello, vouched=vouched and mine.standing is Standing.LEARNER)
             if refusal is not None:
+                if vouched:
+                    self._look_at_own_folder(hello)
                 return refusal
             if self._record.would_change(hello):
                 await self._store(hello)
@@ -147,6 +166,46 @@ class VotingRights:
             self._on_learner(hello.node_id)
         self.learn(hello)
         return None
+
+    def _refusal_of_term(self, hello: Hello) -> Refusal | None:
+        core = self._core
+        if hello.term <= core.term or core.may_be_reached(hello.term):
+            return None
+        text = (
+            f"{hello.node_id} is in term {hello.term}, and no number of elections leads there from term {core.term} of "
+            f"{core.node_id}: a damaged or forged message put one of the two there. Start the node with the odd term with an "
+            "empty folder: ledgermq broker --rejoin. If that is a majority: ledgermq cluster recover"
+        )
+        return Refusal(RefusalKind.TERM, text)
+
+    def _look_at_own_folder(self, hello: Hello) -> None:
+        """A majority knows a voter by an incarnation that this node does not: its own folder may be an old copy."""
+        known_before = hello.incarnation in self._storage.identity.former.get(hello.node_id, ())
+        if self.standing is Standing.VOTER and self._config.reign is None and not known_before:
+            self._on_outdated(
+                f"the data folder of {self._config.node_id} is an old copy (perhaps only its file identity): most members"
+                f" know {hello.node_id} by incarnation {hello.incarnation:016x}, which {self._config.node_id} had stored"
+                " before that folder could vote, and it is not here. Let this node fetch everything from the others:"
+                " ledgermq broker --rejoin"
+            )
+
+    def weigh_refusal(self, peer: NodeId, refusal: Refusal, hello: Hello) -> None:
+        """A peer that goes by `hello` does not know this node's data folder; see whether this node must stop."""
+        known = hello.node_id in self._refusers.known
+        # Who does not know its group yet promised little, and one that was recovered is told by whoever is there first.
+        if self._refusers.are_right(hello) or not self.group_id:
+            self._on_outdated(refusal.text)
+        elif self._refusers.is_outdated(hello.node_id) and not known:
+            logger.error(
+                "refused by a node with an old data folder node=%s: it knows this one by incarnation %016x, which was "
+                "replaced. This node goes on. Let the other one fetch everything: on %s: ledgermq broker --rejoin",
+                peer, self._refusers.known[hello.node_id], peer,
+            )  # fmt: skip
+        elif not known:
+            logger.error(
+                "refused by one node, which does not stop this one node=%s reason=%r. Who of the two has the old folder the "
+                "other members tell: ledgermq cluster status", peer, refusal.text,
+            )  # fmt: skip
 
     async def store_successor(self, reign: Reign) -> None:
         """Store durably that this folder was left behind. Raises: OSError."""
@@ -229,6 +288,7 @@ class VotingRights:
     def note_accepted(self, peer: NodeId) -> None:
         """`peer` took the greeting of this run: it knows the standing of this node."""
         self._accepted_by.add(peer)
+        self._refusers.known.pop(peer, None)
         self.advance()
 
     def advance(self) -> None:

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from ledgermq.proto import raft_pb2 as pb
 from ledgermq.proto.entry import Buffer
 from ledgermq.proto.errors import CorruptError
+from ledgermq.proto.varint import read_varint, varint
 
 from .hello import Hello
 from .messages import (
@@ -64,7 +65,7 @@ def encode_control(messages: Iterable[Message], hello: Hello | None = None) -> b
 def encode_append(message: AppendEntries, entries: bytes) -> tuple[bytes, bytes]:
     """Return the frame of one AppendEntries in two parts: what stands in front of its log bytes, and these, not copied."""
     head = pb.RaftFrame(messages=[_encode_append(message)]).SerializeToString()
-    return b"".join((head, bytes((_ENTRIES_TAG,)), _varint(len(entries)))), entries
+    return b"".join((head, bytes((_ENTRIES_TAG,)), varint(len(entries)))), entries
 
 
 def decode(frame: Buffer, from_: NodeId, to: NodeId) -> tuple[list[Message], Hello | None, memoryview]:
@@ -178,28 +179,6 @@ _DECODERS: Final[dict[str, Decoder]] = {
 }
 
 
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _read_varint(frame: Buffer, position: int) -> tuple[int, int]:
-    """Return (value, position behind it). Raises: CorruptError."""
-    value = shift = 0
-    while position < len(frame) and shift < 64:
-        byte = frame[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-    raise CorruptError("raft frame ends inside a length", position)
-
-
 def _entries_at(frame: Buffer) -> tuple[int, int] | None:
     """Return (where the field `entries` starts, where its bytes start), or None when there are none.
 
@@ -207,11 +186,11 @@ def _entries_at(frame: Buffer) -> tuple[int, int] | None:
     """
     if not frame or frame[0] != _MESSAGES_TAG:
         return None
-    size, position = _read_varint(frame, 1)
+    size, position = read_varint(frame, 1)
     start = position + size
     if start >= len(frame) or frame[start] != _ENTRIES_TAG:
         return None
-    length, position = _read_varint(frame, start + 1)
+    length, position = read_varint(frame, start + 1)
     if position + length != len(frame):
         raise CorruptError("raft frame has another size than it says", start)
     return start, position

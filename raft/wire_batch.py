@@ -91,7 +91,7 @@ def last_index_of(data: bytes) -> LogIndex:
         if size < HEADER_SIZE:  # also what would never end
             return LogIndex(0)
         position += size
-    return LogIndex(_INDEX.unpack_from(data, last + 16)[0] if position == end else 0)
+    return LogIndex(_INDEX.unpack_from(data, last + 16)[0] if end and position == end else 0)
 
 
 def _check_place(header: EntryHeader, segment_size: int) -> None:

@@ -1,1 +1,1 @@
-"""Spark over log dumps (replica verification) and topics."""
+"""Verification of replicas on Spark, over dumps of their logs."""

@@ -7,23 +7,20 @@ Must not: believe a manifest further than needed to start: what it says is check
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from ledgermq.proto.dump_manifest import MANIFEST, DumpManifest, manifest_fields
+from ledgermq.proto.errors import CorruptError, NewerFormatError
 from ledgermq.proto.group_ids import are_related
 
 from .errors import UnusableDumpError
 
-MANIFEST: Final = "manifest.json"
-FORMAT: Final = "ledgermq-dump"
-FORMAT_VERSION: Final = 1
 DEFAULT_SLICE_SIZE: Final = 128 << 20
-_LATEST_MS: Final = 253_402_300_799_999  # the end of the year 9999: the last time that can be written
 _TAKE_AGAIN: Final = "Take the dump again: ledgermq dump DIR"
 
 
@@ -36,44 +33,11 @@ class SegmentFile:
     path: str
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class QueueClaim:
-    """A queue as the node knows it: it holds the messages [begin, end). A deleted topic has none."""
-
-    topic: str
-    topic_id: int
-    queue_id: int
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeDump:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDump(DumpManifest):
     """One node's dump. Offsets are physical; what is claimed comes from the manifest, `segments` from the folder."""
 
     folder: str
-    cluster: str
-    group: str
-    node: str
-    incarnation: str
-    group_id: int  # tells groups of one name apart; 0: not known, or the dump is older than this field
-    former_group_ids: tuple[int, ...]  # of this group before it was recovered, or a master promoted
-    voters: tuple[str, ...]
-    segment_size: int
-    first_index: int
-    first_offset: int
-    commit_index: int
-    commit_offset: int  # behind the entry at `commit_index`
-    commit_crc: int
-    end_offset: int  # behind the last byte that was dumped
-    queues_complete: bool
-    has_queues: bool
-    queues: tuple[QueueClaim, ...]
-    index_points: tuple[tuple[int, int], ...]  # (index, offset) about every 4 MiB
-    checksums: dict[int, tuple[int, int]]  # start of a block of raw bytes -> (size, crc32c)
-    file_sizes: dict[str, int]  # path below the folder -> bytes
-    log_time_ms: int
-    software: str
     segments: tuple[SegmentFile, ...]
 
 
@@ -138,62 +102,17 @@ def read_dump(folder: Path) -> NodeDump:
     """Read one node's manifest and list its files. Raises: UnusableDumpError."""
     path = folder / MANIFEST
     try:
-        fields = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        fields = manifest_fields(path.read_bytes())
+    except OSError as error:
         raise UnusableDumpError(f"{path} cannot be read: {error}. {_TAKE_AGAIN}") from None
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise UnusableDumpError(f"{path} is not the manifest of a LedgerMQ dump. {_TAKE_AGAIN}")
-    if fields.get("format_version") != FORMAT_VERSION:
+    except CorruptError as error:
+        raise UnusableDumpError(f"{path}: {error.reason}. {_TAKE_AGAIN}") from None
+    except NewerFormatError as error:
         raise UnusableDumpError(
-            f"{path} has format version {fields.get('format_version')}; this build reads version {FORMAT_VERSION}."
+            f"{path} has format version {error.found}; this build reads version {error.supported}."
             " Check it with the LedgerMQ that wrote it, or a newer one."
-        )
-    try:
-        return _node_dump(folder, fields)
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise UnusableDumpError(f"{path} is damaged or incomplete ({what}). {_TAKE_AGAIN}") from None
-
-
-def _node_dump(folder: Path, fields: dict[str, Any]) -> NodeDump:
-    commit = fields["commit"]
-    segment_size = _number(fields["segment_size"])
-    if segment_size <= 0 or segment_size % 8:
-        raise ValueError(f"segment_size {segment_size}")
-    return NodeDump(
-        folder=str(folder.resolve()),
-        cluster=str(fields["cluster"]),
-        group=str(fields["group"]),
-        node=str(fields["node"]),
-        incarnation=str(fields["incarnation"]),
-        voters=tuple(str(voter) for voter in fields["voters"]),
-        segment_size=segment_size,
-        first_index=_number(fields["first"]["index"]),
-        first_offset=_number(fields["first"]["offset"]),
-        commit_index=_number(commit["index"]),
-        commit_offset=_number(commit["end_offset"]),
-        commit_crc=_number(commit["crc"]),
-        end_offset=_number(fields["end_offset"]),
-        queues_complete=bool(fields["consume_queues"] == "complete"),
-        has_queues=bool(fields["consume_queues"] != "none"),
-        queues=tuple(QueueClaim(str(topic), *map(_number, numbers)) for topic, *numbers in fields["queues"]),
-        index_points=tuple((_number(index), _number(offset)) for index, offset in fields["index_points"]),
-        checksums={_number(start): (_number(size), _number(crc)) for start, size, crc in fields["checksums"]},
-        file_sizes={str(file["path"]): _number(file["size"]) for file in fields["files"]},
-        log_time_ms=_number(fields["log_time_ms"], _LATEST_MS),
-        software=str(fields["software"]),
-        group_id=int(fields.get("group_id", "0"), 16),
-        former_group_ids=tuple(int(each, 16) for each in fields.get("former_group_ids", ())),
-        segments=_list_segments(folder),
-    )
-
-
-def _number(value: Any, limit: int = (1 << 63) - 1) -> int:
-    """Return an index, offset or time that fits into what it is compared with. Raises: ValueError."""
-    number = int(value)
-    if not -1 <= number <= limit:
-        raise ValueError(f"the number {number}")
-    return number
+        ) from None
+    return NodeDump(folder=str(folder.resolve()), segments=_list_segments(folder), **fields)
 
 
 def _list_segments(folder: Path) -> tuple[SegmentFile, ...]:

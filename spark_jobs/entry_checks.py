@@ -179,7 +179,7 @@ def _check_order(table: EntryTable, where: Where) -> Iterator[Finding]:
             text = {
                 Kind.GAP: f"index {index[i]:,} is followed by {index[i + 1]:,}",
                 Kind.TERM: f"term {term[i]:,} is followed by term {term[i + 1]:,}",
-                Kind.TIME: f"log time goes back by {time[i] - time[i + 1]:,} ms",
+                Kind.TIME: f"log time goes back by {int(time[i]) - int(time[i + 1]):,} ms",
                 Kind.CHAIN: f"chains to {prev_crc[i]:08x}, the entry before has {crc[i]:08x}",
             }[kind]
             position = int(table.positions[rows[i]])

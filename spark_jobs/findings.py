@@ -1,6 +1,7 @@
 """What a check can find, how bad it is, and the one line that names it.
 
-Owns: the closed sets of kinds and severities, and their meaning for the exit code.
+Owns: the closed sets of kinds and severities, their meaning for the exit code, and what to do about each: the one table of
+advice (`ADVICE`), which the report page prints and the runbook repeats word for word (a test compares them).
 Must not: know how anything is found.
 """
 
@@ -41,6 +42,33 @@ class Kind(StrEnum):
     NOT_COMMITTED = "not-committed"  # entries above the node's commit point
 
 
+_REPAIRS: Final = (
+    "The node repairs its log from the others when its scrubber or a reader meets the place; to have it done now, stop the"
+    " node, delete its folder entryindex and start it. Check its disk and memory when it happens again."
+)
+_BUG: Final = "No broken disk does this by itself: keep the dumps and report it."
+ADVICE: Final = {
+    Kind.CRC: f"Bytes changed on the node's disk. {_REPAIRS}",
+    Kind.CHAIN: f"An entry does not follow from the one before it. {_REPAIRS}",
+    Kind.GAP: f"Entries are missing in between. {_REPAIRS}",
+    Kind.TERM: _BUG,
+    Kind.TIME: _BUG,
+    Kind.OFFSET: f"Entries were moved inside the file. {_REPAIRS}",
+    Kind.FILLER: f"The end of a segment was changed. {_REPAIRS}",
+    Kind.SECTION: _BUG,
+    Kind.QUEUE_OFFSET: f"Messages of a queue are missing or stored twice. {_BUG}",
+    Kind.CONSUME_QUEUE: "The log is the truth: stop the node, delete its folder consumequeue, start it: it makes the queues again.",
+    Kind.MISSING_RANGE: f"Part of the log is gone. {_REPAIRS}",
+    Kind.MISSING_SEGMENT: f"A file is gone. If it is in the node's folder, take the dump again. {_REPAIRS}",
+    Kind.DIVERGENCE: "Two replicas hold different intact entries at one index: a defect of LedgerMQ. Keep the dumps and report it;"
+    " then start the node that the majority contradicts with ledgermq broker --rejoin.",
+    Kind.MANIFEST: "The dump contradicts itself. Take it again: ledgermq dump.",
+    Kind.SEGMENT_SIZE: "All nodes of a broker group are made with one segment size. Start the odd one with ledgermq broker --rejoin.",
+    Kind.CHANGED_DUMP: "This copy was changed after it was dumped: the node is innocent. Take the dump again: ledgermq dump.",
+    Kind.MISSING_VOTER: "Take a dump of that node as well, into the same folder.",
+    Kind.NOT_COMMITTED: "Nothing: entries above the commit point may still be replaced.",
+}
+
 NO_INDEX: Final = -1
 
 
@@ -57,6 +85,12 @@ class Finding:
     end_offset: int = NO_INDEX
     count: int = 1  # how many places of this kind it stands for
     path: str = ""  # file below the dump folder
+    in_copy: bool = False  # the dump was changed there after it was taken: nothing is known of the node
+
+    @property
+    def cause(self) -> Kind:
+        """The kind whose advice helps: of a copy that was changed, whatever that broke, another copy."""
+        return Kind.CHANGED_DUMP if self.in_copy else self.kind
 
     def line(self) -> str:
         """Return the line that names it: `FOUND n1 index 1,044 offset 8,388,608 (crc)`."""
@@ -72,9 +106,9 @@ class Finding:
 def merge_repeats(findings: Iterable[Finding], limit: int) -> list[Finding]:
     """Keep the first `limit` findings of each node and kind; the last kept one counts the rest."""
     kept: list[Finding] = []
-    seen: dict[tuple[str, Kind], list[int]] = {}
+    seen: dict[tuple[str, Kind, bool], list[int]] = {}
     for finding in sorted(findings):
-        places = seen.setdefault((finding.node, finding.kind), [])
+        places = seen.setdefault((finding.node, finding.kind, finding.in_copy), [])
         if len(places) < limit:
             places.append(len(kept))
             kept.append(finding)
@@ -82,6 +116,12 @@ def merge_repeats(findings: Iterable[Finding], limit: int) -> list[Finding]:
             last = kept[places[-1]]
             kept[places[-1]] = replace(last, count=last.count + finding.count)
     return kept
+
+
+def advice_for(findings: Iterable[Finding]) -> list[tuple[Kind, str]]:
+    """Return what to do about findings, once for each cause."""
+    causes = {finding.cause for finding in findings}
+    return [(kind, ADVICE[kind]) for kind in Kind if kind in causes]
 
 
 def exit_code(findings: Iterable[Finding], *, strict: bool = False) -> int:

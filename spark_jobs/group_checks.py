@@ -200,6 +200,7 @@ def attribute_changes(findings: Sequence[Finding]) -> list[Finding]:
                 "; this copy was changed after it was dumped" if causes else "; it was so on the node's disk"
             )
             finding = replace(finding, detail=finding.detail + whose)
+        finding = replace(finding, in_copy=bool(causes))
         kept.append(finding)
     return sorted(kept + [change for change in changed if change not in shown])
 

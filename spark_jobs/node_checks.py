@@ -12,8 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from ledgermq.proto.dump_manifest import MANIFEST
+
 from .consume_queue_checks import list_queues
-from .dump_folder import MANIFEST, NodeDump
+from .dump_folder import NodeDump
 from .entry_checks import Edge, Where, check_seam
 from .findings import NO_INDEX, Finding, Kind
 

@@ -16,7 +16,15 @@ from importlib.resources import files
 from pathlib import Path
 
 #: Modules of `ledgermq.proto` that need neither gRPC nor protobuf.
-_LAYOUTS = ("__init__.py", "entry.py", "errors.py", "record.py")
+_LAYOUTS = (
+    "__init__.py",
+    "dump_manifest.py",
+    "entry.py",
+    "errors.py",
+    "group_ids.py",
+    "record.py",
+    "values.py",
+)
 
 
 def build_package(target: Path) -> int:

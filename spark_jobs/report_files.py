@@ -26,6 +26,7 @@ FINDINGS_SCHEMA: Final = pa.schema(
         ("count", pa.int64()),
         ("path", pa.string()),
         ("detail", pa.string()),
+        ("in_copy", pa.bool_()),
         ("line", pa.string()),
     ]
 )

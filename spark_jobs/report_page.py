@@ -1,12 +1,11 @@
 """The report page: what a person opens after a check.
 
-Owns: the drawing of the logs (one row per node over the log's offsets) and what to do about each kind of finding.
+Owns: the drawing of the logs (one row per node over the log's offsets). What to do about a finding is in findings.py.
 Texts from dumps are foreign: the template escapes everything. Must not: load anything from a network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -15,36 +14,13 @@ from typing import Final
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from .findings import Finding, Kind, Severity
-from .verdict import NodeVerdict, Verdict
+from .findings import Finding, Kind, Severity, advice_for
+from .verdict import Verdict
 
 #: Findings in the page's table; the others are in the Parquet file.
 MAX_ROWS: Final = 500
 _LEFT, _RIGHT, _ROW, _TOP = 92.0, 1080.0, 46.0, 30.0
 _THINNEST: Final = 4.0
-
-_REPLACE: Final = "Give the node a clean copy from the others: start it with ledgermq broker --rejoin."
-_BUG: Final = "No broken disk does this by itself: keep the dumps and report it."
-ADVICE: Final = {
-    Kind.CRC: f"Bytes changed on their way or on the disk. {_REPLACE}",
-    Kind.CHAIN: f"An entry does not follow from the one before it. {_REPLACE}",
-    Kind.GAP: f"Entries are missing in between. {_REPLACE}",
-    Kind.TERM: _BUG,
-    Kind.TIME: _BUG,
-    Kind.OFFSET: f"Entries were moved inside the file. {_REPLACE}",
-    Kind.FILLER: f"The end of a segment was changed. {_REPLACE}",
-    Kind.SECTION: _BUG,
-    Kind.QUEUE_OFFSET: f"Messages of a queue are missing or stored twice. {_BUG}",
-    Kind.CONSUME_QUEUE: "The log is the truth: stop the node, remove its consume queues and checkpoint, start it again.",
-    Kind.MISSING_RANGE: f"Part of the log is gone. {_REPLACE}",
-    Kind.MISSING_SEGMENT: f"A file is gone. Is the dump complete? Otherwise: {_REPLACE}",
-    Kind.DIVERGENCE: f"Two replicas hold different intact entries at one index. {_BUG}",
-    Kind.MANIFEST: "The dump contradicts itself. Take it again: ledgermq dump.",
-    Kind.SEGMENT_SIZE: "All nodes of a group are made with one segment size. Re-seed the odd one.",
-    Kind.CHANGED_DUMP: "This copy was changed after it was taken. Take the dump again.",
-    Kind.MISSING_VOTER: "Take a dump of that node as well, into the same folder.",
-    Kind.NOT_COMMITTED: "Nothing: entries above the commit point may still be replaced.",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +64,10 @@ def render_page(verdict: Verdict) -> str:
         drawing=draw_logs(verdict),
         findings=verdict.findings[:MAX_ROWS],
         hidden=max(0, len(verdict.findings) - MAX_ROWS),
-        advice=[(kind, ADVICE[kind]) for kind in Kind if any(f.kind is kind for f in verdict.findings)],
+        advice=advice_for(verdict.findings),
         human_bytes=human_bytes,
-        when=_when(verdict.nodes),
+        when=_utc(max((node.dump.log_time_ms for node in verdict.nodes), default=0)),
+        checked_at=_utc(verdict.made.at_ms),
     )
 
 
@@ -173,6 +150,5 @@ def human_bytes(count: int) -> str:
     return f"{value:.0f} {unit}" if value >= 10 or value == int(value) else f"{value:.1f} {unit}"
 
 
-def _when(nodes: Sequence[NodeVerdict]) -> str:
-    latest = max((node.dump.log_time_ms for node in nodes), default=0)
-    return datetime.fromtimestamp(latest / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if latest else ""
+def _utc(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if time_ms else ""

@@ -108,7 +108,7 @@ def _check_installed() -> None:
         import pyspark  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
-            f"Spark is not installed here ({error}). Install the extra: pip install 'ledgermq[spark]'"
+            f"Spark is not installed here ({error}). Install the extra: pip install 'ledgermq[spark]' (in a clone: make spark)"
         ) from None
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java") is None and not (home and Path(home, "bin", "java").exists()):

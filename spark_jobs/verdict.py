@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .dump_folder import NodeDump
-from .findings import Finding, Severity, exit_code
+from .findings import Finding, Kind, Severity, exit_code
 from .group_checks import agreed_index
 from .node_checks import NodeTotals
 
@@ -44,6 +44,15 @@ class NodeVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Making:
+    """When, by what and how a check was made: who finds its report later must know."""
+
+    at_ms: int = 0  # 0: not told
+    software: str = ""
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Everything that is known at the end."""
 
@@ -57,6 +66,7 @@ class Verdict:
     exit_code: int
     seconds: float
     scanned_bytes: int
+    made: Making = Making()
 
     @property
     def headline(self) -> str:
@@ -93,6 +103,7 @@ class Verdict:
             "folder": self.folder,
             "seconds": round(self.seconds, 3),
             "scanned_bytes": self.scanned_bytes,
+            "made": asdict(self.made),
             "nodes": [node.fields() for node in self.nodes],
             "findings": [asdict(finding) | {"line": finding.line()} for finding in self.findings],
         }
@@ -106,14 +117,16 @@ def make_verdict(
     *,
     strict: bool,
     seconds: float,
+    made: Making = Making(),
 ) -> Verdict:
     """Put the verdict together; errors first, in log order."""
     order = {Severity.ERROR: 0, Severity.INCOMPLETE: 1, Severity.INFO: 2}
     ranked = tuple(sorted(findings, key=lambda f: (order[f.severity], f.offset, f)))
-    errors = Counter(f.node for f in ranked if f.severity is Severity.ERROR)
+    errors = [f for f in ranked if f.severity is Severity.ERROR]
+    counts = Counter(f.node for f in errors)
     furthest = max((dump.commit_index for dump in dumps), default=0)
     nodes = tuple(
-        NodeVerdict(dump, totals[dump.node], errors[dump.node], _state(dump, errors, furthest))
+        NodeVerdict(dump, totals[dump.node], counts[dump.node], _state(dump, errors, furthest))
         for dump in dumps
     )
     return Verdict(
@@ -127,11 +140,13 @@ def make_verdict(
         exit_code=exit_code(ranked, strict=strict),
         seconds=seconds,
         scanned_bytes=sum(segment.size for dump in dumps for segment in dump.segments),
+        made=made,
     )
 
 
-def _state(dump: NodeDump, errors: Counter[str], furthest: int) -> str:
-    if any(dump.node in node.split(" and ") for node in errors):
-        return "faulty"
+def _state(dump: NodeDump, errors: Sequence[Finding], furthest: int) -> str:
+    own = [finding for finding in errors if dump.node in finding.node.split(" and ")]
+    if own:
+        return "copy changed" if all(f.cause is Kind.CHANGED_DUMP for f in own) else "faulty"
     behind = furthest - dump.commit_index
     return f"consistent, {behind:,} behind" if behind else "consistent"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,7 +24,7 @@ from .group_checks import (
 )
 from .node_checks import check_node, check_queue_ends, name_lost_indexes, totals
 from .report_files import write_report
-from .verdict import Verdict, make_verdict
+from .verdict import Making, Verdict, make_verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +41,7 @@ def verify(
     out: Path,
     *,
     strict: bool = False,
+    command: str = "",
     slice_size: int = DEFAULT_SLICE_SIZE,
     run_stage: Callable[[str, Callable[[], object]], object] | None = None,
 ) -> Verdict:
@@ -72,11 +74,19 @@ def verify(
         verdict = make_verdict(
             str(folder), dumps, sums, merge_repeats(findings, MAX_REPORTED),
             strict=strict, seconds=time.monotonic() - began,
+            made=Making(time.time_ns() // 1_000_000, _software(), command),
         )  # fmt: skip
         stage("report", lambda: write_report(verdict, blocks, out))
     finally:
         comparison.close()
     return verdict
+
+
+def _software() -> str:
+    try:
+        return f"ledgermq {version('ledgermq')}"
+    except PackageNotFoundError:
+        return "ledgermq, version unknown"
 
 
 def _node_findings(dump: NodeDump, scanned: ScanResult) -> list[Finding]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ _MAX_LINES = 25
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job; return the exit code."""
     options = _parse(arguments)
+    options.command = shlex.join(["ledgermq", "check", *(sys.argv[1:] if arguments is None else arguments)])
     console = Console(stderr=options.json, highlight=False, soft_wrap=True)
     folder = options.dumps.resolve()
     out: Path = (options.out or folder / "report").resolve()
@@ -143,8 +145,9 @@ def _run(
     progress = StageProgress(spark, console)
     run_stage: Callable[[str, Callable[[], object]], object] = progress.run
     return verify(
-        spark, folder, out, strict=options.strict, slice_size=options.slice_mib << 20, run_stage=run_stage
-    )
+        spark, folder, out, strict=options.strict, command=options.command, slice_size=options.slice_mib << 20,
+        run_stage=run_stage,
+    )  # fmt: skip
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 
 from ledgermq.broker.metrics import Metrics
 from ledgermq.raft.metrics import RaftMetrics
@@ -72,8 +71,8 @@ def test_what_an_alert_takes_the_increase_of_is_there_before_its_first_event() -
     alerts = (ROOT / "docs/runbook.md").read_text().partition("## Alerts")[2].partition("\n## ")[0]
     watched = re.findall(r"increase\((\w+)", alerts)
     assert len(watched) > 1
-    registry = CollectorRegistry()
-    RaftMetrics(registry).ports.add("raft")  # as a node does before it listens
-    shown = generate_latest(registry).decode()
+    metrics = Metrics()
+    RaftMetrics(metrics.registry).ports.add("raft")  # as a node does before it listens
+    shown = metrics.render().decode()
     for name in watched:
         assert re.search(rf"^{name}[ {{]", shown, re.MULTILINE), name

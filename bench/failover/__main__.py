@@ -23,9 +23,14 @@ import json
 import os
 import platform
 import shutil
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +60,8 @@ async def _measure(options: argparse.Namespace) -> tuple[list[Trial], dict[str, 
         )
         try:
             await runner.start()
-            for way in wanted:
-                for number in range(options.times):
+            with _load(options.load):
+                for way, number in product(wanted, range(options.times)):
                     trials.append(await runner.run(way, number))
                     _show(trials[-1], options.verbose)
             for client, ledger in (await runner.finish()).items():
@@ -69,11 +74,34 @@ async def _measure(options: argparse.Namespace) -> tuple[list[Trial], dict[str, 
 def _show(trial: Trial, verbose: bool) -> None:
     gaps = ", ".join(f"{client} {gap:.0f} ms" for client, gap in trial.gaps.items())
     back = ", ".join(f"{client} {gap:.0f} ms" for client, gap in trial.return_gaps.items())
-    print(f"{trial.way} {trial.number + 1}: {gaps}; on return {back}", flush=True)
+    print(f"{trial.way} {trial.number + 1}: {gaps}; on return {back}; load {trial.load:.1f}", flush=True)
     if verbose:
-        for what, found in (("end", trial.events), ("return", trial.return_events)):
-            for at, who, text in found:
-                print(f"    {what:6} {at:8.1f}  {who:16} {text[:170]}")
+        _show_events(trial)
+
+
+def _show_events(trial: Trial) -> None:
+    for what, found in (("end", trial.events), ("return", trial.return_events)):
+        for at, who, text in found:
+            print(f"    {what:6} {at:8.1f}  {who:16} {text[:170]}")
+
+
+def _show_slowest(trials: list[Trial], count: int) -> None:
+    """Print the time lines that explain the tail; those of all trials are in the file of raw figures."""
+    for trial in sorted(trials, key=lambda trial: -trial.longest)[:count]:
+        print(f"\nslow: {trial.way} {trial.number + 1}, {trial.longest:.0f} ms at load {trial.load:.1f}")
+        _show_events(trial)
+
+
+@contextmanager
+def _load(loops: int) -> Iterator[None]:
+    """Keep so many busy loops running beside the measurement."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
+    try:
+        yield
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
 
 
 def _report(options: argparse.Namespace, trials: list[Trial], ledgers: dict[str, Ledger]) -> dict[str, Any]:
@@ -83,6 +111,7 @@ def _report(options: argparse.Namespace, trials: list[Trial], ledgers: dict[str,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "pause_ms": options.pause_ms,
+        "busy_loops": options.load,
         "trials": [as_row(trial) for trial in trials],
         "ledgers": {name: asdict(ledger) for name, ledger in ledgers.items()},
     }
@@ -96,6 +125,8 @@ def main() -> int:
     parser.add_argument("--pause-ms", type=float, default=2.0, help="between two writes of a writer")
     parser.add_argument("--without-official", dest="official", action="store_false", help="only our client")
     parser.add_argument("--subnet", default="172.31.207", help="first three bytes of the containers' network")
+    parser.add_argument("--load", type=int, default=0, help="busy loops that run beside the measurement")
+    parser.add_argument("--slowest", type=int, default=3, help="print the time lines of so many slowest ends")
     parser.add_argument("--verbose", action="store_true", help="print the time line of each end")
     parser.add_argument("--folder", type=Path, default=Path("build/bench-failover"))
     stamp = time.strftime("%Y-%m-%dT%H%M%S", time.gmtime())
@@ -112,7 +143,11 @@ def main() -> int:
     trials, ledgers = asyncio.run(_measure(options))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(_report(options, trials, ledgers), indent=1) + "\n")
-    print("\n" + table(trials))
+    _show_slowest(trials, options.slowest)
+    print(
+        f"\n{options.load} busy loops; load {trials[0].load:.1f} to {trials[-1].load:.1f}\n"
+        + table(trials, options.load)
+    )
     for name, ledger in ledgers.items():
         state = "each exactly once" if ledger.is_balanced else f"NOT BALANCED: {ledger}"
         print(f"{name}: {ledger.acknowledged:,} acknowledged, {state} ({ledger.unknown} unknown)")

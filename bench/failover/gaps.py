@@ -17,13 +17,16 @@ _MS: Final = 1e-6
 
 #: What a way must reach: (percentile or 100 for the maximum, ms).
 TARGETS: Final[dict[str, tuple[tuple[int, float], ...]]] = {
-    "kill": ((50, 150.0), (100, 400.0)),
+    "kill": ((50, 150.0), (100, 250.0)),
     "hand-over": ((99, 50.0),),
     "silent": ((99, 1000.0),),
     "silent-host": ((99, 1000.0),),
     "container-kill": ((50, 400.0),),
     "lost-host": ((99, 1000.0),),
 }
+
+#: The same with busy loops beside; a way that is not here keeps its targets.
+TARGETS_UNDER_LOAD: Final = TARGETS | {"kill": ((99, 1000.0),)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,12 @@ class Trial:
     errors: dict[str, int] = field(default_factory=dict)  # writes that failed meanwhile
     events: list[tuple[float, str, str]] = field(default_factory=list)
     return_events: list[tuple[float, str, str]] = field(default_factory=list)  # ms from its return on
+    load: float = 0.0  # of the machine over the last minute, when the leader ended
+
+    @property
+    def longest(self) -> float:
+        """The longest gap (ms) of any client."""
+        return max(self.gaps.values(), default=0.0)
 
 
 def write_gap(writes: Sequence[Write], since: int, until: int) -> float:
@@ -118,17 +127,17 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(int(rank), 1) - 1]
 
 
-def verdict(way: str, gaps: Sequence[float]) -> str:
+def verdict(way: str, gaps: Sequence[float], busy_loops: int = 0) -> str:
     """Say for each target of the way whether these gaps reach it."""
     parts = []
-    for percent, limit in TARGETS.get(way, ()):
+    for percent, limit in (TARGETS_UNDER_LOAD if busy_loops else TARGETS).get(way, ()):
         value = percentile(gaps, percent)
         name = "max" if percent == 100 else f"p{percent}"
         parts.append(f"{name} ≤ {limit:g}: {'yes' if value <= limit else f'no ({value:.0f})'}")
     return ", ".join(parts) or "-"
 
 
-def table(trials: Sequence[Trial]) -> str:
+def table(trials: Sequence[Trial], busy_loops: int = 0) -> str:
     """Return the Markdown table: one row per way and client. Targets hold for our client."""
     lines = [
         "| leader's end | client | p50 ms | p99 ms | max ms | times | target | when it comes back, max ms |",
@@ -140,7 +149,7 @@ def table(trials: Sequence[Trial]) -> str:
             gaps = [trial.gaps[client] for trial in mine if client in trial.gaps]
             back = [trial.return_gaps[client] for trial in mine if client in trial.return_gaps]
             shown = [f"{percentile(gaps, percent):,.0f}" for percent in (50, 99, 100)]
-            target = verdict(way, gaps) if client == "ledgermq" else "-"
+            target = verdict(way, gaps, busy_loops) if client == "ledgermq" else "-"
             returned = f"{max(back):,.0f}" if back else "-"
             lines.append(f"| {way} | {client} | {' | '.join(shown)} | {len(gaps)} | {target} | {returned} |")
     return "\n".join(lines) + "\n"
@@ -152,6 +161,7 @@ def as_row(trial: Trial) -> dict[str, Any]:
         "way": trial.way,
         "number": trial.number,
         "leader": trial.leader,
+        "load": round(trial.load, 1),
         "gap_ms": {client: round(gap, 2) for client, gap in trial.gaps.items()},
         "return_gap_ms": {client: round(gap, 2) for client, gap in trial.return_gaps.items()},
         "failed_writes": trial.errors,

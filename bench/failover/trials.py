@@ -119,7 +119,7 @@ class Trials:
         """End the leader once, and bring it back."""
         await self._until_all_write(time.monotonic_ns() + self._steady_ns)
         leader = await asyncio.to_thread(self._group.leader)
-        trial = Trial(way, number, leader)
+        trial = Trial(way, number, leader, load=os.getloadavg()[0])
         ended, unix = time.monotonic_ns(), time.time()
         await asyncio.to_thread(self._group.end, way, leader)
         await self._until_all_write(time.monotonic_ns() + _AFTER_NS)
@@ -134,7 +134,7 @@ class Trials:
         for writer in self._writers:
             trial.return_gaps[writer.client] = write_gap(writer.writes, returned, back)
         logs = [*self._group.logs(), *((each.client, self._lines(each)) for each in self._writers)]
-        longest = max(trial.gaps.values()) / 1000
+        longest = trial.longest / 1000
         trial.events = events(logs, unix - 0.1, unix + longest + 0.5, unix)
         trial.return_events = events(logs, returned_unix, time.time(), returned_unix)
         return trial

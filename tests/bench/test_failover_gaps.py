@@ -89,8 +89,10 @@ def test_percentiles_are_values_that_were_measured() -> None:
 
 
 def test_a_verdict_names_the_target_and_what_misses_it() -> None:
-    assert verdict("kill", [100.0, 200.0, 500.0]) == "p50 ≤ 150: no (200), max ≤ 400: no (500)"
-    assert verdict("kill", [100.0, 120.0]) == "p50 ≤ 150: yes, max ≤ 400: yes"
+    assert verdict("kill", [100.0, 200.0, 500.0]) == "p50 ≤ 150: no (200), max ≤ 250: no (500)"
+    assert verdict("kill", [100.0, 120.0]) == "p50 ≤ 150: yes, max ≤ 250: yes"
+    assert verdict("kill", [100.0, 1100.0], busy_loops=10) == "p99 ≤ 1000: no (1100)"
+    assert verdict("hand-over", [60.0], busy_loops=10) == "p99 ≤ 50: no (60)"
     assert verdict("unheard-of", [1.0]) == "-"
 
 
@@ -101,7 +103,7 @@ def test_the_table_has_a_row_per_way_and_client() -> None:
         Trial("silent", 0, "n3", gaps={"ledgermq": 700.0}),
     ]
     assert table(trials).splitlines()[2:] == [
-        "| kill | ledgermq | 80 | 120 | 120 | 2 | p50 ≤ 150: yes, max ≤ 400: yes | 5 |",
+        "| kill | ledgermq | 80 | 120 | 120 | 2 | p50 ≤ 150: yes, max ≤ 250: yes | 5 |",
         "| kill | official | 90 | 1,200 | 1,200 | 2 | - | - |",
         "| silent | ledgermq | 700 | 700 | 700 | 1 | p99 ≤ 1000: yes | - |",
     ]

@@ -11,7 +11,7 @@ from typing import Any
 
 from ledgermq.broker import granted_receive
 from ledgermq.broker.commands import CreateGroup
-from ledgermq.broker.deliveries import RecentDeliveries
+from ledgermq.broker.deliveries import LeaseHolders, RecentDeliveries
 from ledgermq.broker.forwarding import FORWARDED_BY, ForwardError
 from ledgermq.broker.grant_service import GrantService
 from ledgermq.broker.granted_receive import GrantedReceives
@@ -159,13 +159,13 @@ class GrantRig:
         leadership.on_ready(1)
         no_forwarder: Any = None
         return SimpleNamespace(
-            raft=raft, pipeline=raft.pipeline, polls=Polls(), deliveries=RecentDeliveries(), metrics=Metrics(),
+            raft=raft, pipeline=raft.pipeline, polls=Polls(), deliveries=RecentDeliveries(), holders=LeaseHolders(), metrics=Metrics(),
             replica=SimpleNamespace(
                 state=raft.state, view=raft.view, releases=LeaseReleases(raft.pipeline.run, lambda: raft.state)
             ),
             leadership=leadership, calls=LeaderCalls(leadership, no_forwarder, lambda result: None),
             config=SimpleNamespace(group="g0", auto_create_topics=False, min_invisible_ms=0),
-            own_messaging_address=lambda listener: "leader:1", sign_of_life=lambda client_id: None,
+            own_messaging_address=lambda listener: "leader:1", sign_of_life=lambda client_id, here=True: None,
         )  # fmt: skip
 
     @contextmanager

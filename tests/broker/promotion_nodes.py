@@ -20,7 +20,8 @@ from ledgermq.proto import admin_pb2 as pb
 from ledgermq.raft.core_config import CoreConfig
 from ledgermq.raft.hello import Hello, Standing, claim_beside
 from ledgermq.raft.identity import Identity
-from ledgermq.raft.reign import Claim, Reign, Replication, passed_over, successor_of
+from ledgermq.raft.reign import Claim, Reign, Replication, first_term_of, passed_over, successor_of
+from ledgermq.raft.types import NO_TERM
 from tests.raft.core_cluster import Cluster, core_config
 
 if TYPE_CHECKING:
@@ -60,7 +61,10 @@ class Cores(Cluster):
     def _config(self, name: str) -> CoreConfig:
         reign = self.folders[name].identity.reign
         assert reign is not None
-        return core_config(name, [reign.master], [each for each in self.names if each != reign.master], {})
+        others = [each for each in self.names if each != reign.master]
+        return core_config(
+            name, [reign.master], others, {"first_term": first_term_of(reign.generation, NO_TERM)}
+        )
 
 
 class Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,9 @@ from ledgermq.broker.consume_queue import ColdRead
 from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.errors import CheckpointError, CheckpointVersionError
 from ledgermq.broker.state import BrokerState
-from ledgermq.raft.files import FileSystem, RealFileSystem
+from ledgermq.raft.files import FileSystem, RealFile, RealFileSystem
+from ledgermq.raft.identity import Manifest, write_manifest
+from ledgermq.raft.types import LogIndex
 from tests.power_cut import Keep
 from tests.raft.simulated_disk import SimulatedDisk
 
@@ -102,6 +105,10 @@ def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     assert store.load().applied_index == 4
 
 
+def write_manifest_of_log(data: Path, first_index: int) -> None:
+    write_manifest(RealFileSystem(), data / "manifest", Manifest(first_index=LogIndex(first_index)))
+
+
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path: Path) -> None:
     node, store = Node(), store_on(RealFileSystem(), tmp_path)
     for name in ("a", "b"):
@@ -119,8 +126,44 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path: Path) -> N
     (tmp_path / "checkpoint" / f"{1:020d}").write_bytes(
         b"LMQC\1\0\0\0 nonsense, and long enough to be looked at closely"
     )
-    with pytest.raises(CheckpointError, match="no older checkpoint is usable"):
+    names = {path.name for path in (tmp_path / "checkpoint").iterdir()}
+    write_manifest_of_log(tmp_path, 2)
+    with pytest.raises(CheckpointError, match=r"no other checkpoint is usable.* entry 2,.*--rejoin"):
         store.load()
+    assert names == {path.name for path in (tmp_path / "checkpoint").iterdir()}, "nothing was changed"
+    write_manifest_of_log(tmp_path, 1)
+    assert store.load().applied_index == 0, "everything is made again from the first entry on"
+    assert store.kept_index == 0, "a checkpoint that is no good is not counted on"
+
+
+def test_without_any_checkpoint_a_trimmed_log_is_refused_before_queue_files_go(tmp_path: Path) -> None:
+    node, store = Node(), store_on(RealFileSystem(), tmp_path)
+    node.fill(node.topic(), 0, 5)
+    write(store, node.state)
+    kept = [path for path in (tmp_path / "consumequeue").rglob("*") if path.is_file()]
+    shutil.rmtree(tmp_path / "checkpoint")
+    write_manifest_of_log(tmp_path, 2)
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint.*Put the folder `checkpoint` back"):
+        store_on(RealFileSystem(), tmp_path).load()
+    assert kept and all(path.exists() for path in kept)
+
+
+def test_a_checkpoint_that_the_disk_cannot_read_is_skipped_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, store = Node(), store_on(RealFileSystem(), tmp_path)
+    for name in ("a", "b"):
+        node.topic(name=name)
+        write(store, node.state)
+    read = RealFile.pread
+
+    def pread(file: RealFile, size: int, offset: int) -> bytes:
+        if file.path == store.path(2):
+            raise OSError(errno.EIO, "Input/output error")
+        return read(file, size, offset)
+
+    monkeypatch.setattr(RealFile, "pread", pread)
+    assert store.load().applied_index == 1
 
 
 def test_a_checkpoint_of_a_newer_format_stops_the_start_and_names_both_versions(tmp_path: Path) -> None:

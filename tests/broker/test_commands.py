@@ -14,6 +14,8 @@ from ledgermq.proto.record import walk_commands
 
 EXAMPLES: list[c.Command] = [
     c.CreateTopic("orders-ü", 4, c.MessageType.FIFO),
+    c.CreateTopic("orders", 4, retention_ms=5),
+    c.CreateTopic("orders", 4, retention_ms=5, keep_unread=True),
     c.DeleteTopic(9),
     c.CreateGroup("billing", c.StartPosition(1_234), 3, True),
     c.DeleteGroup(8),
@@ -35,11 +37,16 @@ EXAMPLES: list[c.Command] = [
     c.FeatureLevel(2),
     c.CreateTopic("short-lived", 1, c.MessageType.NORMAL, 3_600_000),
     c.SetTopicRetention(7, 1 << 40),
+    c.CreateTopic("kept-ü", 2, c.MessageType.FIFO, 5, True),
+    c.SetTopicKeepUnread(7, True),
+    c.SetTopicKeepUnread(7, False),
     c.TrimQueues(c.position_rows([(1, 0, 5), (1, 1, 1 << 40)])),
     c.CommitOffsets(1, c.position_rows([(2, 3, 4), (2, 4, 5)]), False, np.array([7, 1 << 50], np.uint64)),
     c.JoinGroup(3, "worker-ü", ("orders", "paid"), "average", "z1", "a || b", 3000, 1000),
     c.LeaveGroup(3, ("worker-1", "worker-2")),
     c.AssignQueues(3, ("worker-1",), c.assignment_rows([(1, 0, 77, 0), (1, 1, 78, c.NOBODY)])),
+    c.ParkMessages(1, 2, c.park_rows([(1, 2, 3, 17)]), c.ParkReason.FORWARDED),
+    c.ReleaseParked(1, c.position_rows([(2, 3, 4)])),
     c.SetBrokerGroupMode(c.BrokerGroupMode.REMOVED, True, (("billing-ü", "orders"), ("late", "orders"))),
     c.SetBrokerGroupMode(c.BrokerGroupMode.REMOVED, True),
     c.SetBrokerGroupMode(c.BrokerGroupMode.DRAINING),
@@ -65,7 +72,8 @@ def test_every_command_is_read_as_it_was_written() -> None:
 def test_a_topic_without_retention_is_created_in_the_version_that_older_nodes_read() -> None:
     (plain_topic,) = walk_commands(codecs.encode(c.CreateTopic("a", 1)), 1)
     (with_retention,) = walk_commands(codecs.encode(c.CreateTopic("a", 1, retention_ms=5)), 1)
-    assert (plain_topic[1], with_retention[1]) == (1, 2)
+    (kept,) = walk_commands(codecs.encode(c.CreateTopic("a", 1, keep_unread=True)), 1)
+    assert (plain_topic[1], with_retention[1], kept[1]) == (1, 2, 3)
 
 
 def test_a_commit_without_epochs_is_written_in_the_version_that_older_nodes_read() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ledgermq.broker.__main__ import parse_flags
 from ledgermq.broker.config import BrokerConfig, ConfigError, load, parse_size, split_address
 from ledgermq.broker.port_policy import port_policy
 from ledgermq.broker.server import own_info
@@ -54,6 +55,14 @@ def test_a_node_without_peers_is_a_group_of_its_own() -> None:
     [
         ({"flush": "never"}, {}, ["--flush", "'sync'", "'never'"]),
         (
+            {"disk_delete_oldest_percent": "75"},
+            {},
+            ["--disk-delete-oldest-percent", "75 is not above disk_delete_expired_percent, which is 75"],
+        ),
+        ({"disk_refuse_messages_percent": "94"}, {}, ["--disk-refuse-messages-percent", "93", "'94'"]),
+        ({"disk_delete_expired_percent": "5"}, {}, ["--disk-delete-expired-percent", "10", "'5'"]),
+        ({"disk_delete_oldest_percent": "nan"}, {}, ["--disk-delete-oldest-percent", "finite"]),
+        (
             {"access_message_in_memory_max_ratio": "101"},
             {},
             ["--access-message-in-memory-max-ratio", "100", "'101'"],
@@ -64,6 +73,11 @@ def test_a_node_without_peers_is_a_group_of_its_own() -> None:
         ({"listener": "messaging_bind=0.0.0.0:1"}, {}, ["messaging_advertise", "0.0.0.0:1"]),
         ({"listener": "name=a,mesaging_bind=a:1"}, {}, ["mesaging_bind", "messaging_bind"]),
         ({"raft_bind": "nowhere"}, {}, ["--raft-bind", "not host:port"]),
+        ({"raft_bind": "a" * 64 + ":1"}, {}, ["--raft-bind", "63 characters"]),
+        ({"raft_bind": "a..b:1"}, {}, ["--raft-bind", "63 characters"]),
+        ({"raft_bind": "\x1b:1"}, {}, ["--raft-bind", "cannot be printed"]),
+        ({"data_dir": ""}, {}, ["--data-dir", "not a folder"]),
+        ({"data_dir": "a\0b"}, {}, ["--data-dir", "not a folder"]),
         ({"nameservers": "a:9876,b:²"}, {}, ["--nameservers", '"b:²" is not host:port']),
         ({"replication": "half"}, {}, ["--replication", "'async_master'"]),
         ({"master": "n1"}, {}, ["--master", "elect their leader"]),
@@ -102,6 +116,13 @@ def test_a_file_that_is_missing_or_no_toml_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("a = = 1")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load(tmp_path / "bad.toml", {}, {})
+
+
+def test_a_file_that_is_nested_too_deep_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text("a=" + "[" * 100_000)
+    with pytest.raises(ConfigError, match="nested too deep"):
+        load(file, {}, {})
 
 
 def test_sizes_and_addresses_are_parsed() -> None:
@@ -155,5 +176,45 @@ def test_a_length_of_time_or_a_rate_is_a_number_that_can_be_computed_with(key: s
 def test_the_longest_idle_time_is_one_that_a_port_can_count() -> None:
     longest = load(None, {"connection_idle_seconds": "2147483"}, {})
     assert dict(port_policy(longest).server_options())["grpc.max_connection_idle_ms"] < 1 << 31
-    with pytest.raises(ConfigError, match="less than or equal to 2147483"):
+    with pytest.raises(ConfigError, match="at most 2147483"):
         load(None, {"connection_idle_seconds": "2147484"}, {})
+
+
+def test_every_setting_has_a_flag_and_says_what_it_is() -> None:
+    """A setting without a word of help would end every node at its start."""
+    flags = ["--max-topics", "7", "--data", "d"]
+    assert parse_flags(flags) == (None, {"max_topics": "7", "data_dir": "d"})
+
+
+@pytest.mark.parametrize("value", ["@@", "-1", "nan", [], {"a": "b"}, 10**30])
+@pytest.mark.parametrize("key", BrokerConfig.model_fields)
+def test_a_value_that_cannot_be_is_refused_in_our_words_with_where_it_was_set(
+    key: str, value: object
+) -> None:
+    try:
+        load(None, {key: value})
+    except ConfigError as error:
+        said = str(error)
+    else:
+        return  # it is a text, or a number that may be so large
+    assert said.startswith((f"flag --{key.replace('_', '-')}", "setting ", "environment variable ")), said
+    assert not any(word in said for word in ("Input should", "Value error", "pydantic", "validation")), said
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        (
+            "flush",
+            "never",
+            "flag --flush: it is one of 'sync', 'async_timed', 'async_notify' (given: 'never')",
+        ),
+        ("heartbeat_ms", "3", "flag --heartbeat-ms: it must be at least 10 (given: '3')"),
+        ("heartbeat_ms", "soon", "flag --heartbeat-ms: it is a whole number (given: 'soon')"),
+        ("tls_front", "perhaps", "flag --tls-front: it is true or false (given: 'perhaps')"),
+    ],
+)
+def test_what_is_allowed_is_said(key: str, value: str, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(None, {key: value})
+    assert str(error.value).startswith(words)

@@ -63,3 +63,6 @@ def test_a_new_leader_releases_young_session_leases_only() -> None:
     leases = np.array([(5, 10, NEVER, 9, 1, 0), (6, 20, NEVER, 9, 1, 0), (7, 21, 1000, 0, 1, 0)], LEASE_DTYPE)
     (command,) = granted_since({(1, 2, 3): Consumption(8, leases), (1, 2, 4): Consumption(0)}, 15)
     assert command.rows.tolist() == [(3, 6, 20)]
+    (command,) = granted_since({(1, 2, 3): Consumption(8, leases)}, 20)
+    assert command.rows.tolist() == [(3, 6, 20)], "the first entry that may not have arrived counts"
+    assert granted_since({(1, 2, 3): Consumption(8, leases)}, 21) == []

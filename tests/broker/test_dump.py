@@ -155,6 +155,15 @@ def test_a_dump_is_never_written_over_another(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "manifest.json").read_bytes() == before
 
 
+def test_what_is_left_of_a_dump_that_was_not_finished_is_no_part_of_the_next_one(tmp_path: Path) -> None:
+    point = make_point(tmp_path / "commitlog", [1000])
+    left = tmp_path / "out" / "commitlog" / f"{SEGMENT_SIZE:020d}"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"of a log that was longer")
+    write_dump(dump_chunks(point), tmp_path / "out")
+    assert not left.exists() and (tmp_path / "out" / "manifest.json").exists()
+
+
 def test_an_empty_log_gives_a_manifest_only(tmp_path: Path) -> None:
     point = replace(make_point(tmp_path / "commitlog", []), commit_index=0)
     assert list(files_of(point)) == ["manifest.json"]

@@ -34,7 +34,7 @@ class Rig:
             replica=SimpleNamespace(state=self.raft.state),
         )
         self.context = context
-        self.leadership.add_listener(FeatureMemory(context).on_leadership)
+        self.leadership.add_listener(FeatureMemory(context).remember)
 
     def _status(self) -> Any:
         peers = [SimpleNamespace(node_id=name, feature_level=level) for name, level in self.levels.items()]

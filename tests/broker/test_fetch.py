@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ledgermq.broker.commands import DeleteTopic
-from ledgermq.broker.fetch import fetch
+from ledgermq.broker.fetch import MAX_SECTIONS, fetch
 from ledgermq.broker.log_reader import StoredSection
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.polls import Polls
@@ -60,3 +60,47 @@ def test_a_topic_that_is_deleted_while_it_is_read_is_refused_alone() -> None:
         queues = Rig(error).fetch().queues
         assert [len(queue.sections) for queue in queues] == [0, 1]
         assert queues[0].refusal.code == route_pb2.STALE_ROUTE
+
+
+class Tiny(Rig):
+    """One queue of single messages that memory has: reading them suspends nowhere by itself."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.deleted = True
+        self.log = SimpleNamespace(end_offset=count)
+        self.context.raft.status = lambda: SimpleNamespace(peers=())
+        self.node.fill(self.topics[0], 0, count)
+
+    async def units(self, topic_id: int, queue_id: int, offset: int, count: int) -> Any:
+        found: Any = self.node.state.queues.lookup(topic_id, queue_id, offset, count)
+        found = found.copy()
+        found["physical_offset"] = offset
+        return found
+
+    async def section_of(self, offset: int) -> StoredSection:
+        return StoredSection(offset, offset, 1, 8, 0)
+
+
+def test_many_small_sections_end_an_answer_and_let_others_have_their_turn() -> None:
+    tiny = Tiny(MAX_SECTIONS + 10)
+    turns = 0
+
+    async def scenario() -> log_pb2.FetchResponse:
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(others())
+        request = log_pb2.FetchRequest()
+        for _ in range(3):
+            request.positions.add(topic_id=tiny.topics[0])
+        answer = await fetch(tiny.context, request)
+        task.cancel()
+        return log_pb2.FetchResponse.FromString(answer)
+
+    queues = asyncio.run(scenario()).queues
+    assert [len(queue.sections) for queue in queues] == [MAX_SECTIONS]
+    assert turns >= MAX_SECTIONS // 128

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf.message import DecodeError
 
 from ledgermq.broker import forward_lane, forwarded_calls
 from ledgermq.broker.forward_lane import MAX_REQUEST
@@ -71,7 +73,8 @@ class Service:
         async def forward(requests: Any, context: Any) -> None:
             async def counted() -> Any:
                 async for raw in requests:
-                    self.messages.append(len(peer_pb2.ForwardedCalls.FromString(raw).calls))
+                    with suppress(DecodeError):
+                        self.messages.append(len(peer_pb2.ForwardedCalls.FromString(raw).calls))
                     yield raw
 
             await inner(counted(), context)
@@ -332,6 +335,53 @@ def test_a_handler_that_is_cancelled_by_its_own_node_answers() -> None:
         assert (error.definite, error.repeatable) == (False, True)
 
     run(test)
+
+
+async def _told(two: Two, message: bytes) -> list[peer_pb2.ForwardedAnswer]:
+    """Send a message as no node would; return the answers."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{two.port}") as channel:
+        method: Any = channel.stream_stream(forward_lane.METHOD, None, None)
+        stream = method()
+        await stream.write(message)
+        answers = peer_pb2.ForwardedAnswers.FromString(await stream.read()).answers
+        stream.cancel()
+        return list(answers)
+
+
+def test_metadata_that_are_no_pairs_are_refused_without_a_trace(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(two: Two) -> None:
+        odd = peer_pb2.ForwardedCall(call_id=1, method=f"/{SERVICE}/echo", metadata=["x"], timeout_ms=60_000)
+        (answer,) = await _told(two, peer_pb2.ForwardedCalls(calls=[odd]).SerializeToString())
+        assert "no pairs" in answer.details and not two.service.seen
+
+    run(test)
+    assert not [each for each in caplog.records if each.exc_info]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\xff\xff\xff",
+        peer_pb2.ForwardedCalls(
+            calls=[peer_pb2.ForwardedCall(call_id=7, method="/x/y", timeout_ms=60_000)] * 2
+        ).SerializeToString(),
+        peer_pb2.ForwardedCalls(
+            calls=[peer_pb2.ForwardedCall(call_id=each) for each in range(2 * forward_lane.MAX_CALLS + 1)]
+        ).SerializeToString(),
+    ],
+    ids=["garbage", "one id twice", "more calls than a node has under way"],
+)
+def test_a_message_that_is_no_message_ends_its_stream_with_one_line(
+    message: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(two: Two) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await _told(two, message)
+        assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await two.call("echo", b"ab") == b"ba"
+
+    run(test)
+    assert [each.exc_info for each in caplog.records if each.levelname in ("WARNING", "ERROR")] == [None]
 
 
 def test_a_node_without_the_stream_gets_calls_of_their_own() -> None:

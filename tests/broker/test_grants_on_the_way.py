@@ -27,6 +27,7 @@ class Wire:
         self.rig = rig
         self.at_answer: Callable[[], object] = lambda: None
         self.server = grpc.aio.server()
+        self.address = ""
         self.forwarder: Forwarder
         self.receives: GrantedReceives
         self._service = GrantService(rig.leader).handler()
@@ -35,7 +36,8 @@ class Wire:
         self.server.add_generic_rpc_handlers((forwarded_calls_handler(self._find), self._service))
         port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()
-        self.forwarder = Forwarder("n2", {"n1": f"127.0.0.1:{port}"})
+        self.address = f"127.0.0.1:{port}"
+        self.forwarder = Forwarder("n2", {"n1": self.address})
         context = self.rig.context
         context.forwarder = self.forwarder
         context.calls = LeaderCalls(context.leadership, self.forwarder, lambda result: None)
@@ -81,6 +83,20 @@ def test_a_consumer_gets_what_was_granted_over_the_stream() -> None:
         assert bodies(await rig.all_of(rig.receive())) == list(BODIES)
 
     run(test)
+
+
+def test_a_request_for_a_grant_that_cannot_be_decoded_is_refused_without_a_trace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(rig: GrantRig, wire: Wire) -> None:
+        async with grpc.aio.insecure_channel(wire.address) as channel:
+            method: Any = channel.unary_unary("/ledgermq.v1.PeerService/Grant", None, None)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await method(b"\xff\xff")
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    run(test)
+    assert not [each for each in caplog.records if each.exc_info]
 
 
 def test_a_consumer_that_goes_while_the_answer_is_on_its_way_loses_nothing() -> None:

@@ -350,7 +350,9 @@ def test_a_group_is_not_removed_before_it_is_drained_and_consumed_unless_by_forc
     node.command(DRAIN)
     with pytest.raises(RefusedError) as refused:
         leader.ask(route_pb2.MODE_REMOVED)
-    assert '2 of topic "lonely" by anybody, 2 of topic "orders" by group "billing"' in str(refused.value)
+    assert '2 of topic "lonely" by anybody, 2 of topic "orders" by consumer group "billing"' in str(
+        refused.value
+    )
     assert node.state.mode is BrokerGroupMode.DRAINING
     assert leader.ask(route_pb2.MODE_REMOVED, force=True).changed
 
@@ -390,7 +392,7 @@ def test_consumer_groups_that_never_came_here_are_named_and_hold_up_a_removal() 
     node.fill(orders, 0, 2)
     node.command(CommitOffsets(billing, position_rows([(orders, 0, 2)])), DRAIN)
     elsewhere = [("audit", "orders"), ("audit", "another")]
-    with pytest.raises(RefusedError, match='2 of topic "orders" by group "audit"'):
+    with pytest.raises(RefusedError, match='2 of topic "orders" by consumer group "audit"'):
         leader.ask(route_pb2.MODE_REMOVED, consumers=elsewhere)
     with pytest.raises(RefusedError, match='consumer group "au dit" has characters'):
         leader.ask(route_pb2.MODE_REMOVED, consumers=[("au dit", "orders")])

@@ -8,14 +8,26 @@ from contextlib import suppress
 import pytest
 
 from ledgermq.broker import http
-from ledgermq.broker.http import TEXT, HttpServer, render
-from ledgermq.raft.port_counts import Ended, PortCounts, Refused
+from ledgermq.broker.http import TEXT, HttpServer, Routes, render
+from ledgermq.broker.probes import starting
+from ledgermq.raft.port_counts import Ended, Refused
 
 
 def server() -> HttpServer:
     return HttpServer(
-        {"/livez": lambda: (200, TEXT, b"ok\n"), "/readyz": lambda: (503, TEXT, b"no leader\n")}
+        lambda: {"/livez": lambda: (200, TEXT, b"ok\n"), "/readyz": lambda: (503, TEXT, b"no leader\n")}
     )
+
+
+def test_what_is_answered_may_change_while_the_port_stays_open() -> None:
+    node: list[Routes] = [starting("verifies its log: segment 3 of 40")]
+    serving = HttpServer(lambda: node[-1])
+    said = b"starting: verifies its log: segment 3 of 40\n"
+    assert serving.answer(b"GET /livez HTTP/1.1\r\n") == (200, TEXT, said), "a restart would begin it again"
+    for path in ("/startupz", "/readyz", "/healthz"):
+        assert serving.answer(f"GET {path} HTTP/1.1\r\n".encode()) == (503, TEXT, said)
+    node.append({"/livez": lambda: (200, TEXT, b"ok\n")})
+    assert serving.answer(b"GET /livez HTTP/1.1\r\n") == (200, TEXT, b"ok\n")
 
 
 def test_known_paths_are_answered_and_others_are_404() -> None:
@@ -39,9 +51,9 @@ def test_few_are_served_at_once_and_who_asks_nothing_is_let_go_of(monkeypatch: p
     monkeypatch.setattr(http, "_READ_TIMEOUT", 0.2)
 
     async def scenario() -> None:
-        counts = PortCounts("http")
-        serving = HttpServer({"/livez": lambda: (200, TEXT, b"ok\n")}, counts)
-        port = await serving.start("127.0.0.1", 0)
+        serving = HttpServer(lambda: {"/livez": lambda: (200, TEXT, b"ok\n")})
+        counts = serving.counts
+        port = await serving.start("127.0.0.1:0")
 
         async def ask(text: bytes) -> bytes:
             with suppress(ConnectionError):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ledgermq.broker import leader_calls
-from ledgermq.broker.forwarding import PERHAPS_DONE, ForwardError
+from ledgermq.broker.forwarding import FORWARDED_BY, PERHAPS_DONE, ForwardError
 from ledgermq.broker.leader_calls import Call, LeaderCalls, LeaderUnavailableError
 from ledgermq.broker.leadership import Leadership
 from ledgermq.raft.errors import NotLeaderError, ProposalLostError
@@ -40,6 +41,19 @@ class FakeForwarder:
 
 def call(via: str = "", seconds: float = 60.0) -> Call:
     return Call("c", "", "default", via, time.monotonic() + seconds, ())
+
+
+def test_the_marks_of_a_forwarded_call_mean_nothing_from_a_client() -> None:
+    marks = ((FORWARDED_BY, "n2"), (PERHAPS_DONE, "1"))
+
+    def seen(listener: str, metadata: Any) -> tuple[bool, bool]:
+        context = SimpleNamespace(invocation_metadata=lambda: metadata, time_remaining=lambda: None)
+        made = Call.of(context, listener)
+        return made.forwarded, made.perhaps_done
+
+    assert seen("default", marks) == (False, False)
+    assert seen("", marks) == (True, True)
+    assert seen("", marks[1:]) == (False, False)  # on the Raft port, but of no node
 
 
 def run(test: Callable[[Leadership, FakeForwarder, LeaderCalls], Coroutine[Any, Any, None]]) -> None:

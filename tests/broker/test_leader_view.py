@@ -21,10 +21,10 @@ from ledgermq.broker.commands import (
     lease_rows,
     position_rows,
 )
-from ledgermq.broker.leader_view import Delivery, Verdict
+from ledgermq.broker.leader_view import Delivery, LeaderView, Verdict
 from ledgermq.proto.record import RecordFlags, decode_section, walk_sections
 
-from .entry_log import Node, records, section
+from .entry_log import START_MS, Node, records, section
 from .receiving import accepted, ack, change, deliveries, offsets, receive, request
 
 
@@ -58,10 +58,19 @@ def test_a_turn_seals_its_sections_with_the_way_back_to_the_entry() -> None:
 
 
 def produce(
-    node: Node, topic: int, sequence: int, *, epoch: int = 0, count: int = 2, apply: bool = True
+    node: Node,
+    topic: int,
+    sequence: int,
+    *,
+    epoch: int = 0,
+    count: int = 2,
+    apply: bool = True,
+    producer: int = 9,
 ) -> tuple[Verdict, int]:
     turn = node.view.open_turn("token")
-    made = section(topic, 0, records(count), producer_id=9, producer_epoch=epoch, base_sequence=sequence)
+    made = section(
+        topic, 0, records(count), producer_id=producer, producer_epoch=epoch, base_sequence=sequence
+    )
     admission = turn.add_records(made)
     if admission.verdict is Verdict.ACCEPTED and apply:
         node.commit(turn)
@@ -111,6 +120,31 @@ def test_a_higher_epoch_takes_over_from_zero_and_the_lower_is_refused() -> None:
     assert produce(node, topic, 2, epoch=1)[0] is Verdict.SEQUENCE_GAP
     assert produce(node, topic, 0, epoch=1, apply=False) == (Verdict.ACCEPTED, 2)
     assert produce(node, topic, 2)[0] is Verdict.STALE_EPOCH
+
+
+def test_producers_that_are_known_and_have_a_batch_under_way_count_once() -> None:
+    node = Node()
+    topic = node.topic()
+    node.view = LeaderView(node.state, 1, START_MS, max_streams=3)
+    for producer in (1, 2):
+        produce(node, topic, 0, producer=producer)
+    for producer in (1, 2):
+        assert produce(node, topic, 2, producer=producer, apply=False)[0] is Verdict.ACCEPTED
+    assert produce(node, topic, 0, producer=3, apply=False)[0] is Verdict.ACCEPTED
+    assert produce(node, topic, 0, producer=4)[0] is Verdict.TOO_MANY_STREAMS
+
+
+def test_a_new_producer_is_refused_when_as_many_are_remembered_as_may_be() -> None:
+    node = Node()
+    topic = node.topic()
+    node.view = LeaderView(node.state, 1, START_MS, max_streams=2)
+    assert produce(node, topic, 0, producer=1)[0] is Verdict.ACCEPTED
+    assert produce(node, topic, 0, producer=2)[0] is Verdict.ACCEPTED
+    assert produce(node, topic, 0, producer=3)[0] is Verdict.TOO_MANY_STREAMS
+    assert produce(node, topic, 2, producer=1)[0] is Verdict.ACCEPTED  # whoever is known goes on
+    assert produce(node, topic, 0, producer=1)[0] is Verdict.DUPLICATE
+    node.command(EvictDedup(START_MS, START_MS + 10**9))
+    assert produce(node, topic, 0, producer=3)[0] is Verdict.ACCEPTED
 
 
 def test_an_abandoned_turn_leaves_no_trace() -> None:
@@ -354,25 +388,6 @@ def test_a_session_that_says_goodbye_is_lost_at_once() -> None:
     assert node.view.housekeeping(node.log.now) == []
     node.view.session_closed(77)
     assert node.view.housekeeping(node.log.now) == [SessionLost(77)]
-
-
-def test_messages_over_the_limit_of_attempts_are_set_aside_when_asked_for() -> None:
-    node = Node()
-    topic, group = node.topic(queues=1), node.group(max_attempts=2)
-    node.fill(topic, 0, 1)
-    asked = request(group, topic, dead_letters=True)
-    for _ in range(2):
-        assert len(receive(node, asked)) == 1
-        node.log.now += 1_000
-    turn = node.view.open_turn()
-    plan = turn.grant(asked, node.log.now)
-    assert offsets(plan.exhausted) == [(0, 0)]
-    assert turn.grant(asked, node.log.now).exhausted == [], "reserved until the turn ends"
-    row = plan.exhausted[0]
-    turn.add_command(Ack(group, topic, lease_rows([(0, 0, row.lease_id)]), force=True))
-    node.commit(turn)
-    assert node.state.committed_offset(group, topic, 0) == 1
-    assert receive(node, asked) == []
 
 
 # --- filters, bounds, fairness ------------------------------------------------------------------------------------

@@ -64,6 +64,29 @@ def test_a_truncated_request_is_refused() -> None:
         log_wire.split_produce_request(b"\x08")
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x80" * (256 << 10),
+        b"\x08" + b"\xff" * (256 << 10),
+        b"\x08" + b"\xff" * 9 + b"\x02",  # a request id of 65 bits has no place in the answer
+        b"\x2a\x7f",  # a field that reaches beyond the end
+    ],
+)
+def test_numbers_without_an_end_and_lengths_beyond_it_are_refused(raw: bytes) -> None:
+    with pytest.raises(log_wire.BadProduceRequestError) as refused:
+        log_wire.split_produce_request(raw)
+    assert refused.value.corrupt
+
+
+def test_a_section_of_more_records_than_fit_is_damaged() -> None:
+    raw = section(8)
+    raw[16:20] = b"\xff" * 4
+    with pytest.raises(log_wire.BadProduceRequestError) as refused:
+        log_wire.checked_sections(7, memoryview(bytes(raw)), 1)
+    assert refused.value.corrupt and refused.value.request_id == 7
+
+
 def test_a_fetch_response_is_what_the_generated_code_reads() -> None:
     frame = log_wire.QueueFrame(3, 1)
     frame.add(b"section", 1_700_000_000_000, 4096)

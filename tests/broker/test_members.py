@@ -34,6 +34,13 @@ def test_a_silent_node_leaves_and_comes_back() -> None:
     assert [name for name, _ in members.alive("in")] == ["n1", "n2"]
 
 
+def test_a_node_that_is_not_configured_does_not_enter_the_routes() -> None:
+    members = Members(node("n1", "in"), ["n1", "n2"])
+    assert not members.learn(node("x9", "in"))
+    assert not members.take_view([node("x9", "in")])
+    assert [each.node_id for each in members.all()] == ["n1"]
+
+
 def test_a_follower_takes_the_leaders_view_but_not_of_itself() -> None:
     members = Members(node("n1", "in"), ["n1", "n2"])
     assert members.take_view([node("n1", "in", alive=False), node("n2", "in", alive=False)])

@@ -11,6 +11,7 @@ import pytest
 
 from ledgermq.broker import membership_service
 from ledgermq.broker.commands import CreateTopic, LeaveGroup
+from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.membership_service import changed_subscription, join_command, membership_handler
 from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.proto.log_pb2 import MembershipRequest, MembershipResponse, QueueOwnership
@@ -28,6 +29,7 @@ class Call:
         self._requests: asyncio.Queue[Any] = asyncio.Queue()
         self.told: list[MembershipResponse] = []
         context: Any = SimpleNamespace(
+            config=BrokerConfig(),
             replica=SimpleNamespace(state=leader.node.state),
             pipeline=leader,
             leadership=leader.leadership,

@@ -17,6 +17,15 @@ def test_a_producer_gets_limits_and_an_exponential_backoff_and_its_own_values_ba
     assert command.settings.metric.on is False
 
 
+def test_a_producer_tries_often_enough_to_miss_a_dead_node_of_its_route() -> None:
+    """Of three nodes in a route an attempt meets the dead one with a chance of 1/3, if many threads take turns at the entries."""
+    settings = v2.Settings(client_type=v2.PRODUCER)
+    settings.publishing.topics.add(name="orders")
+    command = settings_command(settings, fifo=False, max_attempts=0, language="PYTHON")
+    failing = (1 / 3) ** command.settings.backoff_policy.max_attempts
+    assert failing < 1e-4, "of the sends while a node is down"
+
+
 def test_a_consumer_gets_the_policy_of_its_group() -> None:
     settings = v2.Settings(client_type=v2.PUSH_CONSUMER)
     settings.subscription.group.name = "g"

@@ -61,6 +61,46 @@ def test_each_illegal_field_has_its_own_code(changes: dict[str, object], code: i
     assert code_of(message(**changes)) == code
 
 
+@pytest.mark.parametrize("text", ["", " ", "a\nb", "\x1b[2J", "a\u202eb", "\x9b31m", "x" * 256])
+def test_an_id_that_cannot_be_shown_is_refused_at_the_door(text: str) -> None:
+    problem = validation.id_problem("message id", text)
+    assert problem and problem.isprintable()
+    assert code_of(message(message_id=text)) == v2.ILLEGAL_MESSAGE_ID
+    with pytest.raises(StatusError) as refused:
+        validation.check_client_id(text)
+    assert refused.value.message.isprintable()
+
+
+def test_a_request_of_too_many_messages_is_refused_before_any_is_looked_at() -> None:
+    empty = v2.Message(topic=v2.Resource(name="orders"))
+    with pytest.raises(StatusError, match="send at most") as refused:
+        validation.check_messages([empty] * (validation.MAX_ENTRIES + 1))
+    assert refused.value.code == v2.PAYLOAD_TOO_LARGE
+
+
+def test_what_is_stored_beside_body_and_labels_is_short_and_can_be_shown() -> None:
+    for field in ("born_host", "trace_context"):
+        made = message()
+        setattr(made.system_properties, field, "\x1b[2J")
+        assert code_of(made) == v2.MESSAGE_CORRUPTED
+        setattr(made.system_properties, field, "x" * 30_000)
+        assert code_of(made) == v2.MESSAGE_PROPERTIES_TOO_LARGE
+    for namespace in ("x" * 256, "\x1b"):
+        named = v2.Message(body=b"x")
+        named.topic.CopyFrom(v2.Resource(name="orders", resource_namespace=namespace))
+        assert code_of(named) == v2.ILLEGAL_TOPIC
+
+
+def test_ids_of_official_clients_are_accepted() -> None:
+    for text in (
+        "01" + "AB" * 16,
+        "host-1@12345@0@3x8f2k1m9q",
+        "7F00000100002A9F0000000000000000",
+        "x" * 255,
+    ):
+        assert validation.id_problem("id", text) == ""
+
+
 def test_names_of_the_system_are_refused() -> None:
     for topic in ("", "a b", "TBW102", "rmq_sys_x", "t" * 128):
         with pytest.raises(StatusError):

@@ -44,3 +44,17 @@ def test_the_number_of_polls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
             polls.open(["a"])
 
     asyncio.run(body())
+
+
+def test_what_polls_wait_for_is_bounded_too_and_room_comes_back() -> None:
+    async def body() -> None:
+        polls = Polls(max_keys=5)
+        first = polls.open(range(3))
+        with pytest.raises(TooManyPollsError, match="max_poll_queues is 5"):
+            polls.open(range(3))
+        polls.open(range(2))
+        first.close()
+        polls.open(range(3))
+        assert polls.count == 2
+
+    asyncio.run(body())

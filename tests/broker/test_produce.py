@@ -76,6 +76,13 @@ def message(state: BrokerState, name: bytes) -> SendWork:
     return SendWork(state.topics.named("a"), [(record, "")])
 
 
+def large_message(state: BrokerState, name: bytes = b"x") -> SendWork:
+    """A message that need not wait for the append that is out."""
+    body = bytes(produce.LARGE_TURN_BYTES)
+    record = OutgoingRecord(b"", body, 0, len(body), name.ljust(16), 0, 0, (), 0)
+    return SendWork(state.topics.named("a"), [(record, "")])
+
+
 def test_sections_messages_and_commands_of_one_moment_share_an_entry() -> None:
     async def body(raft: FakeRaft) -> None:
         await raft.topic()
@@ -128,6 +135,66 @@ def test_a_retry_of_an_undecided_message_waits_for_the_first_copy() -> None:
         assert retry.future.result()[0].verdict is not Verdict.ACCEPTED
         assert again[0].future.result()[0].offset == again[1].future.result()[0].offset
         assert raft.state.queue_end(1, 0) + raft.state.queue_end(1, 1) == 2
+
+    run(body)
+
+
+def test_a_retry_whose_turn_is_empty_is_not_confirmed_before_its_first_copy() -> None:
+    """Large works do not wait for the append that is out: a turn of nothing but duplicates ends at once, their waiting does not."""
+
+    async def body(raft: FakeRaft) -> None:
+        await raft.topic()
+        large = bytes(produce.LARGE_TURN_BYTES)
+        first, retry = sections(body=large), sections(body=large)
+        raft.pipeline.submit(first)
+        await settle()
+        raft.pipeline.submit(retry)
+        await settle()
+        assert len(raft.proposals) == 2, "the retry adds nothing to the log"
+        assert not retry.future.done(), "nobody knows yet whether the first copy is stored"
+        await raft.decide(1)
+        assert retry.future.result()[0].base_offset == first.future.result()[0].base_offset
+        assert raft.state.queue_end(1, 0) == 1
+
+    run(body)
+
+
+def test_a_retry_shares_the_unknown_fate_of_its_first_copy() -> None:
+    async def body(raft: FakeRaft) -> None:
+        await raft.topic()
+        large = bytes(produce.LARGE_TURN_BYTES)
+        first, retry, resent = sections(body=large), sections(body=large), large_message(raft.state)
+        sent = large_message(raft.state)
+        for work in (first, sent):
+            raft.pipeline.submit(work)
+        await settle()
+        for work in (retry, resent):
+            raft.pipeline.submit(work)
+        await settle()
+        assert not retry.future.done()
+        assert not resent.future.done()
+        for proposal in raft.proposals[1:]:
+            proposal.committed.set_exception(ProposalLostError("the lead is lost"))
+        await settle()
+        for work in (first, retry, sent, resent):
+            with pytest.raises(ProposalLostError):
+                work.future.result()
+
+    run(body)
+
+
+def test_a_resent_message_is_not_confirmed_before_its_first_copy() -> None:
+    async def body(raft: FakeRaft) -> None:
+        await raft.topic()
+        first, again = large_message(raft.state), large_message(raft.state)
+        raft.pipeline.submit(first)
+        await settle()
+        raft.pipeline.submit(again)
+        await settle()
+        assert not again.future.done()
+        await raft.decide(1)
+        assert again.future.result()[0].offset == first.future.result()[0].offset
+        assert raft.state.queue_end(1, 0) + raft.state.queue_end(1, 1) == 1
 
     run(body)
 

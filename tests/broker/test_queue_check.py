@@ -87,6 +87,18 @@ class Rig:
     def load_units(self, read: ColdRead) -> bytes:
         return self.files.load(read)
 
+    async def units(self, topic_id: int, queue_id: int, offset: int, count: int) -> np.ndarray:
+        """As the replica: what is damaged is waited for."""
+        while True:
+            try:
+                found = self.state.queues.lookup(topic_id, queue_id, offset, count)
+            except ConsumeQueueError as error:
+                assert await self.check.rebuilt(error)
+                continue
+            if not isinstance(found, ColdRead):
+                return found
+            self.state.queues.admit(found, self.files.load(found))
+
     async def _no_repair(self, error: object) -> bool:
         return False
 
@@ -99,7 +111,7 @@ class Rig:
     def path(self, queue_id: int) -> Path:
         return self.files.path(self.state.topics.named("orders").folder, queue_id, 0)
 
-    def units(self, queue_id: int) -> np.ndarray:
+    def stored(self, queue_id: int) -> np.ndarray:
         return np.frombuffer(self.path(queue_id).read_bytes(), np.uint8)
 
 
@@ -127,10 +139,10 @@ def run(data: Path, scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> Non
 @pytest.mark.parametrize("unit", [0, BLOCK_UNITS - 1, BLOCK_UNITS + 5, 2 * BLOCK_UNITS + 600])
 def test_a_pass_finds_a_flipped_bit_and_makes_the_block_again(tmp_path: Path, unit: int) -> None:
     async def scenario(rig: Rig) -> None:
-        before = [rig.units(0).tobytes(), rig.units(1).tobytes()]
+        before = [rig.stored(0).tobytes(), rig.stored(1).tobytes()]
         flip(rig.path(1), unit * UNIT_SIZE + 3)
         await rig.check_until_repaired()
-        assert [rig.units(0).tobytes(), rig.units(1).tobytes()] == before
+        assert [rig.stored(0).tobytes(), rig.stored(1).tobytes()] == before
         assert (rig.counts.found, rig.counts.repaired, rig.failed) == (1, 1, [])
         assert "rebuilt" in rig.counts.last
 
@@ -198,13 +210,13 @@ def test_whoever_meets_damage_can_wait_and_read_again(tmp_path: Path) -> None:
 def test_units_whose_entries_were_deleted_cannot_be_made_again_and_end_the_node(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         flip(rig.path(0), 10 * UNIT_SIZE)
-        before = rig.units(0).tobytes()
+        before = rig.stored(0).tobytes()
         rig.log.first_index = LogIndex(5)
         error = rig.files.damaged(rig.path(0).parent.parent.name, 0, 0, "a test")
         error.block = ((rig.topic, 0), 0)
         assert not await rig.check.rebuilt(error)
         assert len(rig.failed) == 1 and "--rejoin" in rig.failed[0]
-        assert rig.units(0).tobytes() == before
+        assert rig.stored(0).tobytes() == before
 
     run(tmp_path, scenario)
 
@@ -214,12 +226,50 @@ def test_a_log_that_says_something_else_is_not_believed(tmp_path: Path) -> None:
 
     async def scenario(rig: Rig) -> None:
         flip(rig.path(0), 10 * UNIT_SIZE)
-        before = rig.units(0).tobytes()
+        before = rig.stored(0).tobytes()
         queue: Any = rig.state.queues.get(rig.topic, 0)
         queue.sums.complete[0] ^= 1
         error = rig.files.damaged(rig.path(0).parent.parent.name, 0, 0, "a test")
         error.block = ((rig.topic, 0), 0)
         assert not await rig.check.rebuilt(error)
-        assert rig.failed and rig.units(0).tobytes() == before
+        assert rig.failed and rig.stored(0).tobytes() == before
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("first_index", [1, 12])
+def test_the_block_in_which_a_queue_begins_is_made_again_without_what_retention_took(
+    tmp_path: Path, first_index: int
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        queue: Any = rig.state.queues.get(rig.topic, 0)
+        queue.begin = 1_150
+        before = rig.stored(0).tobytes()
+        rig.log.first_index = LogIndex(first_index)
+        flip(rig.path(0), 1_200 * UNIT_SIZE + 3)
+        flip(rig.path(0), 100 * UNIT_SIZE + 3)
+        await rig.check_until_repaired()
+        assert (rig.counts.found, rig.counts.repaired, rig.failed) == (1, 1, [])
+        known_from = 100 * (first_index - 2) if first_index > 1 else 0
+        assert rig.stored(0).tobytes()[known_from * UNIT_SIZE :] == before[known_from * UNIT_SIZE :]
+        assert queue.is_right(0, rig.stored(0).tobytes()[: BLOCK_UNITS * UNIT_SIZE])
+
+    run(tmp_path, scenario)
+
+
+def test_a_file_with_other_contents_is_made_again_with_one_look_at_the_log_for_each_block(
+    tmp_path: Path,
+) -> None:
+    """A reader may meet the last block first: it waits for those before, which tell where it stands in the log."""
+
+    async def scenario(rig: Rig) -> None:
+        before = rig.stored(1).tobytes()
+        rig.path(1).write_bytes(rig.path(0).read_bytes()[::-1])
+        error = rig.files.damaged(rig.path(1).parent.parent.name, 1, BLOCK_UNITS, "a test")
+        error.block = ((rig.topic, 1), 1)
+        assert await rig.check.rebuilt(error)
+        blocks = 2 * BLOCK_UNITS * UNIT_SIZE
+        assert rig.stored(1).tobytes()[:blocks] == before[:blocks]
+        assert (rig.counts.found, rig.counts.repaired, rig.failed) == (2, 2, [])
 
     run(tmp_path, scenario)

@@ -30,6 +30,8 @@ def test_a_filter_without_a_tag_is_illegal_and_sql_is_not_built() -> None:
     with pytest.raises(StatusError) as error:
         tags_of(v2.FilterExpression(type=v2.TAG, expression="||"))
     assert error.value.code == v2.ILLEGAL_FILTER_EXPRESSION
+    with pytest.raises(StatusError, match="longer than 4,096"):
+        tags_of(v2.FilterExpression(type=v2.TAG, expression="a||" * 2_000))
     with pytest.raises(StatusError) as error:
         tags_of(v2.FilterExpression(type=v2.SQL, expression="a > 1"))
     assert error.value.code == v2.NOT_IMPLEMENTED

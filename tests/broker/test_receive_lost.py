@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ledgermq.broker.commands import CommitOffsets, CreateGroup, StartPosition, position_rows
-from ledgermq.broker.deliveries import RecentDeliveries
+from ledgermq.broker.deliveries import LeaseHolders, RecentDeliveries
 from ledgermq.broker.errors import ConsumeQueueError, QueueNotFoundError
 from ledgermq.broker.leader_calls import Call
 from ledgermq.broker.lease_releases import LeaseReleases
@@ -39,7 +39,7 @@ class Rig:
         raft = self.raft
         self.releases = LeaseReleases(raft.pipeline.run, lambda: raft.state)
         self.context: Any = SimpleNamespace(
-            raft=raft, pipeline=raft.pipeline, polls=Polls(), deliveries=RecentDeliveries(), metrics=Metrics(),
+            raft=raft, pipeline=raft.pipeline, polls=Polls(), deliveries=RecentDeliveries(), holders=LeaseHolders(), metrics=Metrics(),
             replica=SimpleNamespace(state=raft.state, view=raft.view, releases=self.releases), reader=self,
             leadership=SimpleNamespace(ready=True, leader_id="n1"),
             config=SimpleNamespace(group="g0", auto_create_topics=False, min_invisible_ms=0),

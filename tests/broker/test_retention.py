@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ledgermq.broker import retention
-from ledgermq.broker.commands import Command, LogStart, position_rows
+from ledgermq.broker.commands import Command, CommitOffsets, LogStart, SetTopicKeepUnread, position_rows
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.effects import Effects
 from ledgermq.broker.metrics import Metrics
@@ -24,6 +24,8 @@ from ledgermq.proto import admin_pb2
 from ledgermq.raft.files import DiskUse
 from ledgermq.raft.segment import SegmentInfo
 from ledgermq.raft.types import LogIndex
+
+from .entry_log import Node
 
 HOUR_MS = 3_600_000
 SIZE = 100  # bytes of a segment; each holds ten entries
@@ -161,6 +163,21 @@ def test_expired_segments_wait_for_their_time_of_day_while_there_is_room() -> No
         node = FakeNode(100, 80, 10, 0)
         assert await node.decide() == []
         assert await node.decide(due=True) == [21]
+
+    run(test)
+
+
+@pytest.mark.parametrize("of", ["log time", "wall clock"])
+def test_a_jump_of_one_clock_expires_nothing_that_is_young_by_the_other(
+    of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        node = FakeNode(100, 80, 10, 0, delete_unexpired=False)
+        young = node.now / 1000
+        years = 10 * 365 * 24 * 3600
+        monkeypatch.setattr("time.time", lambda: young + (years if of == "wall clock" else 0))
+        node.now += years * 1000 if of == "log time" else 0
+        assert await node.decide(due=True) == [21], "what is old by both clocks"
 
     run(test)
 
@@ -378,5 +395,71 @@ def test_a_clean_by_hand_tells_why_the_rest_stays() -> None:
         with pytest.raises(RefusedError, match="negative"):
             await node.work.clean(node.work._context, admin_pb2.CleanRequest(older_than_ms=-1))
         await node.work.stop()
+
+    run(test)
+
+
+def _keeping(*ages: float, **config: Any) -> tuple[FakeNode, Node, int, int]:
+    """A leader with two messages in a topic that keeps what is unread; the segments (from 0) that hold them."""
+    log = Node()
+    topic = log.topic("orders", queues=1)
+    log.group("billing")
+    log.command(SetTopicKeepUnread(topic, True))
+    log.fill(topic, 0, 1)
+    log.fill(topic, 0, 1)
+    units: Any = log.state.queues.lookup(topic, 0, 0, 2)
+    first, second = (int(each) // SIZE for each in units["physical_offset"])
+    node = FakeNode(*ages, **config)
+    node.state = log.state
+    return node, log, first, second
+
+
+def test_what_a_topic_keeps_goes_neither_by_age_nor_on_a_full_disk_nor_by_hand() -> None:
+    async def test() -> None:
+        node, log, first, second = _keeping(*[100.0] * 20, others=-1050)  # 95 %
+        assert 0 < first < second < 18
+        assert await node.decide(due=True) == [10 * first + 1], "nothing before it is kept"
+        node.work._unlink()
+        node.others = 950 - SIZE * len(node.segments())
+        clean = admin_pb2.CleanRequest(even_unexpired=True)
+        for due in (True, False):
+            assert await node.decide(due=due) == [], "no consumer group has consumed it"
+        assert not (await node.work.clean(node.work._context, clean)).segments
+        node.work.look()
+        assert "no consumer group consumes" in node.produce_refusal
+        assert "topic update orders --no-keep-unread" in node.produce_refusal
+        assert node.retention.protection == node.work._watch.hold != ""
+
+        log.command(CommitOffsets(1, position_rows([(1, 0, 1)])))
+        assert await node.decide() == [10 * second + 1], "up to the segment of what it has not acknowledged"
+        node.work._unlink()
+        node.others = 950 - SIZE * len(node.segments())
+        for due in (True, False):
+            assert await node.decide(due=due) == []
+        node.work.look()
+        assert "held by consumer group billing in topic orders" in node.produce_refusal
+
+        log.command(SetTopicKeepUnread(1, False))
+        assert await node.decide(due=True) == [191], "it expires, read or not"
+        node.work.look()
+        assert node.produce_refusal.endswith("Free space: ledgermq admin clean, or more disk")
+        await node.work.stop()
+
+    run(test)
+
+
+def test_a_topic_that_is_to_keep_what_is_unread_while_the_checkpoint_is_written_keeps_it() -> None:
+    async def test() -> None:
+        node, log, _, _ = _keeping(*[100.0] * 20, others=-1900)
+        log.command(SetTopicKeepUnread(1, False))
+
+        async def checkpoint() -> int:
+            log.command(SetTopicKeepUnread(1, True))
+            return node.applied_index
+
+        node.work._checkpoint_now = checkpoint
+        with pytest.raises(RefusedError, match=r"deleted nothing.*no-keep-unread") as refused:
+            await node.decide(due=True)
+        assert refused.value.refusal.retryable and not node.proposed
 
     run(test)

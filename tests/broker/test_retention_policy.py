@@ -18,6 +18,7 @@ from ledgermq.broker.retention_policy import (
     bytes_to_free,
     expired_before,
     hindering_share,
+    limits_of,
     next_step,
     oldest_before,
     protected_by,
@@ -170,6 +171,14 @@ def test_on_a_nearly_full_disk_the_fewest_oldest_segments_go() -> None:
     assert oldest_before(found, 1 << 40, 1000) is found[3], "the last one always stays"
 
 
+def test_on_a_nearly_full_disk_what_a_topic_keeps_stays_with_all_behind_it() -> None:
+    found = segments(5000, 5000, 5000, 5000)
+    assert oldest_before(found, 1 << 40, 1000, kept_from=200) is found[2]
+    assert oldest_before(found, 1 << 40, 1000, kept_from=199) is found[1]
+    assert oldest_before(found, 1 << 40, 1000, kept_from=99) is None
+    assert oldest_before(found, 1, 1000, kept_from=200) is found[1], "no more than needed"
+
+
 def test_so_much_must_go_that_the_step_ends() -> None:
     assert bytes_to_free(Use(900, 1000), 0.9) == pytest.approx(70, abs=1)
     assert bytes_to_free(Use(820, 1000), 0.82) == 0
@@ -224,9 +233,30 @@ def test_a_slow_rate_deletes_one_now_and_then_and_saves_nothing_up() -> None:
 def test_a_person_is_told_what_is_kept_and_for_whom() -> None:
     assert RetentionView().protection == ""
     view = RetentionView(
-        protected_segments=2, protected_bytes=2048, protected_for="group billing in topic orders"
+        protected_segments=2, protected_bytes=2048, protected_for="consumer group billing in topic orders (s)"
     )
     assert view.protection == (
-        "2 expired segments (2,048 bytes) are kept for group billing in topic orders, which has not consumed them "
-        "(protect_unconsumed)"
+        "2 expired segments (2,048 bytes) have not been consumed and are kept for consumer group billing in topic orders (s)"
     )
+    view.hold = "The log is held."
+    assert view.protection == "The log is held.", "unexpired ones, too: it is nearly full"
+
+
+def test_who_holds_the_log_stands_in_the_refusal() -> None:
+    watch = DiskWatch("n1", "/data")
+    watch.look(Use(91, 100))
+    assert watch.refusal.endswith("It goes on below 88%. Free space: ledgermq admin clean, or more disk")
+    watch.hold = "The log is held."
+    assert watch.refusal.endswith("It goes on below 88%. The log is held.")
+
+
+def test_the_steps_begin_where_the_settings_say() -> None:
+    limits = limits_of(40, 50, 60)
+    steps = [next_step(DiskStep.NORMAL, share, limits=limits) for share in (0.4, 0.45, 0.55, 0.65, 0.96)]
+    assert steps == list(DiskStep)
+    watch = DiskWatch("n1", "/data", limits)
+    watch.look(Use(61, 100))
+    assert "the limit is 60%). It goes on below 58%." in watch.refusal
+    watch.look(Use(59, 100))
+    assert watch.step is DiskStep.REFUSE_MESSAGES, "it holds until 2 points below"
+    assert bytes_to_free(Use(55, 100), 0.55, limits) == 7, "until the step is over: 48 %"

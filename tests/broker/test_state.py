@@ -27,6 +27,7 @@ from ledgermq.broker.commands import (
     ReleaseLeases,
     SessionLost,
     SetPositions,
+    SetTopicKeepUnread,
     SetTopicRetention,
     TrimQueues,
     change_rows,
@@ -134,7 +135,7 @@ def test_log_time_that_goes_back_stops_the_node() -> None:
         node.apply(kind=EntryKind.NOOP)
 
 
-@pytest.mark.parametrize(("number", "version"), [(999, 1), (1, 3)])
+@pytest.mark.parametrize(("number", "version"), [(999, 1), (1, 4)])
 def test_an_unknown_command_or_version_stops_the_node(number: int, version: int) -> None:
     raw = encode_section(SectionKind.COMMANDS, [encode_command(number, version, b"")], 1)
     with pytest.raises(UnknownCommandError, match="newer LedgerMQ"):
@@ -190,7 +191,7 @@ def test_the_leader_finds_the_begin_offsets_for_a_start_of_the_log() -> None:
     start = node.log.end
     node.fill(topic, 0, 3)
     node.fill(topic, 1, 1)
-    command = node.state.log_start_command(node.state.applied_index - 1, start)
+    command = node.state.log_start_command(node.state.applied_index - 1, start, {})
     assert isinstance(command, LogStart)
     assert command.rows.tolist() == [(topic, 0, 3)]
 
@@ -343,6 +344,8 @@ class History:
             return EvictDedup(self.log.now - 4_000, self.log.now - 9_000)
         if last < 0.65:
             return SetTopicRetention(topic, low(0, 2) * 1000)
+        if last < 0.7:
+            return SetTopicKeepUnread(topic, queue > 0)
         if last < 0.8:
             return TrimQueues(position_rows([(topic, q, low(0, 12)) for q in range(3)]))
         return LogStart(len(self.log.raw), self.log.end, position_rows([(topic, queue, low(0, 9))]))
@@ -396,3 +399,24 @@ def without_tails(old: BrokerState, new: BrokerState) -> BrokerState:
     """Check that a restored state knows the queues; its units are in files (see test_consume_queue.py)."""
     assert {queue.key: queue.end for queue in new.queues} == {queue.key: queue.end for queue in old.queues}
     return new
+
+
+def test_that_a_topic_keeps_what_is_unread_survives_a_checkpoint_and_costs_nothing_without_it() -> None:
+    node = Node()
+    topic, other = node.topic(), node.topic("other")
+    assert checkpoint(node.state)[4:8] == bytes([1, 0, 0, 0]), "older nodes read it"
+    (result,) = node.command(SetTopicKeepUnread(topic, True)).results
+    assert isinstance(result, TopicResult) and result.changed and result.topic is not None
+    assert checkpoint(node.state)[4:8] == bytes([6, 0, 0, 0]), "older nodes would delete: they refuse it"
+    restored = restore_state(decode_snapshot(checkpoint(node.state), "test"))
+    assert {each.topic_id: each.keep_unread for each in restored.topics} == {topic: True, other: False}
+    version = result.topic.version
+    again = node.command(
+        SetTopicKeepUnread(topic, True), SetTopicKeepUnread(99, True), SetTopicRetention(topic, 5)
+    )
+    assert [each.changed for each in again.results if isinstance(each, TopicResult)] == [False, False, True]
+    assert (
+        node.state.topics.named("orders").keep_unread and node.state.topics.named("orders").version > version
+    )
+    node.command(SetTopicKeepUnread(topic, False), CreateTopic("born-so", 1, keep_unread=True))
+    assert [each.keep_unread for each in node.state.topics] == [False, False, True]

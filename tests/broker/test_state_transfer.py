@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -60,7 +61,7 @@ class Leader:
         self.transfer.attach(checkpointing)
 
     def cut(self, index: int) -> None:
-        command = self.node.state.log_start_command(index, self.node.log.entry(index)[0].physical_offset)
+        command = self.node.state.log_start_command(index, self.node.log.entry(index)[0].physical_offset, {})
         assert not isinstance(command, ColdRead)
         self.node.command(command)
 
@@ -254,6 +255,26 @@ def test_a_received_state_that_is_gone_is_not_replaced_by_an_empty_one() -> None
     disk.unlink(DATA / "checkpoint" / f"{leader.index:020d}")
     with pytest.raises(CheckpointError, match="rejoin"):
         opened(disk)
+
+
+def test_a_node_that_makes_its_queues_again_sends_no_state() -> None:
+    """Units that are missing have zeros in their place: who received them would stop, again and again."""
+    leader = Leader()
+    disk = follower_disk(leader.send())
+    install(disk, leader)
+    replica, store = opened(disk)
+    transfer = BrokerStateTransfer(disk, store, replica)
+
+    async def write_now() -> int:
+        return replica.state.applied_index
+
+    transfer.attach(cast(Any, SimpleNamespace(write_now=write_now)))
+    with pytest.raises(StateTransferError, match="makes its queues again"):
+        asyncio.run(transfer.open(LogIndex(1)))
+    take(replica, leader, leader.index)
+    assert replica.rebuild is None and store.rebuilding
+    with pytest.raises(StateTransferError, match="no checkpoint was written yet"):
+        asyncio.run(transfer.open(LogIndex(1)))
 
 
 def test_a_state_that_still_needs_deleted_entries_is_not_sent() -> None:

@@ -7,7 +7,16 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from ledgermq.broker.commands import Command, CommitOffsets, SetTopicRetention, TrimQueues, position_rows
+import pytest
+
+from ledgermq.broker.commands import (
+    Command,
+    CommitOffsets,
+    SetTopicKeepUnread,
+    SetTopicRetention,
+    TrimQueues,
+    position_rows,
+)
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.retention_policy import DiskStep, RetentionView
 from ledgermq.broker.topic_retention import TopicRetention
@@ -97,6 +106,21 @@ def test_messages_older_than_their_topic_keeps_them_are_hidden_and_others_stay()
     run(test)
 
 
+def test_a_jump_of_log_time_hides_nothing_that_is_young_by_the_wall_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        leader = Leader()
+        topic = leader.node.topic("short")
+        leader.node.command(SetTopicRetention(topic, 2 * HOUR_MS))
+        for hour in range(4):
+            leader.store(topic, 0, hour)
+        monkeypatch.setattr("time.time", lambda: (START_MS + 4 * HOUR_MS) / 1000)
+        assert await leader.trim(24 * 365 * 10) == [(topic, 0, 2)], "what is old by both clocks"
+
+    run(test)
+
+
 def test_a_queue_whose_oldest_message_is_young_enough_is_not_looked_up_again() -> None:
     async def test() -> None:
         leader = Leader()
@@ -143,3 +167,44 @@ def test_what_a_group_has_to_read_is_shown_until_the_disk_is_nearly_full() -> No
         assert leader.node.state.lost_count(group, topic, 0) == 2
 
     run(test)
+
+
+def test_what_a_topic_keeps_is_not_hidden_however_full_the_disk_is() -> None:
+    async def test() -> None:
+        leader = Leader()
+        topic, group = leader.node.topic(queues=1), leader.node.group()
+        leader.node.command(SetTopicRetention(topic, HOUR_MS), SetTopicKeepUnread(topic, True))
+        for hour in range(4):
+            leader.store(topic, 0, hour)
+        leader.retention.step = DiskStep.REFUSE_MESSAGES
+        assert await leader.trim(9) == [], "no consumer group consumes it"
+        leader.node.command(CommitOffsets(group, position_rows([(topic, 0, 2)])))
+        assert await leader.trim(9) == [(topic, 0, 2)], "what it has read is hidden"
+        leader.node.command(SetTopicKeepUnread(topic, False))
+        leader.retention.step = DiskStep.NORMAL
+        assert await leader.trim(9) == [(topic, 0, 4)]
+        assert leader.node.state.lost_count(group, topic, 0) == 2
+
+    run(test)
+
+
+def test_a_topic_that_is_to_keep_what_is_unread_while_old_messages_are_searched_keeps_them() -> None:
+    async def body() -> None:
+        leader = Leader()
+        node = leader.node
+        topic, group = node.topic("orders", queues=1), node.group("billing")
+        node.command(SetTopicRetention(topic, HOUR_MS))
+        for hour in (0, 1, 9):
+            leader.store(topic, 0, hour)
+        node.command(CommitOffsets(group, position_rows([(topic, 0, 1)])))
+        reader: Any = leader.work._context.reader
+        section_of = reader.section_of
+
+        async def and_meanwhile(physical_offset: int) -> Any:
+            node.command(SetTopicKeepUnread(topic, True))
+            return await section_of(physical_offset)
+
+        reader.section_of = and_meanwhile
+        assert await leader.trim(9.5) == [(topic, 0, 1)]
+
+    run(body)

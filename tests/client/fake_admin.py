@@ -68,10 +68,37 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
                 queue = self.group.queues[self.group.topics[topic][0], queue_id]
                 answer.queues.add(
                     topic=topic, queue_id=queue_id, committed_offset=offset,
-                    begin_offset=queue.begin, end_offset=queue.end,
+                    begin_offset=queue.begin, end_offset=queue.end, leased=len(self.group.holders),
+                    parked=len(self.group.parked.get((group, topic), ())) if not queue_id else 0,
                     owner=self.group.members[0].member_id if self.group.members else "",
                 )  # fmt: skip
         return answer
+
+    async def GetDeliveries(self, request: pb.GetDeliveriesRequest, context: Any) -> pb.GetDeliveriesResponse:
+        if refusal := self._no_group(request.group):
+            return pb.GetDeliveriesResponse(refusal=refusal)
+        parked = [
+            message
+            for (group, topic), messages in self.group.parked.items()
+            if group == request.group and request.topic in ("", topic)
+            for message in messages
+        ]
+        return pb.GetDeliveriesResponse(
+            parked=parked, parked_count=len(parked), holders=self.group.holders, parked_limit=1024
+        )
+
+    async def ReleaseParked(self, request: pb.ReleaseParkedRequest, context: Any) -> pb.ReleaseParkedResponse:
+        if refusal := self._no_group(request.group):
+            return pb.ReleaseParkedResponse(refusal=refusal)
+        released = 0
+        for (group, topic), messages in self.group.parked.items():
+            if group != request.group or request.topic not in ("", topic):
+                continue
+            places = {(each.queue_id, each.queue_offset) for each in request.places}
+            left = [m for m in messages if places and (m.queue_id, m.queue_offset) not in places]
+            released += len(messages) - len(left)
+            messages[:] = left
+        return pb.ReleaseParkedResponse(released=released)
 
     async def ResetOffsets(
         self, request: pb.ResetOffsetsRequest, context: Any
@@ -162,7 +189,8 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
                     for number, queue in enumerate(held)
                 )
                 if request.group in ("", name) and request.topic in ("", topic):
-                    found.append(pb.TopicProgress(group=name, topic=topic, behind=behind))
+                    parked = len(self.group.parked.get((name, topic), ()))
+                    found.append(pb.TopicProgress(group=name, topic=topic, behind=behind, parked=parked))
         return found
 
     async def Clean(self, request: pb.CleanRequest, context: Any) -> pb.CleanResponse:

@@ -51,6 +51,12 @@ class FakeGroup:
         self.committed: dict[tuple[str, str, int], int] = {}
         self.members: list[admin_pb2.GroupMember] = []  # of whatever consumer group is asked for
         self.retention_ms: dict[str, int] = {}
+        self.keep_unread: dict[str, bool] = {}
+        self.is_old = False  # does not know `keep_unread`
+        #: By consumer group and topic.
+        self.parked: dict[tuple[str, str], list[admin_pb2.ParkedMessage]] = {}
+        self.losses: list[admin_pb2.TopicProgress] = []  # of whatever topic is described
+        self.holders: list[admin_pb2.LeaseHolder] = []  # of whatever consumer group is asked for
         self.groups: dict[str, admin_pb2.ConsumerGroupInfo] = {}
         self.coordinators: dict[str, Coordinator] = {}
         self.commits: list[tuple[str, int, int, int]] = []  # topic, queue id, offset, epoch: those taken
@@ -70,6 +76,10 @@ class FakeGroup:
         self._next_topic_id = 1
         for topic, queues in (topics or {}).items():
             self.create_topic(topic, queues)
+
+    def park(self, group: str, topic: str, *messages: admin_pb2.ParkedMessage) -> None:
+        """These messages failed for the last time."""
+        self.parked.setdefault((group, topic), []).extend(messages)
 
     def create_topic(self, name: str, queues: int) -> None:
         self.topics[name] = (self._next_topic_id, queues)
@@ -301,8 +311,11 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
     ) -> admin_pb2.UpdateTopicResponse:
         if refusal := self._no_topic(request.topic):
             return admin_pb2.UpdateTopicResponse(refusal=refusal)
-        self.group.retention_ms[request.topic] = request.retention_ms
-        return admin_pb2.UpdateTopicResponse()
+        if request.HasField("retention_ms"):
+            self.group.retention_ms[request.topic] = request.retention_ms
+        if request.HasField("keep_unread"):
+            self.group.keep_unread[request.topic] = request.keep_unread and not self.group.is_old
+        return admin_pb2.UpdateTopicResponse(topic=self._info(request.topic))
 
     async def CreateTopic(
         self, request: admin_pb2.CreateTopicRequest, context: Any
@@ -314,6 +327,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
             self.group.create_topic(request.topic, request.queue_count or 4)
             self.group.types[request.topic] = request.message_type
             self.group.retention_ms[request.topic] = request.retention_ms
+            self.group.keep_unread[request.topic] = request.keep_unread and not self.group.is_old
             self.register(self.group)
         await self._maybe_drop(context)
         return admin_pb2.CreateTopicResponse(topic=self._info(request.topic))
@@ -339,7 +353,9 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
         if refusal := self._no_topic(request.topic):
             return admin_pb2.DescribeTopicResponse(refusal=refusal)
         offsets = await self.QueryOffsets(log_pb2.QueryOffsetsRequest(topic=request.topic), context)
-        return admin_pb2.DescribeTopicResponse(topic=self._info(request.topic), queues=offsets.offsets)
+        return admin_pb2.DescribeTopicResponse(
+            topic=self._info(request.topic), queues=offsets.offsets, consumers=self.group.losses
+        )
 
     async def CreateGroup(
         self, request: admin_pb2.CreateGroupRequest, context: Any
@@ -362,6 +378,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
             permission=self.group.permission if self.group.mode == pb.MODE_ACTIVE else pb.READ,
             message_type=self.group.types.get(name) or pb.NORMAL,
             retention_ms=self.group.retention_ms.get(name, 0),
+            keep_unread=self.group.keep_unread.get(name, False),
         )
 
     def route(self) -> pb.GroupRoute:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
-from ledgermq.client import cli_messages
+from ledgermq.client import cli_dump, cli_messages
 from ledgermq.client.cli import run_cli
 from ledgermq.client.cli_output import print_table
 
@@ -85,3 +87,25 @@ def test_a_body_cannot_change_the_terminal() -> None:
 def test_a_table_is_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("TOPIC", "QUEUES>"), [("t" * 127, 4)])
     assert "t" * 127 + "       4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/dumps/n1"),
+            "error: /dumps/n1: the disk is full. Make room there",
+        ),
+        (OSError(errno.EIO, "Input/output error"), "error: Input/output error. See the whole trace"),
+    ],
+)
+def test_what_the_system_says_is_told_without_its_number(
+    failure: OSError, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(cli_dump, "_refuse_data_folder", fail)
+    assert run_cli(["dump", "d"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(words) and "Errno" not in said

@@ -268,13 +268,27 @@ def test_a_removal_is_refused_before_a_drain_and_by_force_names_what_is_lost(
     assert ledgermq("cluster", "undrain", "g0", "--node", node)[:2] == (0, "g0 takes messages\n")
 
 
+def test_a_drain_waits_for_no_parked_message_and_names_them(
+    ledgermq: Any, cluster: Served[FakeCluster]
+) -> None:
+    group = cluster.cluster.groups[0]
+    group.committed["billing", "orders", 0], group.committed["billing", "lonely", 0] = 5, 3
+    group.park("billing", "orders", admin_pb2.ParkedMessage(topic="orders", message_id="01AB"))
+    code, out, _ = ledgermq("cluster", "drain", "g0", "--wait", "--even-the-last")
+    assert code == 0
+    assert '1 messages of topic "orders" are parked for consumer group "billing": release them' in out
+    assert "Lost with the broker group is what is parked" in out
+    drained = json.loads(ledgermq("cluster", "drain", "g0", "--json")[1])
+    assert drained["parked"] == [{"group": "billing", "topic": "orders", "parked": 1}]
+
+
 def test_lag_is_shown_for_every_consumer_group_topic_and_broker_group(ledgermq: Any) -> None:
     code, out, _ = ledgermq("group", "lag")
     assert code == 0
     assert [line.split() for line in out.splitlines()] == [
-        ["CONSUMER", "GROUP", "TOPIC", "GROUP", "BEHIND", "QUEUES", "LEASED", "LOST", "MEMBERS"],
-        ["(nobody)", "lonely", "g0", "3", "0", "0", "0", "0"],
-        ["billing", "orders", "g0", "3", "0", "0", "0", "0"],
+        ["CONSUMER", "GROUP", "TOPIC", "GROUP", "BEHIND", "QUEUES", "LEASED", "PARKED", "LOST", "MEMBERS"],
+        ["(nobody)", "lonely", "g0", "3", "0", "0", "0", "0", "0"],
+        ["billing", "orders", "g0", "3", "0", "0", "0", "0", "0"],
     ]
     rows = json.loads(ledgermq("group", "lag", "billing", "--queues", "--json")[1])
     assert [(row["group"], row["behind"]) for row in rows["topics"]] == [("billing", 3)]

@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 from ledgermq.client import cli_dump
 from ledgermq.client.cli import run_cli
+from ledgermq.client.command_line import build_app
 from ledgermq.proto import admin_pb2
 from ledgermq.proto import route_pb2 as pb
 
 from .fake_messaging import MessagingCluster
 from .fakes import FakeGroup
 from .served import Served, served
+from .test_interrupts import leaves
 
 
 @pytest.fixture
@@ -77,9 +80,41 @@ def test_the_retention_of_a_topic_is_set_when_it_is_created_and_changed(
     assert (code, "logs" in err) == (1, True)
 
 
+def test_a_topic_is_told_to_keep_what_is_unread_and_says_so(
+    ledgermq: Any, cluster: Served[MessagingCluster]
+) -> None:
+    group = cluster.cluster.node("n1").group
+    assert ledgermq("topic", "create", "logs", "--keep-unread")[0] == 0
+    assert group.keep_unread["logs"]
+    assert ledgermq("topic", "list")[1].splitlines()[1].split()[3:] == ["-,", "unread", "kept"]
+    assert "keeps what a consumer group has still to read" in ledgermq("topic", "describe", "logs")[1]
+    assert ledgermq("topic", "update", "logs", "--no-keep-unread") == (
+        0, 'topic "logs" lets retention delete what is unread\n', "",
+    )  # fmt: skip
+    assert (group.keep_unread["logs"], group.retention_ms["logs"]) == (False, 0)
+    assert "keep" not in ledgermq("topic", "describe", "logs")[1]
+    code, _, err = ledgermq("topic", "update", "logs")
+    assert (code != 0, "nothing to change was named" in err) == (True, True)
+    group.is_old = True
+    for words in (("update", "logs"), ("create", "late")):
+        code, _, err = ledgermq("topic", *words, "--keep-unread")
+        assert (code != 0, "does not keep what is unread in g0" in err) == (True, True), (
+            "an older node says nothing"
+        )
+
+
+def test_what_was_deleted_of_a_topic_that_nobody_consumes_is_told(
+    ledgermq: Any, cluster: Served[MessagingCluster]
+) -> None:
+    cluster.cluster.node("n1").group.losses = [admin_pb2.TopicProgress(topic="orders", lost=1234)]
+    _, out, _ = ledgermq("topic", "describe", "orders")
+    assert "retention deleted 1,234 messages in g0; no consumer group consumes the topic there" in out
+
+
 def test_deleting_asks_and_a_no_changes_nothing(
     ledgermq: Any, cluster: Served[MessagingCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert ledgermq("group", "create", "g")[0] == 0
     for command in (
         ("topic", "delete", "orders"),
         ("group", "delete", "g"),
@@ -118,6 +153,63 @@ def test_members_of_a_group_and_what_they_own_are_described(
     assert [(each["member"], each["allocation"]) for each in described["members"]] == [("worker-1", "sticky")]
 
 
+def test_a_topic_says_who_lost_messages_of_it(ledgermq: Any, cluster: Served[MessagingCluster]) -> None:
+    cluster.cluster.groups[0].losses.append(admin_pb2.TopicProgress(group="billing", lost=1234, parked=2))
+    out = ledgermq("topic", "describe", "orders")[1]
+    assert 'group "billing" in g0: retention deleted 1,234 messages before it had consumed them' in out
+    assert "2 messages are parked for it (ledgermq group describe billing)" in out
+    described = json.loads(ledgermq("topic", "describe", "orders", "--json")[1])
+    assert described["consumers"] == [{"group": "billing", "broker_group": "g0", "lost": 1234, "parked": 2}]
+
+
+def test_a_topic_of_a_type_that_is_not_built_is_refused(ledgermq: Any) -> None:
+    for kind in ("delay", "transaction", "lite", "priority"):
+        code, _, err = ledgermq("topic", "create", "later", "--type", kind)
+        assert (code, f"topics of type {kind} are not built yet" in err) == (1, True), err
+        assert "Use one of normal, fifo, mixed" in err
+    assert "later" not in ledgermq("topic", "list")[1]
+    assert ledgermq("topic", "create", "com.acme.later", "--type", "mixed")[0] == 0
+
+
+def test_who_holds_leases_and_what_is_parked_is_described_and_released(
+    ledgermq: Any, cluster: Served[MessagingCluster]
+) -> None:
+    ledgermq("group", "create", "billing")
+    ledgermq("send", "orders", "hello")
+    ledgermq("group", "reset", "billing", "--topic", "orders", "--to", "earliest")
+    group = cluster.cluster.groups[0]
+    holder = admin_pb2.LeaseHolder
+    group.holders += [
+        holder(topic="orders", client_id="h1@77", leases=3, oldest_ms=1_700_000_000_000, by_session=True),
+        holder(topic="orders", leases=1, ended=True),
+    ]
+    for number in range(25):
+        message = admin_pb2.ParkedMessage(topic="orders", attempts=17, message_id=f"01{number:02}")
+        message.queue_id, message.queue_offset = number % 2, number
+        group.park("billing", "orders", message)
+    out = ledgermq("group", "describe", "billing")[1]
+    lines = [line.split() for line in out.splitlines()]
+    assert ["h1@77", "orders", "g0", "3"] in [line[:4] for line in lines]
+    assert ["(not", "known)", "orders", "g0", "1", "-", "ended:"] in [line[:7] for line in lines]
+    assert ["0103", "orders", "g0", "1", "3", "17"] in [line[:6] for line in lines]
+    assert "5 more are parked" in out and "ledgermq group release billing --all" in out
+    described = json.loads(ledgermq("group", "describe", "billing", "--json")[1])
+    assert (described["parked_count"], len(described["parked"])) == (25, 25)
+    assert described["parked"][3]["offset"] == 3
+    assert [(each["client"], each["leases"]) for each in described["holders"]] == [("h1@77", 3), ("", 1)]
+    assert ledgermq("group", "release", "billing")[0] == 2, "one or all"
+    code, _, err = ledgermq("group", "release", "billing", "--message", "0199")
+    assert (code, "no parked message of consumer group billing has the id 0199" in err) == (1, True)
+    assert ledgermq("group", "release", "billing", "--message", "0103")[:2] == (
+        0, '1 messages are delivered again to consumer group "billing"\n',
+    )  # fmt: skip
+    released = ledgermq("group", "release", "billing", "--all", "--topic", "orders", "--json")[1]
+    assert json.loads(released) == {"group": "billing", "released": 24}
+    assert "nothing is parked" in ledgermq("group", "release", "billing", "--all")[1]
+    code, _, err = ledgermq("group", "release", "biling", "--all")
+    assert (code, 'Did you mean "billing"?' in err) == (1, True)
+
+
 def test_a_group_is_created_listed_described_reset_and_deleted(ledgermq: Any) -> None:
     code, out, _ = ledgermq("group", "create", "billing", "--from", "latest", "--fifo")
     assert (code, "ledgermq consume TOPIC --group billing" in out) == (0, True)
@@ -143,9 +235,9 @@ def test_sending_prints_where_the_message_is(ledgermq: Any, cluster: Served[Mess
     assert "orders[" in out
     code, out, _ = ledgermq("send", "orders", "--size", "10", "--count", "5", "--tag", "t", "--key", "k")
     assert (code, out.startswith("stored 5 messages in")) == (0, True)
-    receipts = json.loads(ledgermq("send", "orders", "x", "--json")[1])
-    assert receipts[0]["topic"] == "orders"
-    assert cluster.call(cluster.cluster.groups[0].stored) == 7
+    receipts = ledgermq("send", "orders", "x", "--count", "3", "--json")[1].splitlines()
+    assert [json.loads(line)["topic"] for line in receipts] == ["orders"] * 3, "a line each (NDJSON)"
+    assert cluster.call(cluster.cluster.groups[0].stored) == 9
 
 
 class Lines(io.TextIOWrapper):
@@ -163,10 +255,9 @@ def test_every_line_of_stdin_is_a_message(
     assert (code, out.startswith("stored 2,000 messages in")) == (0, True)
     assert err == "1,000 blank lines were left out: a message has a body\n"
     monkeypatch.setattr(sys, "stdin", Lines(b"last"))
-    receipts = json.loads(ledgermq("send", "orders", "-", "--json")[1])
-    assert [receipt["topic"] for receipt in receipts] == ["orders"]
+    assert json.loads(ledgermq("send", "orders", "-", "--json")[1])["topic"] == "orders"
     monkeypatch.setattr(sys, "stdin", Lines(b""))
-    assert json.loads(ledgermq("send", "orders", "-", "--json")[1]) == []
+    assert ledgermq("send", "orders", "-", "--json")[1] == ""
     assert cluster.call(cluster.cluster.groups[0].stored) == 2001
 
 
@@ -175,7 +266,7 @@ def test_lines_before_one_that_is_too_long_are_sent_and_the_error_says_so(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Lines(b"one\ntwo\n" + bytes(5_000_000) + b"\nfour\n"))
     code, out, err = ledgermq("send", "orders", "-", "--json")
-    assert (code, len(json.loads(out))) == (1, 2)
+    assert (code, [json.loads(line)["topic"] for line in out.splitlines()]) == (1, ["orders"] * 2)
     assert "line 3 of stdin has more than 4,194,304 bytes" in err
     assert "The lines before it were sent" in err
     assert cluster.call(cluster.cluster.groups[0].stored) == 2
@@ -207,12 +298,12 @@ def test_consuming_prints_bodies_and_acknowledges_them(
 ) -> None:
     messages = cluster.cluster.messages
     messages.groups = cluster.cluster.groups[0].groups
-    cluster.call(messages.add, b"a", b"b", b"c")
+    cluster.call(messages.add, b"a", b"b", b"c", b"d")
     code, out, _ = ledgermq("consume", "orders", "--group", "billing", "--count", "2")
     assert (code, out) == (0, "a\nb\n")
-    code, out, _ = ledgermq("consume", "orders", "--group", "billing", "--count", "1", "--json")
-    assert json.loads(out)["body"] == "c"
-    assert sorted(messages.acked) == [b"a", b"b", b"c"]
+    code, out, _ = ledgermq("consume", "orders", "--group", "billing", "--count", "2", "--json")
+    assert [json.loads(line)["body"] for line in out.splitlines()] == ["c", "d"], "a line each (NDJSON)"
+    assert sorted(messages.acked) == [b"a", b"b", b"c", b"d"]
     assert "billing" in cluster.cluster.groups[0].groups
 
 
@@ -270,15 +361,19 @@ def test_the_port_of_another_service_is_named_as_the_mistake(
     assert (code, "is not the log port of a node" in err) == (3, True)
 
 
-def test_a_dump_holds_every_node_and_replaces_the_one_before(
+def test_a_dump_holds_every_node_and_replaces_the_one_before_only_when_that_is_asked_for(
     ledgermq: Any, cluster: Served[MessagingCluster], tmp_path: Path
 ) -> None:
-    for _ in range(2):
-        code, out, _ = ledgermq("dump", str(tmp_path))
+    for flags in ((), ("--overwrite",)):
+        code, out, _ = ledgermq("dump", str(tmp_path), *flags)
         assert (code, f"Next: ledgermq check {tmp_path}" in out) == (0, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["n1", "n2", "n3"]
     assert (tmp_path / "n1/commitlog/00").read_bytes() == b"abcdef"
     assert (tmp_path / "n1/manifest.json").read_bytes() == b"{}"
+    (tmp_path / "n1/commitlog/00").write_bytes(b"the backup of yesterday")
+    code, _, err = ledgermq("dump", str(tmp_path))
+    assert (code, "holds a dump already. Nothing was changed" in err, "--overwrite" in err) == (1, True, True)
+    assert (tmp_path / "n1/commitlog/00").read_bytes() == b"the backup of yesterday"
 
 
 def test_a_node_that_does_not_answer_makes_the_dump_fail(
@@ -290,6 +385,17 @@ def test_a_node_that_does_not_answer_makes_the_dump_fail(
     assert "there is no dump of n2" in err
     assert "See: ledgermq cluster status" in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["n1", "n3"]
+
+
+def test_the_older_dump_of_a_node_that_does_not_answer_is_not_mixed_with_new_ones(
+    ledgermq: Any, cluster: Served[MessagingCluster], tmp_path: Path
+) -> None:
+    assert ledgermq("dump", str(tmp_path))[0] == 0
+    cluster.run(cluster.cluster.node("n2").stop())
+    (tmp_path / "n1/commitlog/00").write_bytes(b"yesterday")
+    code, _, err = ledgermq("dump", str(tmp_path), "--overwrite")
+    assert (code, "n2 does not answer" in err, "holds an older dump of it" in err) == (1, True, True)
+    assert (tmp_path / "n1/commitlog/00").read_bytes() == b"yesterday", "nothing was begun"
 
 
 @pytest.mark.parametrize(
@@ -314,7 +420,7 @@ def test_a_refused_dump_leaves_nothing_that_looks_complete(
 ) -> None:
     assert ledgermq("dump", str(tmp_path))[0] == 0
     cluster.cluster.node("n1").dump_refusal = pb.Refusal(code=pb.DISK_FULL, message="no")
-    code, _, err = ledgermq("dump", str(tmp_path))
+    code, _, err = ledgermq("dump", str(tmp_path), "--overwrite")
     assert (code, err) == (1, "error: no.\n")
     assert not (tmp_path / "n1/manifest.json").exists()
 
@@ -377,9 +483,11 @@ def test_a_folder_with_other_files_is_not_touched(ledgermq: Any, tmp_path: Path)
     ("arguments", "module", "extra"),
     [
         (("up", "--data", "nowhere"), "prometheus_client", "server"),
-        (("broker",), "pydantic_settings", "server"),
-        (("dump", "out", "--data", "nowhere"), "sortedcontainers", "server"),
+        (("broker",), "pydantic", "server"),
+        (("dump", "out", "--data", "nowhere"), "uvloop", "server"),
         (("check", "."), "pyspark", "spark"),
+        (("topic", "list"), "typer", "cli"),
+        (("--help",), "rich", "cli"),
     ],
 )
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(
@@ -400,21 +508,87 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     assert run_cli(list(arguments)) == 1
     err = capsys.readouterr().err
     assert f"needs the module {module}" in err
-    assert err.rstrip().endswith(f"Install it: pip install 'ledgermq[{extra}]'")
+    verb = "spark" if extra == "spark" else "setup"
+    assert err.rstrip().endswith(f"Install it: pip install 'ledgermq[{extra}]' (in a clone: make {verb})")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_check_gets_all_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[list[str]] = []
 
-    def run(command: list[str], *, check: bool) -> subprocess.CompletedProcess[str]:
+    def run_to_end(command: list[str]) -> int:
         asked.append(command[1:])
-        return subprocess.CompletedProcess(command, 3)
+        return 3
 
     monkeypatch.setattr(cli_dump, "_require_spark", lambda: None)
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(cli_dump, "run_to_end", run_to_end)
     options = ["--out", str(tmp_path / "report"), "--local", "2", "--strict", "--json"]
     assert run_cli(["check", str(tmp_path), *options]) == 3
     assert run_cli(["check", str(tmp_path), "--master", "spark://host:7077"]) == 3
     job = ["-m", "ledgermq.spark_jobs.verify", str(tmp_path)]
     assert asked == [[*job, *options], [*job, "--master", "spark://host:7077"]]
+
+
+#: Commands that start or talk to servers for as long as they run, or print what another program says.
+NO_JSON = {"message export", "up", "broker", "nameserver", "demo", "dump", "restore", "cluster recover"}
+
+
+def test_every_command_that_reports_has_json() -> None:
+    commands = leaves(typer.main.get_command(build_app()))
+    without = {
+        name for name, each in commands.items() if "--json" not in [o for p in each.params for o in p.opts]
+    }
+    assert without <= NO_JSON
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (("topic", "create", "new", "--queues", "4"), {"topic": "new", "queues": 4, "down_groups": []}),
+        (
+            ("topic", "update", "orders", "--retention-hours", "2"),
+            {"topic": "orders", "retention_ms": 7_200_000},
+        ),
+        (("topic", "delete", "orders", "--yes"), {"topic": "orders", "deleted": True}),
+        (("group", "create", "g"), {"group": "g", "down_groups": []}),
+    ],
+)
+def test_what_a_command_has_done_is_told_to_programs(
+    ledgermq: Any, cluster: Served[MessagingCluster], arguments: tuple[str, ...], found: dict[str, Any]
+) -> None:
+    code, out, err = ledgermq(*arguments, "--json")
+    assert (code, err, json.loads(out)) == (0, "", found)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("topic", "orders"), ("group", "billing")])
+def test_a_question_that_nobody_can_answer_changes_nothing(
+    ledgermq: Any,
+    cluster: Served[MessagingCluster],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    name: str,
+) -> None:
+    assert ledgermq(kind, "create", name, "--if-not-exists")[0] == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    code, _, err = ledgermq(kind, "delete", name)
+    assert code == 1 and "nothing was changed" in err and "--yes" in err
+
+
+@pytest.mark.parametrize("kind", ["topic", "group"])
+def test_nobody_is_asked_about_what_is_not_there(
+    ledgermq: Any, cluster: Served[MessagingCluster], kind: str
+) -> None:
+    code, out, err = ledgermq(kind, "delete", "nothing")
+    assert (code, out) == (1, "") and "nothing" in err
+    assert "Delete" not in out + err and "no terminal" not in err
+
+
+def test_the_library_needs_nothing_of_the_command_line_and_the_server() -> None:
+    absent = ("typer", "rich", "pygments", "click", "pydantic", "uvloop", "prometheus_client", "pyspark")
+    script = (
+        f"import sys\nsys.modules |= dict.fromkeys({absent!r})\n"
+        "import ledgermq.client, ledgermq.client.sync\n"
+        "print(len(ledgermq.client.__all__))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and int(done.stdout) > 20, done.stderr

@@ -100,7 +100,7 @@ def test_a_query_prints_a_row_for_each_message(ledgermq: Any, cluster: Served[Fa
     assert head == ["STORED", "MESSAGE", "ID", "GROUP", "QUEUE", "OFFSET", "TAG", "KEYS", "SIZE", "BODY"]
     assert [row[1] for row in rows] == ids[::-1]
     assert rows[0][:8] == [local(STORED_MS + 4), ids[4], "g0", "0", "4", "t", "all", "k4"]
-    assert rows[0][8] == "180" and rows[0][9].startswith("line\\none") and rows[0][-1].endswith("…")
+    assert rows[0][8] == "180" and rows[0][9].startswith("line\\x0aone") and rows[0][-1].endswith("…")
     assert len(ledgermq("query", "-t", "orders", "-k", "k3")[1].splitlines()) == 2
     assert ledgermq("query", "-t", "orders", "-k", "k9") == (0, "no messages found\n", "")
     begin, end = local(STORED_MS + 1), str(STORED_MS + 3)

@@ -79,7 +79,7 @@ def test_what_contradicts_what_is_stored_is_counted_and_nothing_changes_the_term
         "1 record of the trace topic was skipped: no traces that can be read, or contrary to what is stored\n"
     )
     (line,) = [line for line in printed.out.splitlines() if "somebody" in line]
-    assert line.endswith("(group liars\\x1b[2J): failed after 0 ms: line\\nanother [red]line")
+    assert line.endswith("(group liars\\x1b[2J): failed after 0 ms: line\\x0aanother [red]line")
     assert run_cli(["message", "trace", message_id, "--json", "-n", cluster.address]) == 0
     assert json.loads(capsys.readouterr().out)["skipped"] == 1
 

@@ -78,7 +78,7 @@ def run(test: Callable[[GroupConnection, Channels], Awaitable[None]]) -> None:
         section = window.open_section(lane, now_ms(), now_ms() + FOR_EVER_MS, 64)
         window.added(section, bytes(64), "ticket")
         channels: Any = Channels()
-        connection = GroupConnection(group(1, "n1"), channels, window, _ignore, lambda: None)
+        connection = GroupConnection(group(1, "n1"), channels, window, _ignore, lambda _: None)
         try:
             await asyncio.wait_for(test(connection, channels), 30)
         finally:

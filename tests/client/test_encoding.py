@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgermq.client.encoding import RecordEncoder, check_name, check_tag_filter, varint
+from ledgermq.client.arguments import check_name, check_tag_filter
+from ledgermq.client.encoding import RecordEncoder
 from ledgermq.client.errors import InvalidMessageError, InvalidNameError, MessageTooLargeError, UsageError
 from ledgermq.client.message import MessageQueue, MessageView
 from ledgermq.client.message_ids import MessageIds
@@ -151,16 +152,17 @@ def test_what_no_broker_accepts_is_refused_before_it_is_sent(labels: dict[str, A
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("name", ["", "a b", "ö", "a/b", "x" * 128, "orders\n"])
+@pytest.mark.parametrize("name", ["", "a b", "ö", "a/b", "x" * 128, "orders\n", ".a", ".."])
 def test_bad_topic_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidNameError):
         check_name("topic", name)
 
 
-@given(st.integers(0, 2**40))
-def test_varints_are_those_of_protobuf(value: int) -> None:
-    decoded = sum((byte & 0x7F) << 7 * i for i, byte in enumerate(varint(value)))
-    assert decoded == value
+def test_names_may_have_dots_behind_their_first_character() -> None:
+    check_name("topic", "com.acme.orders")
+    check_name("group", "%RETRY%com.acme|v1.")
+    with pytest.raises(InvalidNameError, match="character '/' is not allowed"):
+        check_name("topic", "a.b/c")
 
 
 def test_message_ids_are_unique_and_their_text_names_their_bytes() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from ledgermq import client
 from ledgermq.client import errors
+from ledgermq.client.errors import LedgerMQError
 from ledgermq.proto import route_pb2 as pb
 
 
@@ -67,3 +71,13 @@ def test_the_next_command_is_named_once() -> None:
 def test_whoever_gave_the_port_of_nameservers_is_not_told_to_give_it() -> None:
     assert str(errors.NotANameserverError("a:8081")).endswith("Give its port: --nameserver a:9876.")
     assert str(errors.NotANameserverError("a:9876")).endswith("Check the host.")
+
+
+def test_every_error_of_the_library_is_exported_and_so_is_the_version() -> None:
+    def kinds(kind: type[LedgerMQError]) -> set[type[LedgerMQError]]:
+        return {kind}.union(*map(kinds, kind.__subclasses__()))
+
+    exported = {getattr(client, name) for name in client.__all__ if name.endswith("Error")}
+    own = {each for each in kinds(LedgerMQError) if each.__module__.rpartition(".")[2].endswith("errors")}
+    assert own == exported
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", client.__version__)

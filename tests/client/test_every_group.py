@@ -126,6 +126,7 @@ CHANGES: dict[str, Callable[[GroupAdmin], Awaitable[object]]] = {
     "create group": lambda admin: admin.create_group("audit"),
     "delete group": lambda admin: admin.delete_group("billing"),
     "reset": lambda admin: admin.reset_offsets("billing", "orders", "latest"),
+    "release": lambda admin: admin.release_parked("billing"),
 }
 
 

@@ -40,6 +40,7 @@ CALLS: dict[str, Callable[[GroupAdmin], Awaitable[object]]] = {
     "members": lambda admin: admin.group_members("billing"),
     "delete group": lambda admin: admin.delete_group("billing"),
     "reset": lambda admin: admin.reset_offsets("billing", "orders", "earliest"),
+    "deliveries": lambda admin: admin.deliveries("billing"),
     "lag": lambda admin: admin.progress(),
 }
 

@@ -30,6 +30,12 @@ def test_what_is_there_otherwise_is_a_conflict_that_says_who_has_what() -> None:
     found = compare_topics("g1", [topic("a", 8)], {"g0": [topic("a")], "g2": [topic("a")]})
     assert found.conflicts == ['topic "a" differs (g0, g2: 4 queues, normal; g1: 8 queues, normal)']
     assert not (found.missing or found.existing)
+    unread = compare_topics(
+        "g1",
+        [topic("a")],
+        {"g0": [pb.TopicInfo(name="a", queue_count=4, message_type=pb.NORMAL, keep_unread=True)]},
+    )
+    assert unread.conflicts == ['topic "a" differs (g0: 4 queues, normal, unread kept; g1: 4 queues, normal)']
     kept = compare_topics("g1", [topic("a")], {"g0": [topic("a", retention_ms=7_200_000)]})
     assert kept.conflicts == ['topic "a" differs (g0: 4 queues, normal, kept 2 h; g1: 4 queues, normal)']
     kinds = compare_topics("g1", [topic("a")], {"g0": [topic("a", 4, pb.FIFO)]})

@@ -16,6 +16,7 @@ from ledgermq.client.errors import BrokerUnreachableError, GroupDrainingError, L
 from ledgermq.client.fetch_buffer import FetchBuffer
 from ledgermq.client.group_fetcher import GroupFetcher
 from ledgermq.client.intake import AssignedQueue, Refused
+from ledgermq.client.message import LeasedMessage
 from ledgermq.client.queue_selection import StrictRoundRobin, queue_of_group
 from ledgermq.client.topic_route import BrokerGroup, Node
 from ledgermq.proto import route_pb2 as pb
@@ -277,14 +278,14 @@ def test_a_simple_consumer_that_acknowledges_into_a_silent_group_is_told_that_it
             await consumer.subscribe("orders")
             await cluster.node("n1", "g0").stop()
             await fall_silent(cluster, consumer)
-            leased: Any = LeasedElsewhere()
+            leased: Any = LeasedElsewhere.__new__(LeasedElsewhere)
             with pytest.raises(BrokerUnreachableError):
                 await consumer.ack(leased)
 
     run(scenario())
 
 
-class LeasedElsewhere:
+class LeasedElsewhere(LeasedMessage):
     """As much of a message of g0 as an acknowledgement needs."""
 
     topic = "orders"

@@ -7,16 +7,18 @@ import itertools
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from ledgermq.client import local_ports
+from ledgermq.client import local_cluster, local_ports
 from ledgermq.client.cli_up import after_a_kill
-from ledgermq.client.errors import UsageError
+from ledgermq.client.errors import LedgerMQError, UsageError
 from ledgermq.client.joined_groups import groups_there
 from ledgermq.client.local_cluster import LocalCluster, broker_flags
 from ledgermq.client.local_plan import LocalPlan, new_plan, read_plan
 from ledgermq.client.local_ports import NodePorts, PortReservations
+from ledgermq.client.local_processes import ProcessEndedError, ServerProcess, require_running
 from ledgermq.nameserver.service import NameServer
 from ledgermq.proto import route_pb2
 
@@ -296,9 +298,10 @@ def test_what_a_kill_of_the_first_node_means_is_told_as_it_is() -> None:
     one = {"n1": NodePorts()}
     both = {**one, "n2": NodePorts().shifted(10)}
     assert after_a_kill("n1", LocalPlan(9876, {"g0": one})) == "n1 goes; it is restarted here"
-    assert (
-        after_a_kill("n1", LocalPlan(9876, {"g0": both})) == "n1 goes, the group stays; it is restarted here"
-    )
+    assert "one of two is no majority" in after_a_kill("n1", LocalPlan(9876, {"g0": both}))
+    three = {**both, "n3": NodePorts().shifted(20)}
+    said = after_a_kill("n1", LocalPlan(9876, {"g0": three}))
+    assert said == "n1 goes, the group stays; it is restarted here"
     for replication in ("async_master", "sync_master"):
         said = after_a_kill("n1", LocalPlan(9876, {"g0": both}, replication=replication))
         assert "stays" not in said
@@ -339,3 +342,66 @@ def test_a_folder_of_one_node_is_not_started_as_sync_master(tmp_path: Path, made
     third = LocalCluster(tmp_path)
     assert third.prepare(None, replication="async_master").replication == "async_master"
     third.stop()
+
+
+def scripted(folder: Path, **scripts: str) -> LocalCluster:
+    """A cluster whose processes run these lines of Python; the others wait to be ended."""
+    cluster = LocalCluster(folder)
+    cluster.prepare(3, free_ports_only=True)
+    assert cluster.nameserver is not None
+    for process in (cluster.nameserver, *cluster.nodes.values()):
+        process.arguments = ["-c", scripts.get(process.name, "import time; time.sleep(600)")]
+    return cluster
+
+
+@pytest.mark.parametrize("name", ["n2", "nameserver"])
+def test_the_process_that_ended_is_named_and_not_the_one_that_waits_for_it(tmp_path: Path, name: str) -> None:
+    cluster = scripted(tmp_path, **{name: "print('port 5567 is in use'); raise SystemExit(3)"})
+    log = tmp_path / "logs" / f"{name}.log"
+    log.parent.mkdir()
+    log.write_text("a line of the last run\n")
+    try:
+        with pytest.raises(ProcessEndedError) as ended:
+            cluster.start()
+    finally:
+        cluster.stop()
+    assert (ended.value.name, ended.value.code) == (name, 3)
+    said = str(ended.value)
+    assert f"{name} ended (exit code 3):\nport 5567 is in use" in said and str(log) in said
+    assert "n1 " not in said and "the last run" not in said
+
+
+def test_when_several_ended_all_are_named(tmp_path: Path) -> None:
+    processes = [ServerProcess(name, ["-c", "print('no')"], tmp_path / name) for name in ("n1", "n2")]
+    for process in processes:
+        process.start()
+        assert process.wait(60)
+    with pytest.raises(ProcessEndedError, match=r"n1 ended \(exit code 0\); n2 ended, too:\nno"):
+        require_running(processes)
+
+
+class Waits(LocalCluster):
+    """Its nodes answer what the test says, one answer per question."""
+
+    def __init__(self, folder: Path, *answers: str) -> None:
+        super().__init__(folder)
+        self.answers = list(answers)
+
+    def not_ready(self, name: str) -> str:
+        return self.answers.pop(0)
+
+
+def test_a_node_that_verifies_its_log_is_waited_for_and_what_it_does_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = itertools.count(0, 9)
+    monkeypatch.setattr(local_cluster, "time", SimpleNamespace(monotonic=lambda: next(times), sleep=id))
+    said: list[tuple[str, str]] = []
+    verifies = [f"starting: verifies its log: segment {n} of 12" for n in range(1, 13)]
+    Waits(tmp_path, *verifies, "").wait_ready("n1", 60, lambda *what: said.append(what))
+    assert said == [("n1", text) for text in verifies], "108 s were no reason to give up"
+    stuck = Waits(tmp_path, *["no leader is known: waits for a majority"] * 99)
+    stuck.nodes["n1"] = ServerProcess("n1", [], tmp_path / "n1.log")
+    monkeypatch.setattr(local_cluster, "require_running", lambda processes: None)
+    with pytest.raises(LedgerMQError, match="n1 is not ready after 63 s: no leader is known: waits for a"):
+        stuck.wait_ready("n1", 60)

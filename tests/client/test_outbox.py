@@ -39,8 +39,14 @@ class Desk:
     """An outbox with one group, whose window is emptied and answered by hand, at a time that stands still."""
 
     def __init__(
-        self, patch: pytest.MonkeyPatch, *, selector: QueueSelector | None = None, max_bytes: int = 1 << 20
+        self,
+        patch: pytest.MonkeyPatch,
+        *,
+        selector: QueueSelector | None = None,
+        max_bytes: int = 1 << 20,
+        last_request: int = 1000,
     ) -> None:
+        """`last_request`: how many messages it had. After a large one the next messages stay together."""
         self.now_ns = NOW_NS
         patch.setattr(time, "time_ns", lambda: self.now_ns)
         sessions = itertools.count(1)
@@ -55,6 +61,7 @@ class Desk:
         queues = [MessageQueue("orders", "g0", number) for number in range(2)]
         lanes.add(cast(GroupConnection, connection), [self.window.lane(queue, 7) for queue in queues])
         self.box.use("orders", lanes)
+        self.box.on_flush(last_request)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -62,7 +69,7 @@ class Desk:
     def cut(self) -> Request:
         request = self.window.next_request(0)
         assert request is not None
-        self.box.on_flush()
+        self.box.on_flush(request.count)
         return request
 
     def answer(self, request: Request) -> None:
@@ -183,10 +190,80 @@ def test_after_a_flush_the_next_message_goes_to_the_next_queue(monkeypatch: pyte
     def scenario() -> None:
         desk = Desk(monkeypatch)
         desk.box.put("orders", b"00")
-        desk.box.on_flush()
+        desk.box.on_flush(1000)
         assert desk.box.join("orders", b"00") is None
         desk.box.put("orders", b"00")
         assert [section.lane.queue.queue_id for section in desk.cut().sections] == [0, 1]
+
+    on_loop(scenario)
+
+
+def test_messages_of_small_requests_go_round_the_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As lines of a file, or twenty sends at once: each labelled or not, with a key or not."""
+
+    def scenario() -> None:
+        for labels, keys in (
+            ([""] * 20, []), (["t"] * 20, []), (["", "t"] * 10, []), (["t"] * 20, ["k"]), (["", "t"] * 10, ["k"]),
+        ):  # fmt: skip
+            desk = Desk(monkeypatch, last_request=32)
+            for number, tag in enumerate(labels):
+                sent = b"%02d" % number
+                if tag or desk.box.join("orders", sent) is None:
+                    desk.box.put("orders", sent, tag, keys)
+            counts = [section.count for section in desk.cut().sections]
+            assert len(counts) == 2
+            assert max(counts) - min(counts) <= 2, "stretches of an eighth of what waits"
+
+    on_loop(scenario)
+
+
+def test_a_large_request_spreads_in_stretches_and_the_next_one_stays_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def scenario() -> None:
+        desk = Desk(monkeypatch, last_request=1)
+
+        def put_many() -> list[tuple[int, int]]:
+            for number in range(600):
+                sent = b"%03d" % number
+                if desk.box.join("orders", sent) is None:
+                    desk.box.put("orders", sent)
+            request = desk.cut()
+            desk.answer(request)
+            return [(section.lane.queue.queue_id, section.count) for section in request.sections]
+
+        first = dict(put_many())
+        assert sum(first.values()) == 600
+        assert min(first.values()) > 200
+        ((queue, count),) = put_many()
+        assert (queue, count) in ((0, 600), (1, 600))
+        assert put_many() == [(1 - queue, 600)]
+
+    on_loop(scenario)
+
+
+def test_a_small_batch_goes_round_the_queues_and_a_large_one_stays_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def scenario() -> None:
+        desk = Desk(monkeypatch, last_request=1)
+        assert not desk.box.takes_whole(Stretch("orders", [b"00"] * 31))
+        assert desk.box.takes_whole(Stretch("orders", [b"00"] * 32))
+        desk.box.on_flush(33)
+        assert desk.box.takes_whole(Stretch("orders", [b"00"] * 8))
+
+    on_loop(scenario)
+
+
+def test_lone_messages_use_every_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scenario() -> None:
+        desk, queues = Desk(monkeypatch, last_request=1), []
+        for _ in range(6):
+            desk.box.put("orders", b"00")
+            request = desk.cut()
+            desk.answer(request)
+            queues += [section.lane.queue.queue_id for section in request.sections]
+        assert queues == [0, 1] * 3
 
     on_loop(scenario)
 
@@ -262,6 +339,7 @@ def test_the_connection_is_woken_when_enough_waits_for_one_more_request(
         desk = Desk(monkeypatch)
         desk.box.put("orders", bytes(1024))
         desk.cut()
+        desk.box.on_flush(1000)
         desk.box.put("orders", bytes(1024))
         woken = desk.wakes
         while desk.box.join("orders", bytes(1024)) is not None:
@@ -373,7 +451,7 @@ def test_whatever_comes_after_whatever_every_record_is_sound_and_its_receipt_tru
 
         def cut() -> None:
             if (request := desk.window.next_request(0)) is not None:
-                box.on_flush()
+                box.on_flush(request.count)
                 out.append(request)
 
         for step, size in [*script, *[("cut", 0), ("answer", 0)] * 200]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from ledgermq.client.errors import (
     RefusedError,
     SendTimeoutError,
     TopicNotFoundError,
+    UsageError,
 )
-from ledgermq.client.message import SendReceipt
+from ledgermq.client.message import MessageQueue, SendReceipt
 from ledgermq.proto import route_pb2 as pb
 
 from .fakes import FakeCluster, FakeGroup
@@ -43,6 +45,48 @@ def test_a_message_is_stored_and_its_receipt_names_the_place() -> None:
             )
             assert (second.queue_offset, second.duplicate) == (1, False)
             assert group.stored() == 2
+
+    run(scenario())
+
+
+def test_a_send_chooses_its_queue_by_queues_message_and_argument() -> None:
+    """A2.5, as RocketMQ's MessageQueueSelector: before the route is there, and after."""
+    seen: list[tuple[str, bytes, int]] = []
+
+    def choose(queues: Sequence[MessageQueue], message: Message, argument: int) -> MessageQueue:
+        seen.append((message.tag, message.body, argument))
+        return queues[argument % len(queues)]
+
+    async def scenario() -> None:
+        async with (
+            FakeCluster(FakeGroup(topics={"orders": 4})) as cluster,
+            Producer(cluster.address) as producer,
+        ):
+            early = producer.send_nowait("orders", b"early", selector=choose, argument=7)
+            receipts = [await early]
+            for order in (7, 2, 7):
+                receipts.append(await producer.send("orders", b"x", tag="t", selector=choose, argument=order))
+            receipts.append(await producer.send(Message("orders", "y"), selector=choose, argument=1))  # type: ignore[arg-type]
+            assert [each.queue_id for each in receipts] == [3, 3, 2, 3, 1]
+            assert seen == [("", b"early", 7), *(("t", b"x", each) for each in (7, 2, 7)), ("", b"y", 1)]
+            wrong: Any
+            for wrong in (lambda queues, message, argument: 0, lambda queues, message, argument: argument[0]):
+                with pytest.raises(UsageError, match="selector of a send"):
+                    await producer.send("orders", b"x", selector=wrong, argument=5)
+
+    run(scenario())
+
+
+def test_sends_at_the_same_time_are_spread_over_the_queues() -> None:
+    async def scenario() -> None:
+        async with (
+            FakeCluster(FakeGroup(topics={"orders": 4})) as cluster,
+            Producer(cluster.address) as producer,
+        ):
+            receipts = await asyncio.gather(*(producer.send("orders", b"x") for _ in range(20)))
+            assert set(Counter(each.queue_id for each in receipts)) == {0, 1, 2, 3}
+            batch = await producer.send_batch(Message("orders", b"%d" % number) for number in range(12))
+            assert set(Counter(each.queue_id for each in batch)) == {0, 1, 2, 3}
 
     run(scenario())
 

@@ -120,11 +120,15 @@ def test_messages_that_retention_deleted_are_passed_over_and_counted() -> None:
         ({"allocation": "mine"}, "there is no allocation 'mine'"),
         ({"allocation": "same-zone"}, "Give zone="),
         ({"session_timeout_ms": 10}, "500 to 60,000"),
+        ({"max_bytes": 1e8}, "max_bytes is 100000000.0"),
+        ({"poll_ms": 1.5}, "poll_ms is 1.5"),
+        ({"batch_size": "9"}, "batch_size is '9'"),
+        ({"longest_retry_ms": -1, "retry_ms": -1}, "longest_retry_ms is -1"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        PushOptions(**wrong).check()
+        PushOptions(**wrong)
 
 
 def test_more_offsets_than_a_broker_takes_at_once_are_committed_in_parts(

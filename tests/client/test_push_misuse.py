@@ -220,11 +220,6 @@ def test_who_waits_for_the_end_may_give_up_and_wait_again() -> None:
     run(scenario())
 
 
-def options_of(**values: Any) -> PushOptions:
-    """Return options with values that a type checker would not let pass."""
-    return PushOptions(**values)
-
-
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -233,10 +228,6 @@ def options_of(**values: Any) -> PushOptions:
         ({"start": None}, "start is None"),
         ({"start": 1767225600000}, "as text"),
         ({"start": "9" * 19}, "start is '9999999999999999999'"),
-        ({"options": options_of(max_bytes=1e8)}, "max_bytes is 100000000.0"),
-        ({"options": options_of(poll_ms=1.5)}, "poll_ms is 1.5"),
-        ({"options": options_of(batch_size="9")}, "batch_size is '9'"),
-        ({"options": PushOptions(longest_retry_ms=-1, retry_ms=-1)}, "longest_retry_ms is -1"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_refused_before_anything_is_tried(

@@ -196,7 +196,8 @@ def test_what_a_broker_has_to_say_is_logged_with_messages_and_without(
             caplog.clear()
             cluster.messaging[0].refusals.append(status(v2.MESSAGE_NOT_FOUND, "no new message"))
             assert await consumer.receive(timeout_ms=0) == []
-        assert not caplog.records
+        # grpcio 1.72 says so of its own, when loops of a process wake each other up in vain
+        assert not [each for each in caplog.records if "PollerCompletionQueue" not in each.getMessage()]
 
     run(scenario())
 
@@ -317,5 +318,21 @@ def test_wrong_use_is_an_error_that_says_what_to_do() -> None:
             for call in (consumer.receive(), consumer.ack(message), consumer.change_invisible(message, 1)):
                 with pytest.raises(ClosedError):
                     await call
+
+    run(scenario())
+
+
+def test_a_record_that_names_another_topic_is_acknowledged_to_that_of_its_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        async with orders() as cluster, await subscribed(cluster) as consumer:
+            lease = cluster.messages.lease
+            monkeypatch.setattr(cluster.messages, "lease", lambda topic: lease("elsewhere"))
+            cluster.messages.add(b"a")
+            (message,) = await consumer.receive()
+            assert message.topic == "orders"
+            await consumer.ack(message)
+            assert cluster.messages.acked == [b"a"]
 
     run(scenario())

@@ -274,7 +274,8 @@ def test_a_master_that_is_away_is_called_so_with_what_to_do() -> None:
     assert group.verdict is Verdict.NO_QUORUM
     assert group.headline().startswith("GROUP g0   NO MASTER   master n1 (away)")
     assert [row.role for row in group.rows] == ["unknown", "slave", "slave"]
-    note, most = group.notes
+    note, meanwhile, most = group.notes
+    assert meanwhile.startswith("meanwhile pull and push consumers of ledgermq.client read")
     assert "Start n1" in note and "ledgermq cluster promote NODE" in note
     assert "Which node has the most is not known: one of them is of an older version" in most
 
@@ -361,3 +362,116 @@ def test_without_a_leader_frozen_followers_are_named_and_have_no_numbers() -> No
     assert [row.state for row in group.rows] == ["", "no answer", "no answer"]
     assert [row.durable_index for row in group.rows] == [1_048_576, None, None]
     assert "Start n2, n3 (n2, n3 did not answer" in group.notes[0]
+
+
+def test_the_column_of_the_disk_and_the_text_below_do_not_contradict_each_other() -> None:
+    leader, follower = answer("n2", "leader"), answer("n3", "follower")
+    follower.disk_step, follower.disk_step_text = 4, "messages are refused"
+    follower.disk_used_bytes = 94 << 20
+    follower.disk_limit_bytes = follower.max_store_bytes = 100 << 20
+    report = status_report.report(asked(answer("n1", "follower"), leader, follower))
+    shown = [status_report.cells(row)[-2] for row in report.rows]
+    assert shown == ["31 %", "31 %", "94 % of 100 MiB, disk 31 %"]
+    assert "n3: 94% of 100 MiB (max_store_bytes) used" in report.notes[0]
+
+
+def test_a_disk_that_something_else_fills_is_told_although_the_log_has_room() -> None:
+    leader = answer("n2", "leader")
+    leader.disk_used_bytes, leader.disk_limit_bytes, leader.max_store_bytes = 10 << 20, 100 << 20, 100 << 20
+    leader.nodes[1].disk_used_ratio = 0.93
+    report = status_report.report(asked(answer("n1", "follower"), leader, answer("n3", "follower")))
+    assert status_report.cells(report.rows[1])[-2] == "disk 93 %, 10 % of 100 MiB"
+    assert report.notes[0].startswith(
+        "n2: its disk is 93% full, although its log has only 10% of max_store_bytes"
+    )
+
+
+def test_a_clock_that_leans_is_told_with_what_it_means_and_how_long_it_lasts() -> None:
+    leader, follower = answer("n2", "leader"), answer("n3", "follower")
+    leader.clock_offset_ms = -42_000
+    (note,) = status_report.report(asked(answer("n1", "follower"), leader, follower)).notes
+    assert note.startswith(
+        "clocks: n2 is 42 s behind log time, which goes slower by 1 % until they agree (about 1 h 10 m"
+    )
+    assert "Ages, delays and --from TIME count by log time" in note and "timedatectl" in note
+    leader.clock_offset_ms, follower.clock_offset_ms = 900, 5_000
+    (note,) = status_report.report(asked(answer("n1", "follower"), leader, follower)).notes
+    assert note.startswith("clocks: n3 is 5 s ahead of log time. Compare them")
+
+
+def test_a_group_of_which_no_node_answers_is_not_started_as_another_cluster() -> None:
+    down = GroupAnswers("g1", {"n4": "127.0.0.1:8111"})
+    assert status_report.report(down).notes == (
+        "no node answers: n4 (127.0.0.1:8111). Start them: ledgermq up",
+    )
+    down.others_answer = True
+    (note,) = status_report.report(down).notes
+    assert "ledgermq up --data FOLDER" in note and "not a second cluster" in note
+    assert note.endswith("ledgermq cluster forget-group g1")
+
+
+def test_a_group_without_a_leader_says_who_is_served_meanwhile() -> None:
+    report = status_report.report(asked(answer("n1", "follower", down=("n2", "n3"))))
+    assert report.verdict is Verdict.NO_QUORUM
+    assert "official clients wait, and get NO_QUORUM or HA_NOT_AVAILABLE" in report.notes[-1]
+
+
+def late(node: pb.GetStatusResponse, *, timers: int = 0, heartbeats: int = 0) -> pb.GetStatusResponse:
+    """Let a node have measured that; it waits three times as long in addition to 400 ms."""
+    node.timer_lateness_ms, node.heartbeat_lateness_ms = timers, heartbeats
+    node.election_timeout_added_ms = 3 * max(timers, heartbeats)
+    node.election_timeout_ms = 400 + node.election_timeout_added_ms
+    return node
+
+
+def test_a_node_that_is_short_of_cpu_is_named_with_what_it_does_about_it_and_so_is_who_hears_it_late() -> (
+    None
+):
+    leader = late(answer("n2", "leader"), timers=340, heartbeats=330)
+    follower = late(answer("n3", "follower"), heartbeats=310)
+    report = status_report.report(asked(answer("n1", "follower"), leader, follower))
+    assert report.verdict is Verdict.HEALTHY, "it is slower to fail over, and works"
+    cause, effect = report.notes
+    assert cause.startswith(
+        "n2 is short of CPU: its timers came 340 ms late, more than once in the last half minute, "
+        "so it waits 1,420 ms for a silent leader instead of 400. Give it CPU"
+    )
+    assert cause.endswith("See: docs/runbook.md, Elections again and again")
+    assert effect.startswith("n3 heard heartbeats 310 ms late")
+    assert "That comes most likely from n2, short of CPU." in effect
+    row = report.as_json()["nodes"][1]  # type: ignore[index]
+    assert (row["timer_lateness_ms"], row["heartbeat_lateness_ms"]) == (340, 330)
+    assert (row["election_timeout_ms"], row["election_timeout_added_ms"]) == (1420, 1020)
+
+
+def test_lateness_that_no_timers_explain_is_looked_for_on_the_other_machine_and_in_the_network() -> None:
+    leader, follower = (
+        late(answer("n2", "leader"), timers=20, heartbeats=200),
+        late(answer("n3", "follower"), heartbeats=90),
+    )
+    of_leader, of_follower = status_report.report(asked(answer("n1", "follower"), leader, follower)).notes
+    assert of_leader.startswith("n2 got answers to its heartbeats 200 ms late")
+    assert (
+        "Its own timers are on time: look at its followers (vmstat 1 there), and at the network" in of_leader
+    )
+    assert "look at n2 (vmstat 1 there)" in of_follower
+    late(follower, timers=250)
+    of_leader, of_follower = status_report.report(asked(answer("n1", "follower"), leader, follower)).notes
+    assert "most likely from n3, short of CPU" in of_leader
+    assert of_follower.startswith("n3 is short of CPU")
+
+
+def test_a_late_node_without_elections_is_not_said_to_wait_for_a_leader() -> None:
+    alone = late(answer("n1", "leader", contact=1), timers=300)
+    alone.voters = 1
+    del alone.nodes[1:]
+    (note,) = status_report.report(GroupAnswers("g0", {"n1": ""}, {"n1": alone})).notes
+    assert note.startswith(
+        "n1 is short of CPU: its timers came 300 ms late, more than once in the last half minute. Give"
+    )
+
+
+def test_what_was_late_and_stretches_nothing_is_no_note() -> None:
+    leader = answer("n2", "leader")
+    leader.timer_lateness_ms, leader.election_timeout_ms = 30, 400
+    assert status_report.report(asked(answer("n1", "follower"), leader, answer("n3", "follower"))).notes == ()

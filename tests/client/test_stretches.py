@@ -7,9 +7,9 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgermq.client.encoding import varint
 from ledgermq.client.message import Message
 from ledgermq.client.stretches import Stretch, stretches
+from ledgermq.proto.varint import varint
 
 messages = st.builds(
     Message,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from ledgermq.client import Message, SendReceipt
+from ledgermq.client import Message, MessageQueue, SendReceipt
 from ledgermq.client import Producer as AsyncProducer
 from ledgermq.client.errors import (
     BufferFullError,
@@ -66,6 +66,20 @@ def halted(producer: Producer) -> Iterator[None]:
         yield
     finally:
         go_on.set()
+
+
+def test_every_way_to_send_takes_a_selector(cluster: Served[FakeCluster]) -> None:
+    seen: list[object] = []
+
+    def choose(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
+        seen.append(argument)
+        return queues[0]
+
+    with Producer(cluster.address) as producer:
+        producer.send("orders", b"x", selector=choose, argument=1)
+        producer.send_async("orders", b"x", selector=choose, argument=2).result(30)
+        assert producer.send_oneway("orders", b"x", selector=choose, argument=3)
+    assert seen == [1, 2, 3]
 
 
 def test_a_future_has_the_receipt_and_messages_of_one_thread_are_in_order(

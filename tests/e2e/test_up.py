@@ -43,7 +43,7 @@ def up(data: Path, *arguments: str) -> Iterator[tuple[str, Path]]:
         port = json.loads((data / "cluster.json").read_text())["nameserver_port"]
         yield f"127.0.0.1:{port}", output
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 0, output.read_text()
+        assert process.wait(timeout=60) == 130, output.read_text()
     finally:
         process.kill()
         process.wait()

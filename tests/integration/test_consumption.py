@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
+import grpc
 import pytest
 
 from ledgermq.client import Admin, LeasedMessage, Producer, PullConsumer, SimpleConsumer
-from ledgermq.client.errors import InvalidHandleError
+from ledgermq.client.errors import InvalidHandleError, UsageError
 from ledgermq.client.sync import Consumer
+from ledgermq.proto import admin_pb2, rocketmq_v2_pb2_grpc
+from ledgermq.proto import rocketmq_v2_pb2 as v2
 
 from .cluster import Cluster
 from .history import run_client
@@ -369,3 +372,108 @@ def test_message_groups_keep_their_order_through_a_failover(cluster: Cluster, na
         await asyncio.to_thread(cluster.restart, killed)
 
     run_client(run())
+
+
+# --- parking --------------------------------------------------------------------------------------------------------
+
+
+async def deliveries_of(nameserver: str, group: str) -> admin_pb2.GetDeliveriesResponse:
+    async with Admin(nameserver) as admin:
+        ((_, told),) = await admin.deliveries(group)
+    return told
+
+
+def test_a_poison_message_is_parked_in_sight_and_comes_again_when_it_is_released(
+    cluster: Cluster, nameserver: str
+) -> None:
+    topic, group = "poison", "poison-readers"
+
+    async def fail() -> str:
+        async with Admin(nameserver) as admin:
+            await admin.create_topic(topic, 1)
+            await admin.create_group(group, max_attempts=2)
+        await send(nameserver, topic, ["poison"])
+        async with SimpleConsumer(nameserver, group=group, invisible_ms=LONG_MS) as consumer:
+            await consumer.subscribe(topic)
+            (first,) = await receive(consumer, 1)
+            (holder,) = (await deliveries_of(nameserver, group)).holders
+            assert (holder.client_id, holder.leases) == (consumer._client_id, 1)
+            assert holder.oldest_ms and not holder.by_session
+            await consumer.change_invisible(first, 0)
+            (second,) = await receive(consumer, 1)
+            assert second.delivery_attempt == 2
+            await consumer.change_invisible(second, 0)
+            await send(nameserver, topic, ["good"])
+            (good,) = await receive(consumer, 1)
+            assert good.body == b"good"
+            await consumer.ack(good)
+            await assert_consumed(nameserver, group, topic, 2)
+        return second.message_id
+
+    async def release(message_id: str) -> None:
+        told = await deliveries_of(nameserver, group)
+        (parked,) = told.parked
+        assert (parked.message_id, parked.topic, parked.attempts) == (message_id, topic, 2)
+        assert (parked.queue_offset, told.parked_count, len(told.holders)) == (0, 1, 0)
+        async with Admin(nameserver) as admin:
+            with pytest.raises(UsageError, match="no parked message"):
+                await admin.release_parked(group, message_id="other")
+            assert await admin.release_parked(group, topic, message_id=message_id) == 1
+            assert await admin.release_parked(group) == 0
+        async with SimpleConsumer(nameserver, group=group, invisible_ms=LONG_MS) as consumer:
+            await consumer.subscribe(topic)
+            (again,) = await receive(consumer, 1)
+            assert (again.message_id, again.delivery_attempt) == (message_id, 1)
+            await consumer.ack(again)
+        await assert_consumed(nameserver, group, topic, 2)
+
+    poison = run_client(fail())
+    killed = fail_over(cluster)
+    run_client(release(poison))
+    cluster.start(killed)
+
+
+def test_an_ordered_message_that_its_consumer_gives_up_is_parked_and_its_queue_goes_on(
+    cluster: Cluster, nameserver: str
+) -> None:
+    topic, group = "given-up", "given-up-readers"
+
+    async def scenario() -> None:
+        async with Admin(nameserver) as admin:
+            await admin.create_topic(topic, 1, message_type="fifo")
+            await admin.create_group(group, fifo=True)
+        async with Producer(nameserver) as producer:
+            for body in ("bad", "good"):
+                await producer.send(topic, body, message_group="g")
+        async with SimpleConsumer(nameserver, group=group, invisible_ms=LONG_MS) as consumer:
+            await consumer.subscribe(topic)
+            (bad,) = await receive(consumer, 1)
+            request = v2.ForwardMessageToDeadLetterQueueRequest(
+                receipt_handle=bad.receipt_handle, message_id=bad.message_id,
+                delivery_attempt=17, max_delivery_attempts=17,
+            )  # fmt: skip
+            request.group.name, request.topic.name = group, topic
+            for _ in range(2):  # clients repeat it until it succeeds
+                assert forward(cluster, request) == v2.OK
+            (good,) = await receive(consumer, 1)
+            assert good.body == b"good"
+            await consumer.ack(good)
+            assert forward(cluster, request) == v2.OK
+            request.receipt_handle = "nonsense"
+            assert forward(cluster, request) == v2.INVALID_RECEIPT_HANDLE
+        (parked,) = (await deliveries_of(nameserver, group)).parked
+        assert (parked.message_id, parked.attempts) == (bad.message_id, 17)
+        assert parked.reason == admin_pb2.PARK_FORWARDED
+        await assert_consumed(nameserver, group, topic, 2)
+
+    run_client(scenario())
+
+
+def forward(cluster: Cluster, request: v2.ForwardMessageToDeadLetterQueueRequest) -> int:
+    """Call a follower, as an official client would."""
+    leader = cluster.wait_leader()
+    node = next(name for name in cluster.nodes if name != leader)
+    with grpc.insecure_channel(cluster.address(node, "messaging")) as channel:
+        stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(channel)
+        metadata = (("x-mq-client-id", "official"),)
+        return int(stub.ForwardMessageToDeadLetterQueue(request, metadata=metadata, timeout=10).status.code)

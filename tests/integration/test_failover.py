@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,3 +74,21 @@ def test_a_planned_stop_hands_the_lead_over_and_loses_nothing(cluster: Cluster) 
             wait_for_more(load)
             cluster.restart(leader)
     check_every_node(cluster, TOPIC, load.history)
+
+
+def test_a_node_that_stands_still_again_and_again_tells_how_late_its_timers_come(tmp_path: Path) -> None:
+    with Cluster(tmp_path, nodes=1) as running:
+        (name,) = running.nodes
+
+        def stands_still() -> bool:
+            running.pause(name)
+            time.sleep(0.3)
+            running.resume(name)
+            status = running.status(name)
+            return status is not None and status.timer_lateness_ms >= 200
+
+        wait_until(stands_still, "its own lateness")
+        status = running.status(name)
+        assert status is not None
+        assert status.election_timeout_added_ms >= 3 * 200
+        assert status.election_timeout_ms == 400 + status.election_timeout_added_ms

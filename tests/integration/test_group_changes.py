@@ -152,13 +152,15 @@ def test_what_is_not_consumed_holds_up_a_removal_and_is_named(
     assert [(row["group"], row["topic"], row["behind"]) for row in found["left"]] == [("billing", TOPIC, 2)]
     code, text = ledgermq("cluster", "remove-group", "g1")
     assert code == 1
-    assert f'2 of topic "lonely" by anybody, 2 of topic "{TOPIC}" by group "billing"' in text
+    assert f'2 of topic "lonely" by anybody, 2 of topic "{TOPIC}" by consumer group "billing"' in text
     code, text = ledgermq("cluster", "status")
     assert "DRAINING" in text
     metrics = cluster.http(cluster.wait_leader(group="g1"), "/metrics")[1]
     assert f'rocketmq_consumer_lag_messages{{consumer_group="billing",topic="{TOPIC}"}} 2.0' in metrics
     assert "ledgermq_broker_group_mode 1.0" in metrics
-    assert f"billing {TOPIC} g1 2 1 0 0 0".split() in map(str.split, ledgermq("group", "lag")[1].splitlines())
+    assert f"billing {TOPIC} g1 2 1 0 0 0 0".split() in map(
+        str.split, ledgermq("group", "lag")[1].splitlines()
+    )
 
     async def read_without_committing() -> None:
         async with PullConsumer(address, group="audit", max_buffer_bytes=1) as consumer:

@@ -243,7 +243,7 @@ def test_what_a_group_has_not_consumed_stays_when_it_is_protected(tmp_path: Path
         group.produce_all(topic.topic_id, 40)
         group.commit(5)
         wait_until(
-            lambda: "kept for group billing in topic t" in group.clean(dry_run=True).note,
+            lambda: "kept for consumer group billing in topic t" in group.clean(dry_run=True).note,
             "it expires, and stays",
         )
         assert not group.clean().segments
@@ -317,3 +317,29 @@ def test_begin_offsets_stay_through_kills_of_all_nodes_while_segments_go(tmp_pat
                 with at(cluster, name) as group:
                     assert group.offsets().begin_offset == begin, name
         wait_until(lambda: gone(cluster, f"{0:020d}"), "segments are deleted in the end")
+
+
+def test_a_topic_that_keeps_what_is_unread_refuses_new_messages_instead_of_losing_old_ones(
+    tmp_path: Path,
+) -> None:
+    """Unread messages hold the log through age, a full disk and a clean by hand, until they are consumed."""
+    steps = {"disk-delete-expired-percent": "30", "disk-delete-oldest-percent": "40"}
+    settings = SMALL | SECONDS | steps | {"disk-refuse-messages-percent": "50", "max-store-bytes": "6MiB"}
+    with Cluster(tmp_path, nodes=1, settings=settings) as cluster, at(cluster) as group:
+        request = admin_pb2.CreateTopicRequest(topic="kept", queue_count=1, keep_unread=True)
+        topic = group.admin.CreateTopic(request, timeout=5).topic
+        assert topic.keep_unread
+        group.produce(topic.topic_id, b"first")
+        group.commit(0, topic="kept")
+
+        def refused() -> bool:
+            refusal = group.produce(topic.topic_id)
+            return "is held by consumer group billing in topic kept" in refusal.message
+
+        wait_until(refused, "refused, and it is said who holds the log")
+        assert not group.clean(even_unexpired=True).segments
+        ranges = group.offsets("kept", "billing")
+        assert (ranges.begin_offset, ranges.offset, ranges.lost) == (0, 0, 0)
+        group.commit(ranges.end_offset, topic="kept")
+        wait_until(lambda: group.offsets("kept").begin_offset > 0, "consumed: it goes")
+        assert group.offsets("kept", "billing").lost == 0

@@ -13,7 +13,9 @@ from grpc import aio
 
 from ledgermq.nameserver import service
 from ledgermq.nameserver.errors import BindError
-from ledgermq.nameserver.service import NameServer
+from ledgermq.nameserver.registrations import Room
+from ledgermq.nameserver.route_table import RouteTable
+from ledgermq.nameserver.service import Changes, NameServer, NameServerService
 from ledgermq.proto import nameserver_pb2 as pb
 from ledgermq.proto import nameserver_pb2_grpc, route_pb2
 
@@ -27,9 +29,11 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 @asynccontextmanager
-async def nameserver(*listeners: str) -> AsyncIterator[tuple[NameServer, dict[str, Any]]]:
+async def nameserver(
+    *listeners: str, room: Room | None = None
+) -> AsyncIterator[tuple[NameServer, dict[str, Any]]]:
     """Start a nameserver; yield it with a stub for each listener."""
-    server = NameServer(dict.fromkeys(listeners or ("default",), "127.0.0.1:0"), 10_000)
+    server = NameServer(dict.fromkeys(listeners or ("default",), "127.0.0.1:0"), 10_000, room=room)
     await server.start()
     channels = {name: aio.insecure_channel(address) for name, address in server.addresses.items()}
     try:
@@ -103,6 +107,45 @@ def test_a_registration_without_a_name_is_refused() -> None:
     run(scenario())
 
 
+def test_more_nodes_than_the_limit_are_refused_and_those_that_are_there_register_again() -> None:
+    async def scenario() -> None:
+        async with nameserver(room=Room(nodes=2)) as (_, stubs):
+            for name in ("n1", "n2", "n1"):
+                assert not (await stubs["default"].Register(registration(name))).refusal.code
+            refused = (await stubs["default"].Register(registration("n3"))).refusal
+            assert refused.code == route_pb2.TOO_MANY_REQUESTS and refused.retryable
+            assert "max_nodes" in refused.message
+
+    run(scenario())
+
+
+def test_all_registrations_together_have_a_limit_of_bytes() -> None:
+    async def scenario() -> None:
+        size = registration().route.ByteSize()
+        async with nameserver(room=Room(size=2 * size)) as (_, stubs):
+            for name in ("n1", "n2", "n2"):
+                assert not (await stubs["default"].Register(registration(name))).refusal.code
+            refused = (await stubs["default"].Register(registration("n3"))).refusal
+            assert refused.code == route_pb2.TOO_MANY_REQUESTS and "max_registered_bytes" in refused.message
+
+    run(scenario())
+
+
+def test_a_stream_of_beats_under_many_names_is_remembered_once() -> None:
+    async def scenario() -> None:
+        kept = NameServerService(RouteTable(10_000), Changes(), "default")
+
+        async def beats() -> AsyncIterator[pb.HeartbeatBeat]:
+            for number in range(100):
+                yield pb.HeartbeatBeat(cluster="c", group="g", node_id=f"n{number}")
+                assert len(kept._beating) == 1
+
+        assert [reply.register_again async for reply in kept.Heartbeat(beats(), NO_CONTEXT)] == [True] * 100
+        assert not kept._beating
+
+    run(scenario())
+
+
 def test_a_watcher_hears_of_a_new_leader_at_once() -> None:
     async def scenario() -> None:
         async with nameserver() as (_, stubs):
@@ -158,6 +201,22 @@ def test_a_beat_of_an_unknown_node_is_told_to_register() -> None:
             await beats.write(pb.HeartbeatBeat(cluster="local", group="g0", node_id="n1"))
             assert (await beats.read()).register_again
             beats.cancel()
+
+    run(scenario())
+
+
+def test_a_beat_whose_leader_cannot_be_shown_ends_its_stream_and_tells_nobody() -> None:
+    async def scenario() -> None:
+        async with nameserver() as (_, stubs):
+            await stubs["default"].Register(registration())
+            beats = stubs["default"].Heartbeat()
+            named = pb.HeartbeatBeat(cluster="local", group="g0", node_id="n1", term=99, leader_id="\x1b[31m")
+            await beats.write(named)
+            with pytest.raises(grpc.aio.AioRpcError, match="cannot be printed") as refused:
+                await beats.read()
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            (group,) = (await stubs["default"].ListGroups(pb.ListGroupsRequest())).groups
+            assert group.term != 99
 
     run(scenario())
 

@@ -63,7 +63,9 @@ def test_a_file_that_protoc_refuses_ends_with_its_message(
         run(monkeypatch, "--check")
 
 
-def test_without_the_development_tools_the_next_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "grpc_tools", None)
+def test_without_the_compiler_the_next_command_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "COMPILER", tmp_path / "python")
     with pytest.raises(SystemExit, match="Run: make setup"):
         run(monkeypatch, "--check")

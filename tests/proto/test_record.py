@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,6 +120,20 @@ def test_damaged_record_headers_never_lead_outside_the_record(data: st.DataObjec
         view = decode_record(body, int(start))
         assert len(view.body) == view.body_size
         assert len(view.system_run) == view.system_size and len(view.rest_run) == view.rest_size
+
+
+@pytest.mark.parametrize("count", [3, 5, 2**32 - 1])
+def test_more_records_than_a_section_can_hold_are_refused_before_anything_is_made_for_them(
+    count: int,
+) -> None:
+    section = build([(b"", b"", b"x", [], 0)] * 2)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptError):
+            record_positions(bytes(section[SECTION_HEADER_SIZE:]), count)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 10
+    finally:
+        tracemalloc.stop()
 
 
 def test_sealing_changes_only_the_fields_of_the_leader() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from ledgermq.raft.bootstrap import (
     MemberRecord,
+    Refusers,
     Rejoin,
     find_group_id,
     group_id_of,
@@ -74,23 +75,35 @@ def test_an_empty_disk_under_a_known_id_is_refused_with_the_way_out() -> None:
 def test_an_old_disk_that_comes_back_is_refused() -> None:
     refusal = MemberRecord("g0", {N3: 4}).refusal_of(hello(N3, 3, Standing.VOTER))
     assert refusal is not None
-    assert "old data folder" in refusal.text
+    assert "old copy" in refusal.text and "ledgermq broker --rejoin" in refusal.text
+
+
+def test_one_peer_is_not_enough_to_call_a_folder_the_old_one_and_who_is_old_itself_does_not_count() -> None:
+    def refusing(name: NodeId, incarnation: int) -> Hello:
+        return hello(name, 7, Standing.VOTER, {N1: incarnation})
+
+    refusers = Refusers(N1, former=(4, 5), needed=2)
+    assert not refusers.are_right(refusing(N2, 6))
+    assert not refusers.are_right(refusing(N2, 6)), "the same one again"
+    assert not refusers.is_outdated(N2)
+    assert refusers.are_right(refusing(N3, 6)), "two of three"
+    refusers = Refusers(N1, former=(4, 5), needed=2)
+    assert not refusers.are_right(refusing(N2, 4))
+    assert refusers.is_outdated(N2), "it knows what this node was before"
+    assert not refusers.are_right(refusing(N3, 6))
+    assert not refusers.are_right(refusing(N3, 5)), "two old copies are wrong together"
 
 
 def test_a_learner_with_an_old_record_believes_a_majority_of_voters() -> None:
     """Its disk was put back as it was before n3 was replaced: without this, it refuses n3 for ever."""
     record, new = MemberRecord("g0", {N2: 2, N3: 3}), hello(N3, 4, Standing.VOTER)
-    learner, voter = hello(N1, 1, Standing.LEARNER), hello(N1, 1, Standing.VOTER)
     knows = {N2: hello(N2, 2, Standing.VOTER, {N3: 4})}
-    assert is_vouched_for(learner, new, knows, 3)
+    assert is_vouched_for(new, knows, 3)
     assert record.refusal_of(new, vouched=True) is None
-    assert not is_vouched_for(voter, new, knows, 3), "a voter had to store it before n3 could vote"
-    assert not is_vouched_for(learner, new, {}, 3), "nobody else was heard yet"
-    assert not is_vouched_for(learner, new, {N2: hello(N2, 2, Standing.VOTER, {N3: 5})}, 3), (
-        "n3 is the old one"
-    )
-    assert not is_vouched_for(learner, new, {N2: hello(N2, 2, Standing.LEARNER, {N3: 4})}, 3)
-    assert not is_vouched_for(learner, hello(N3, 4), knows, 3), "an empty disk"
+    assert not is_vouched_for(new, {}, 3), "nobody else was heard yet"
+    assert not is_vouched_for(new, {N2: hello(N2, 2, Standing.VOTER, {N3: 5})}, 3), "n3 is the old one"
+    assert not is_vouched_for(new, {N2: hello(N2, 2, Standing.LEARNER, {N3: 4})}, 3)
+    assert not is_vouched_for(hello(N3, 4), knows, 3), "an empty disk"
     assert record.refusal_of(hello(N3, 4), vouched=True) is not None
 
 

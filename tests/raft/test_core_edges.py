@@ -18,6 +18,7 @@ from ledgermq.raft.messages import (
     Message,
     ReadIndexReply,
     ReadIndexRequest,
+    RequestVote,
     RequestVoteReply,
     Resign,
     TimeoutNow,
@@ -32,7 +33,7 @@ from ledgermq.raft.outputs import (
     Role,
     Transferring,
 )
-from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
+from ledgermq.raft.types import LAST_TERM, MAX_TERM_JUMP, HardState, LogIndex, NodeId, Term
 
 from .core_cluster import Cluster, make_core
 
@@ -230,6 +231,85 @@ def test_a_proposal_of_nothing_takes_no_index() -> None:
     outputs_of(core)
     assert core.propose([]) == Accepted(LogIndex(2), Term(1))
     assert core.last_index == 1
+
+
+@pytest.mark.parametrize("term", [7 + MAX_TERM_JUMP + 1, LAST_TERM, LAST_TERM + 1, (1 << 64) - 1])
+def test_a_term_that_no_elections_lead_to_is_not_believed(term: int) -> None:
+    core = make_core(terms=[7])
+    far = Term(term)
+    core.step(Heartbeat(far, N2, N1, LogIndex(0)))
+    core.step(RequestVote(far, N2, N1, LogIndex(9), far, transfer=True))
+    core.step(AppendEntriesReply(far, N2, N1, False))
+    assert core.term == 7
+    assert outputs_of(core) == []
+
+
+def test_a_node_that_was_away_for_many_elections_follows() -> None:
+    core = make_core(terms=[7])
+    core.step(Heartbeat(Term(7 + MAX_TERM_JUMP), N2, N1, LogIndex(0)))
+    assert core.term == 7 + MAX_TERM_JUMP
+
+
+def test_a_node_that_knows_nothing_of_its_group_believes_its_term_up_to_the_last_one() -> None:
+    core = make_core(hard=HardState(is_voter=False))
+    core.step(Heartbeat(Term(LAST_TERM + 1), N2, N1, LogIndex(0)))
+    assert core.term == 0
+    core.step(Heartbeat(Term(1 << 40), N2, N1, LogIndex(0)))
+    assert core.term == 1 << 40
+
+
+def test_a_leader_that_asks_for_votes_itself_is_not_protected_from_itself() -> None:
+    core = make_core(terms=[7])
+    core.step(Heartbeat(Term(7), N2, N1, LogIndex(0)))
+    sent_by(core)
+    core.step(RequestVote(Term(8), N3, N1, LogIndex(1), Term(7), pre_vote=True))
+    assert sent_by(core) == [], "its leader lives, as far as it knows"
+    core.step(RequestVote(Term(8), N2, N1, LogIndex(1), Term(7), pre_vote=True))
+    assert sent_by(core) == [RequestVoteReply(Term(8), N1, N2, True, pre_vote=True)]
+
+
+def test_a_late_timer_of_a_leader_makes_its_heartbeat_due() -> None:
+    core = make_leader()
+    outputs_of(core)
+    core.late(core.config.heartbeat_ticks)
+    core.tick()
+    assert {type(message) for message in sent_by(core)} == {Heartbeat}
+
+
+def test_a_follower_that_took_a_late_leader_for_dead_is_more_patient_when_that_happens_again() -> None:
+    core = make_core(terms=[7])
+    for _ in range(2):
+        core.step(Heartbeat(Term(7), N2, N1, LogIndex(0)))
+        while core.role is Role.FOLLOWER:
+            core.tick()
+        assert core.role is Role.PRE_CANDIDATE
+    core.step(Heartbeat(Term(7), N2, N1, LogIndex(0)))
+    assert core.peer_lateness.ticks >= 40 - core.config.heartbeat_ticks
+    assert core.shortest_timeout > 40
+
+
+def test_a_leader_that_is_known_to_be_gone_is_not_waited_for_with_patience() -> None:
+    core = make_core(terms=[7])
+    core.step(Heartbeat(Term(7), N2, N1, LogIndex(0)))
+    core.late(50)
+    core.late(50)
+    assert core.patience == 150
+    core.link_down(N2, refused=True)
+    for _ in range(core.config.forget_ticks_max):
+        core.tick()
+    assert core.role is Role.PRE_CANDIDATE
+
+
+def test_a_slave_believes_the_first_terms_of_its_generation() -> None:
+    core = make_core(terms=[7], first_term=1 << 40)
+    core.step(Heartbeat(Term((1 << 40) + 3), N2, N1, LogIndex(0)))
+    assert core.term == (1 << 40) + 3
+
+
+def test_behind_the_last_term_nobody_campaigns() -> None:
+    core = make_core(hard=HardState(LAST_TERM))
+    core.campaign()
+    assert (core.role, core.term) == (Role.FOLLOWER, LAST_TERM)
 
 
 def test_to_forget_the_leader_means_nothing_to_who_campaigns() -> None:
@@ -462,3 +542,73 @@ def test_a_storage_failure_is_told_once() -> None:
     core.storage_failed("the first")
     core.storage_failed("the second")
     assert core.fault == "the first"
+
+
+def asked_for_votes(core: RaftCore, ticks: int) -> int:
+    """Count the pre-votes that a core asks of n3 within so many ticks."""
+    asked = 0
+    for _ in range(ticks):
+        core.tick()
+        asked += sum(isinstance(m, RequestVote) and m.to == N3 for out in outputs_of(core) for m in out.send)
+    return asked
+
+
+def test_who_asked_in_vain_for_a_majority_asks_a_voter_that_comes_back_within_a_few_ticks() -> None:
+    """A second leader was killed before the first one was back: the survivor waited for its next election timeout."""
+    core = make_core("n2", [1, 1])
+    while core.role is not Role.PRE_CANDIDATE:
+        core.tick()
+    outputs_of(core)
+    soon = core.config.forget_ticks_max
+    assert soon < core.config.election_ticks_min // 4
+    core.link_up(N3)
+    assert asked_for_votes(core, soon) == 1
+    assert core.term == 1, "a pre-vote promises nothing"
+
+
+def test_a_voter_that_did_not_answer_a_pre_vote_is_asked_again_at_each_heartbeat_interval() -> None:
+    """It had not missed the leader yet, and has a shorter log itself: both waited for a whole election timeout."""
+    core = make_core("n2", [1, 1])
+    while core.role is not Role.PRE_CANDIDATE:
+        core.tick()
+    outputs_of(core)
+    interval = core.config.heartbeat_ticks
+    assert core.quiet_ticks() == interval - 1
+    assert asked_for_votes(core, interval - 1) == 0
+    assert asked_for_votes(core, 1) == 1
+    core.step(RequestVoteReply(Term(1), N3, N2, False, pre_vote=True))
+    assert asked_for_votes(core, interval) == 0, "who refused is not asked before the next campaign"
+    assert core.term == 1
+
+
+def test_two_that_missed_the_leader_one_after_the_other_elect_one_within_a_heartbeat_interval() -> None:
+    cluster = Cluster("n1", "n2", "n3")
+    cluster.elect("n1")
+    cluster.cut_one_way("n1", "n3")
+    cluster.propose("n1")
+    cluster.crash("n1")
+    cluster["n2"].forget_leader()
+    cluster["n2"].campaign()
+    cluster.settle()
+    assert cluster["n2"].role is Role.PRE_CANDIDATE, "the other one still believes in the leader"
+    cluster["n3"].forget_leader()
+    cluster["n3"].campaign()
+    cluster.settle()
+    assert cluster["n3"].role is Role.PRE_CANDIDATE, "its log is shorter"
+    cluster.tick(cluster["n2"].config.heartbeat_ticks, "n2")
+    assert cluster.members["n2"].core.term == 2
+    assert cluster["n3"].leader_id == N2
+
+
+def test_a_connection_that_comes_up_hurries_nobody_who_has_a_leader_or_asks_soon_anyway() -> None:
+    core = make_core("n2", [1, 1])
+    core.step(Heartbeat(Term(1), N1, N2, LogIndex(0), 1))
+    core.link_up(N3)
+    assert asked_for_votes(core, core.config.election_ticks_min - 1) == 0
+    alone = make_core("n2", [1, 1], voters=("n1", "n2"), non_voters=("n3",))
+    while alone.role is not Role.PRE_CANDIDATE:
+        alone.tick()
+    outputs_of(alone)
+    left = alone.ticks_to_campaign
+    alone.link_up(N3)
+    assert alone.ticks_to_campaign == left, "a learner is no part of a majority"

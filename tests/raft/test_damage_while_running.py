@@ -7,7 +7,10 @@ import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
 from ledgermq.proto import raft_pb2 as pb
@@ -128,6 +131,10 @@ def test_a_member_that_is_asked_for_entries_gives_out_no_damaged_ones_and_repair
         await cluster.until(lambda: cluster.nodes["n1"].status().log_check.repaired == 1)
         assert (await client.ask(asked, LogIndex(1), 1 << 20, progress)).entries
         await client.close()
+        async with grpc.aio.insecure_channel(asked.address) as channel:
+            garbage: Any = channel.unary_unary("/ledgermq.v1.RaftService/Refetch", None, None)(b"\xff\xff")
+            with pytest.raises(grpc.aio.AioRpcError, match="is no RefetchRequest"):
+                await garbage
 
     run(Cluster(tmp_path, **NEVER), scenario)
 

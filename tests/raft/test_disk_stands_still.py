@@ -13,7 +13,7 @@ from ledgermq.raft import node as node_module
 from ledgermq.raft.errors import TransferFailedError
 from ledgermq.raft.leadership import Leadership
 from ledgermq.raft.outputs import Role
-from ledgermq.raft.types import NodeId
+from ledgermq.raft.types import LogIndex, NodeId
 from tests.gated_disk import FLUSHES, Gate, GatedFileSystem
 
 from .node_cluster import Cluster, run
@@ -43,6 +43,26 @@ def test_the_lead_goes_to_a_node_whose_disk_works(tmp_path: Path, monkeypatch: p
             lambda: len({tuple(machine.applied) for machine in cluster.machines.values()}) == 1,
             "all are equal",
         )
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_the_lead_goes_to_a_node_whose_state_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that makes its queues again would serve nobody for minutes."""
+    monkeypatch.setattr(node_module, "REPORT_INTERVAL_S", 0.1)
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        leader = await cluster.leader()
+        node = cluster.nodes[leader]
+        rebuilding: Any = SimpleNamespace(needs_entries_to=LogIndex(99))
+        monkeypatch.setattr(node, "_state_transfer", rebuilding)
+        others = [other for name, other in cluster.nodes.items() if name != leader]
+        await cluster.until(lambda: any(other.is_leader_ready for other in others), "another leads")
+        follower = next(other for other in others if other.is_leader_ready)
+        await follower.propose([b"under the next leader"], 1).committed
 
     run(Cluster(tmp_path), scenario)
 
@@ -112,6 +132,21 @@ def test_a_follower_hands_nothing_over() -> None:
     watched = Watched()
     watched.core.role = Role.FOLLOWER
     assert asyncio.run(watched.looks((5, 9), (5, 9), (5, 9))) == 0
+
+
+def test_a_voter_that_is_alone_keeps_the_lead_while_its_state_is_made_whole() -> None:
+    """A single node, or a master: nobody else may lead."""
+
+    async def looks(voters: tuple[str, ...], needed: int) -> int:
+        watched = Watched()
+        watched.core.quorum = SimpleNamespace(voters=voters)
+        watched.look_at_state(LogIndex(needed))
+        await asyncio.sleep(0)
+        return watched.hand_overs
+
+    assert asyncio.run(looks(("n1",), 9)) == 0
+    assert asyncio.run(looks(("n1", "n2", "n3"), 0)) == 0
+    assert asyncio.run(looks(("n1", "n2", "n3"), 9)) == 1
 
 
 def test_a_hand_over_that_fails_is_tried_again() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledgermq.proto.entry import Buffer
+from ledgermq.raft.checked_frame import HEADER_SIZE, header_of
 from ledgermq.raft.frame_stream import FrameStream
 
 
@@ -46,7 +48,7 @@ class Receiver:
         self.frames: list[bytes] = []
         self.lost: list[str] = []
         self.wire = Wire()
-        self.stream = FrameStream(self.take, self.lost.append, max_frame_size=max_frame_size)
+        self.stream = FrameStream(self.take, self.lost.append, max_frame_size)
         self.stream.connection_made(self.wire)
         self.hold_after = -1
 
@@ -67,8 +69,10 @@ class Receiver:
             number += 1
 
 
-def wire_of(frames: list[bytes]) -> bytes:
+def wire_of(frames: list[bytes], *, checked: bool = False) -> bytes:
     sender = Receiver()
+    if checked:
+        sender.stream.check_frames(reports=False)
     for frame in frames:
         sender.stream.send((frame[:3], frame[3:]))
     return bytes(sender.wire.written)
@@ -80,14 +84,55 @@ sizes = st.one_of(
 
 
 @settings(deadline=None)
-@given(st.lists(sizes, max_size=8), st.lists(st.integers(3, 70_000), min_size=1, max_size=5))
+@given(st.lists(sizes, max_size=8), st.lists(st.integers(3, 70_000), min_size=1, max_size=5), st.booleans())
 def test_frames_of_any_size_cut_anywhere_come_out_whole_and_in_order(
-    sizes: list[int], pieces: list[int]
+    sizes: list[int], pieces: list[int], checked: bool
 ) -> None:
     frames = [bytes([number]) * size for number, size in enumerate(sizes)]
     receiver = Receiver()
-    receiver.receive(wire_of(frames), pieces)
+    if checked:
+        receiver.stream.check_frames(reports=False)
+    wire = wire_of(frames, checked=checked)
+    receiver.receive(wire, pieces)
     assert receiver.frames == frames
+    assert receiver.stream.received == len(wire)
+
+
+@settings(deadline=None)
+@given(st.lists(sizes, min_size=1, max_size=6), st.lists(st.integers(3, 70_000), min_size=1), st.data())
+def test_a_flipped_bit_ends_the_connection_and_nothing_behind_it_is_believed(
+    sizes: list[int], pieces: list[int], data: st.DataObject
+) -> None:
+    frames = [bytes([number]) * size for number, size in enumerate(sizes)]
+    receiver = Receiver()
+    receiver.stream.check_frames(reports=False)
+    wire = bytearray(wire_of(frames, checked=True))
+    place = data.draw(st.integers(0, len(wire) - 1))
+    wire[place] ^= 1 << data.draw(st.integers(0, 7))
+    receiver.receive(bytes(wire), pieces)
+    assert receiver.wire.aborted and receiver.stream.is_damaged
+    ends = [sum(HEADER_SIZE + size for size in sizes[: count + 1]) for count in range(len(sizes))]
+    assert receiver.frames == frames[: sum(end <= place for end in ends)]
+
+
+def test_memory_grows_with_what_came_and_not_with_what_a_frame_says() -> None:
+    """With a good header, as a peer with a bug may send it."""
+    receiver = Receiver()
+    receiver.stream.check_frames(reports=False)
+    start = (1 << 30).to_bytes(4, "little") + bytes(4)
+    receiver.receive(start + crc32c(start).to_bytes(4, "little") + bytes(70_000), [70_000])
+    assert receiver.stream.received == HEADER_SIZE + 70_000
+    assert len(receiver.stream.get_buffer(-1)) < 3 << 20
+    receiver.receive(bytes(5 << 20), [1 << 20])
+    assert len(receiver.stream.get_buffer(-1)) <= 5 << 20
+
+
+def test_a_large_frame_that_outgrows_its_memory_is_whole() -> None:
+    frame = bytes(range(256)) * (5 << 12)
+    receiver = Receiver()
+    receiver.stream.check_frames(reports=False)
+    receiver.receive(header_of((frame,)) + frame, [1 << 20])
+    assert receiver.frames == [frame]
 
 
 @given(st.integers(1, 4), st.lists(st.integers(1, 200), min_size=1, max_size=5))
@@ -133,7 +178,7 @@ def test_bytes_that_a_front_has_read_are_fed_first_and_a_flood_before_the_answer
 
 def test_frames_are_made_when_the_connection_takes_them_again() -> None:
     told: list[bool] = []
-    stream = FrameStream(lambda _: None, lambda _: None, lambda: told.append(stream.may_send))
+    stream = FrameStream(lambda _: None, lambda _: None, 100, lambda: told.append(stream.may_send))
     stream.connection_made(Wire())
     stream.pause_writing()
     assert stream.is_open and not stream.may_send

@@ -10,9 +10,11 @@ from dataclasses import replace
 import pytest
 
 from ledgermq.proto.entry import decode_header
+from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.errors import (
     DamagedFolderError,
     DamagedLogError,
+    DataFolderError,
     GroupRecoveryError,
     LockedFolderError,
     NewerFolderError,
@@ -26,12 +28,12 @@ from ledgermq.raft.group_recovery import (
     stopped_folder,
 )
 from ledgermq.raft.hard_state import BLOCK, HardStateFile
-from ledgermq.raft.identity import Identity, read_identity, write_identity
+from ledgermq.raft.identity import REJOINED_MARK, Identity, read_identity, write_identity
 from ledgermq.raft.log_repair import StoppedLog
-from ledgermq.raft.quarantine import rejoin
+from ledgermq.raft.quarantine import MARKER, rejoin
 from ledgermq.raft.segment_keeper import LogFolders
 from ledgermq.raft.storage import RaftStorage, open_storage
-from ledgermq.raft.storage_opening import is_learner
+from ledgermq.raft.storage_opening import is_learner, open_node_storage
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.power_cut import Keep
 
@@ -142,6 +144,73 @@ def test_a_clone_has_the_same_log_and_group_and_an_incarnation_of_its_own() -> N
     assert len({first.incarnation, *(each.incarnation for each in made.values())}) == 3
     assert {each.group_id for each in made.values()} == {first.group_id}
     assert made[N2].members == {N1: 0, N2: made[N2].incarnation, N3: 0}
+
+
+def _in_term(term: int, *, log_term: int = 3) -> SimulatedDisk:
+    """The survivor's folder after its node believed a term that no election leads to."""
+    disk = SimulatedDisk()
+    rig = LogRig(disk)
+    rig.storage.learn_members({N2: 22, N3: 33})
+    rig.storage.learn_group_id(OLD_GROUP_ID)
+    rig.append_random(random.Random(1), term=log_term)
+    rig.persist(HardState(Term(term), None, LogIndex(1)))
+    rig.flush()
+    rig.close(clean=True)
+    return disk
+
+
+@pytest.mark.parametrize("term", [(1 << 64) - 1, 1 << 62])
+def test_recovery_is_the_way_back_from_a_term_that_no_election_leads_to(term: int) -> None:
+    disk = _in_term(term)
+    recover(disk)
+    with stopped_folder(DATA, disk) as folder:
+        assert folder.hard.state.hard.term == 4
+
+
+def test_a_log_whose_last_term_is_the_last_of_all_is_not_recovered_and_unchanged() -> None:
+    disk = _in_term((1 << 64) - 1, log_term=(1 << 64) - 1)
+    before = contents(disk)
+    with pytest.raises(GroupRecoveryError, match="from a dump"):
+        recover(disk)
+    assert contents(disk) == before
+
+
+def test_a_node_with_a_term_behind_the_last_one_does_not_start_and_says_what_to_do() -> None:
+    disk = _in_term((1 << 64) - 1)
+    config = RaftConfig(
+        cluster_id="local",
+        group="g0",
+        node_id=N1,
+        members=(Member(N1, "a:1"),),
+        data_dir=DATA,
+        segment_size=SEGMENT,
+    )
+    with pytest.raises(DataFolderError, match="cluster recover"):
+        open_node_storage(config, disk)
+
+
+@pytest.mark.parametrize("term", [(1 << 64) - 1, 1 << 62], ids=["behind the last one", "far ahead"])
+@pytest.mark.parametrize("asked", [False, True], ids=["by the flag", "by the file"])
+def test_a_rejoin_is_the_way_back_from_a_term_that_no_election_leads_to(term: int, asked: bool) -> None:
+    disk = _in_term(term)
+    if asked:
+        disk.open(DATA / MARKER, create=True).close()
+    config = RaftConfig(
+        cluster_id="local", group="g0", node_id=N1, members=tuple(Member(n, f"{n}:1") for n in (N1, N2, N3)),
+        data_dir=DATA, segment_size=SEGMENT, rejoin=not asked,
+    )  # fmt: skip
+    storage = open_node_storage(config, disk)
+    assert storage.hard_state == HardState(Term(0), None, LogIndex(0), is_voter=False)
+    assert storage.identity.members[N1] == REJOINED_MARK and is_learner(storage)
+
+
+def test_a_folder_that_a_person_asked_to_have_moved_aside_is_not_made_that_of_a_new_group() -> None:
+    disk, _ = survivor_disk()
+    disk.open(DATA / MARKER, create=True).close()
+    before = contents(disk)
+    with pytest.raises(GroupRecoveryError, match="remove that file"):
+        recover(disk)
+    assert contents(disk) == before
 
 
 def _copy(disk: SimulatedDisk) -> SimulatedDisk:
@@ -342,8 +411,9 @@ def test_a_node_that_rejoins_forgets_the_recovery() -> None:
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 
-def _flip(disk: SimulatedDisk, name: str, position: int) -> None:
-    disk.flip(DATA / name, position)
+def _flip(disk: SimulatedDisk, name: str, *positions: int) -> None:
+    for position in positions:
+        disk.flip(DATA / name, position)
 
 
 def _damage_entry(disk: SimulatedDisk) -> None:
@@ -384,7 +454,7 @@ def test_a_first_member_that_lost_a_part_of_its_log_is_a_learner_and_not_new() -
 def _newer_identity(disk: SimulatedDisk) -> None:
     inode = disk.names[DATA / "identity"]
     for data in (inode.current, inode.durable):
-        data[:] = data.replace(b"LMQ identity 1 ", b"LMQ identity 9 ", 1)
+        data[:] = data.replace(b"LMQ identity 4 ", b"LMQ identity 9 ")
 
 
 def _alone(disk: SimulatedDisk) -> None:
@@ -395,8 +465,8 @@ def _alone(disk: SimulatedDisk) -> None:
 REFUSED: list[tuple[str, Callable[[SimulatedDisk], object], type[Exception], str]] = [
     ("in use", lambda disk: disk.lock(DATA / "lock"), LockedFolderError, "in use .*Stop that node first"),
     ("not a folder", lambda disk: disk.unlink(DATA / "identity"), GroupRecoveryError, "is not a node's data folder"),
-    ("identity", lambda disk: _flip(disk, "identity", 60), GroupRecoveryError, "identity is damaged.*another node"),
-    ("manifest", lambda disk: _flip(disk, "manifest", 60), GroupRecoveryError, "manifest is damaged.*another node"),
+    ("identity", lambda disk: _flip(disk, "identity", 60, 4156), GroupRecoveryError, "identity is damaged.*another node"),
+    ("manifest", lambda disk: _flip(disk, "manifest", 60, 4156), GroupRecoveryError, "manifest is damaged.*another node"),
     ("manifest gone", lambda disk: disk.unlink(DATA / "manifest"), GroupRecoveryError, "manifest is missing"),
     ("hard state", _damage_hard_state, GroupRecoveryError, "hardstate is damaged.*another node"),
     ("hard state gone", lambda disk: disk.unlink(DATA / "hardstate"), GroupRecoveryError, "hardstate is missing"),

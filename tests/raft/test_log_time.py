@@ -35,6 +35,7 @@ def test_a_wall_clock_that_is_ahead_is_approached_by_one_percent() -> None:
 
 def test_a_wall_clock_that_is_behind_slows_log_time_and_never_turns_it_back() -> None:
     clock = LogTime()
+    clock.restore(99_000)
     clock.observe(100_000, wall_ms=50_000, monotonic_ms=0)
     assert clock.lead(wall_ms=51_000, monotonic_ms=1_000) == 100_990
 
@@ -48,9 +49,44 @@ def test_a_small_difference_is_removed_and_is_no_warning() -> None:
 
 def test_a_timestamp_is_never_below_one_that_was_observed() -> None:
     clock = LogTime()
-    clock.observe(100_000, wall_ms=0, monotonic_ms=0)
+    clock.observe(100_000, wall_ms=100_000, monotonic_ms=0)
     clock.observe(90_000, wall_ms=0, monotonic_ms=1)
     assert clock.lead(wall_ms=0, monotonic_ms=1) == 100_000
+
+
+TEN_YEARS = 10 * 365 * 24 * 3_600_000
+
+
+def test_one_heartbeat_does_not_move_log_time_years_ahead() -> None:
+    clock = LogTime()
+    assert clock.observe(100_000, wall_ms=100_000, monotonic_ms=0)
+    assert not clock.observe(100_000 + TEN_YEARS, wall_ms=100_075, monotonic_ms=75)
+    assert clock.estimate(wall_ms=100_075, monotonic_ms=75) == 100_075
+    assert clock.lead(wall_ms=100_100, monotonic_ms=100) == 100_100
+    assert not clock.is_off
+
+
+def test_a_log_that_is_ahead_of_the_wall_clock_is_followed() -> None:
+    clock = LogTime()
+    clock.observe_entry(100_000 + TEN_YEARS, wall_ms=100_000, monotonic_ms=0)
+    assert clock.observe(100_500 + TEN_YEARS, wall_ms=100_500, monotonic_ms=500)
+    assert clock.estimate(wall_ms=100_600, monotonic_ms=600) == 100_600 + TEN_YEARS
+    assert clock.is_off
+
+
+def test_a_node_that_was_frozen_follows_when_its_wall_clock_was_set_again() -> None:
+    clock = LogTime()
+    clock.observe(100_000, wall_ms=100_000, monotonic_ms=0)
+    assert not clock.observe(5_000_000, wall_ms=100_010, monotonic_ms=10)
+    assert clock.observe(5_000_000, wall_ms=5_000_000, monotonic_ms=20)
+
+
+def test_a_heartbeat_from_long_ago_does_not_make_log_time_stand_still_on_a_new_leader() -> None:
+    clock = LogTime()
+    clock.observe(1_000_000, wall_ms=1_000_000, monotonic_ms=0)
+    clock.observe(0, wall_ms=1_000_010, monotonic_ms=10)
+    clock.lead(wall_ms=1_000_020, monotonic_ms=20)
+    assert clock.lead(wall_ms=1_001_020, monotonic_ms=1_020) >= 1_000_990
 
 
 def test_an_old_entry_that_comes_while_a_node_catches_up_does_not_turn_log_time_back() -> None:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
 from ledgermq.raft.errors import DamagedFolderError, EntryTooLargeError, NotLeaderError
+from ledgermq.raft.hello import RefusalKind
+from ledgermq.raft.messages import Heartbeat
+from ledgermq.raft.node import RaftNode
+from ledgermq.raft.out_stream import StreamKind
 from ledgermq.raft.storage_opening import check_state_fits
-from ledgermq.raft.types import LogIndex
+from ledgermq.raft.types import LogIndex, NodeId, Term
+from ledgermq.raft.wire import encode_control
 
-from .node_cluster import SEGMENT, Cluster, run
+from .node_cluster import SEGMENT, Cluster, RecordingStateMachine, run
 
 
 def test_a_single_node_leads_and_commits_alone(tmp_path: Path) -> None:
@@ -329,3 +338,106 @@ def test_a_node_whose_state_is_ahead_of_its_log_or_behind_its_beginning_does_not
             check_state_fits(node.config, LogIndex(-1), node.log)
 
     run(Cluster(tmp_path, ["n1"]), scenario)
+
+
+class SlowStateMachine(RecordingStateMachine):
+    """Its state is read from disk when it is first asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_by: list[int] = []
+        self.node: RaftNode
+        self.said = ""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "last_applied_index":
+            self.asked_by.append(threading.get_ident())
+            self.said = self.said or self.node.starting
+        return super().__getattribute__(name)
+
+
+def test_the_state_is_loaded_in_a_thread_and_what_the_node_does_is_told(tmp_path: Path) -> None:
+    """Probes ask the same event loop meanwhile."""
+
+    async def scenario(cluster: Cluster) -> None:
+        machine = SlowStateMachine()
+        machine.node = node = RaftNode(cluster.config("n1"), machine)
+        assert node.starting == "opens its data folder"
+        await node.start()
+        assert machine.asked_by[0] != threading.get_ident()
+        assert machine.said == "loads its state" and not node.starting
+        await node.stop()
+
+    run(Cluster(tmp_path, ["n1"]), scenario)
+
+
+class Ahead(NamedTuple):
+    """What a forged message of a peer did to a follower."""
+
+    node: RaftNode
+    leader: str
+
+
+async def _forge(cluster: Cluster, **changes: Any) -> Ahead:
+    """Let a follower receive a heartbeat of its leader with other fields, as a frame."""
+    await cluster.start()
+    await cluster.send(b"one")
+    leader = await cluster.leader()
+    node = cluster.nodes[next(name for name in cluster.nodes if name != leader)]
+    heartbeat = Heartbeat(node.term, NodeId(leader), node.config.node_id, LogIndex(0), 0, 0)
+    node._gate.on_frame(NodeId(leader), StreamKind.CONTROL, encode_control([replace(heartbeat, **changes)]))
+    return Ahead(node, leader)
+
+
+def test_a_term_that_no_elections_lead_to_ends_the_connection_and_not_the_group(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        forged = await _forge(cluster, term=(1 << 64) - 1)
+        assert forged.node.term < 1000
+        assert not forged.node._transport.is_heard(NodeId(forged.leader)), "that connection ended"
+        await cluster.send(b"two")
+        await cluster.settle()
+        assert cluster.applied(forged.node.config.node_id) == [b"one", b"two"]
+
+    run(Cluster(tmp_path), scenario)
+    assert [record.message for record in caplog.records if "term refused" in record.message]
+
+
+def test_a_peer_in_a_term_that_no_elections_lead_to_is_refused_with_the_way_back(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await cluster.leader()
+        one, two = cluster.nodes["n1"], cluster.nodes["n2"]
+        hello = replace(two._rights.hello(NodeId("n1"), 0.0, 0.0), term=Term(1 << 62))
+        refusal = await one._rights.admit(hello)
+        assert refusal is not None
+        assert refusal.kind is RefusalKind.TERM
+        assert "--rejoin" in refusal.text
+        assert "cluster recover" in refusal.text
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_a_heartbeat_with_a_log_time_years_ahead_moves_nothing(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        years_ahead = int(time.time() * 1000) + 10 * 365 * 24 * 3_600_000
+        forged = await _forge(cluster, log_time_ms=years_ahead)
+        assert forged.node.next_timestamp() < years_ahead - 24 * 3_600_000
+
+    run(Cluster(tmp_path), scenario)
+
+
+def test_log_time_is_taken_from_the_leader_and_from_nobody_else(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        leader = await cluster.leader()
+        node, other = (each for name, each in cluster.nodes.items() if name != leader)
+        log_time = node._driver.log_time.floor + 5_000
+        forged = Heartbeat(
+            node.term, other.config.node_id, node.config.node_id, LogIndex(0), log_time_ms=log_time
+        )
+        node._driver.step(forged, memoryview(b""))
+        assert node._driver.log_time.floor < log_time
+
+    run(Cluster(tmp_path), scenario)

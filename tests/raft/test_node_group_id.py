@@ -126,10 +126,14 @@ def test_only_nodes_of_its_own_group_can_make_a_node_give_up_its_data_folder(tmp
         await cluster.start()
         made, node = await one_id(cluster), cluster.nodes["n3"]
         refusal = Refusal(RefusalKind.INCARNATION, "n3 came back with an old data folder")
+        peers = [cluster.nodes[name].hello(None) for name in ("n1", "n2")]
         for stranger in (0, made ^ 1):
-            node._gate.on_refused(NodeId("n2"), refusal, stranger)
+            for hello in peers:
+                node._gate.on_refused(hello.node_id, refusal, replace(hello, group_id=stranger))
             assert node.fault is None
-        node._gate.on_refused(NodeId("n2"), refusal, made)
+        node._gate.on_refused(NodeId("n2"), refusal, replace(peers[1], known_incarnations={NodeId("n3"): 5}))
+        assert node.fault is None, "one of three"
+        node._gate.on_refused(NodeId("n1"), refusal, replace(peers[0], known_incarnations={NodeId("n3"): 5}))
         assert node.fault == refusal.text
 
     run(Cluster(tmp_path), scenario)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -397,3 +398,18 @@ def test_a_node_that_is_starting_can_be_stopped_while_it_waits(tmp_path: Path) -
         await settle_equal(cluster)
 
     run(Cluster(tmp_path, **NEVER), scenario)
+
+
+def test_a_deleted_folder_of_segments_is_fetched_from_the_others(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        await fill(cluster)
+        await settle_on_disk(cluster)
+        await cluster.kill("n3")
+        shutil.rmtree(cluster.folder / "n3" / "commitlog")
+        await cluster.send(b"meanwhile")
+        await cluster.start("n3")
+        await settle_equal(cluster)
+        await cluster.until(lambda: cluster.nodes["n3"].role == "follower", "it votes again")
+
+    run(Cluster(tmp_path), scenario)

@@ -30,7 +30,7 @@ class TravellingStateMachine(RecordingStateMachine):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
-        self.needs_entries_to = LogIndex(0)
+        self.needs_entries_to = self.counts_on_log_to = LogIndex(0)
         self.opened = 0
         self.refuse = ""
         self.hold: asyncio.Event | None = None  # pieces wait for it after the first

@@ -11,10 +11,16 @@ import pytest
 
 from ledgermq.raft import quarantine
 from ledgermq.raft.config import Member, RaftConfig
-from ledgermq.raft.errors import DamagedFolderError, ForeignFolderError, LockedFolderError, NewerFolderError
+from ledgermq.raft.errors import (
+    DamagedFolderError,
+    DataFolderError,
+    ForeignFolderError,
+    LockedFolderError,
+    NewerFolderError,
+)
 from ledgermq.raft.files import FileSystem, Lock
 from ledgermq.raft.identity import REJOINED_MARK
-from ledgermq.raft.quarantine import RECORD, finish_rejoin, is_under_way, rejoin
+from ledgermq.raft.quarantine import MARKER, RECORD, finish_rejoin, is_under_way, rejoin
 from ledgermq.raft.reign import Reign, Replication
 from ledgermq.raft.storage import RaftStorage, create_data_folder, lock_folder
 from ledgermq.raft.storage_opening import is_learner, open_node_storage
@@ -56,6 +62,13 @@ def opened(disk: SimulatedDisk, *, flag: bool = False) -> RaftStorage:
         data_dir=DATA, segment_size=SEGMENT, replication=Replication.ASYNC_MASTER, master="n1", rejoin=flag,
     )  # fmt: skip
     return open_node_storage(config, disk, settings=replace(storage_config(), reign=FIRST))
+
+
+def ask(disk: SimulatedDisk) -> None:
+    """As an operator does: touch do-rejoin."""
+    disk.make_directory(DATA)
+    disk.open(DATA / MARKER, create=True).close()
+    disk.sync_directory(DATA)
 
 
 def contents(disk: SimulatedDisk, folder: Path = DATA) -> dict[str, bytes]:
@@ -163,6 +176,71 @@ def test_a_rejoin_that_was_begun_needs_no_flag_to_go_on(after: After) -> None:
     assert moved > 15
 
 
+@pytest.mark.parametrize("after", [KILLED, SOME], ids=["killed", "power cut, some written"])
+def test_a_file_of_an_operator_asks_for_one_rejoin_whatever_step_is_the_last_before_a_crash(
+    after: After,
+) -> None:
+    step, asked_again = 0, 0
+    while True:
+        disk = master_disk(left_behind=False)
+        ask(disk)
+        old, step = contents(disk), step + 1
+        if not crash_in(disk, step, opened):
+            break
+        disk = after(disk)
+        asked_again += disk.exists(DATA / MARKER) and not is_under_way(DATA, disk)
+        storage = opened(disk)
+        check_moved(storage, disk, old, FIRST)
+        made = storage.incarnation
+        storage.close(clean=True)
+        again = opened(disk)
+        assert again.incarnation == made, "it is used up"
+        assert not disk.exists(DATA / MARKER) and disk.exists(KEPT / MARKER)
+        again.close(clean=True)
+    assert step > 20 and asked_again, "every operation was cut once, also before anything was decided"
+
+
+def test_a_file_of_an_operator_also_gives_up_the_folder_of_a_rejoin_and_an_empty_one() -> None:
+    disk = master_disk(left_behind=False)
+    opened(disk, flag=True).close(clean=True)
+    ask(disk)
+    opened(disk).close(clean=True)
+    assert disk.exists(DATA / "quarantine-2" / MARKER) and not disk.exists(DATA / MARKER)
+    empty = SimulatedDisk()
+    ask(empty)
+    storage = opened(empty)
+    assert is_learner(storage) and empty.exists(KEPT / MARKER), "an empty disk under a known name"
+
+
+def test_of_two_starts_that_saw_the_file_of_an_operator_one_moves_the_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk, made = master_disk(left_behind=False), list[int]()
+    ask(disk)
+
+    def lock(node: str, folder: Path, files: FileSystem) -> Lock:
+        monkeypatch.undo()
+        other = opened(disk)
+        made.append(other.incarnation)
+        other.close(clean=True)
+        return lock_folder(node, folder, files)
+
+    monkeypatch.setattr(quarantine, "lock_folder", lock)
+    storage = opened(disk)
+    assert [storage.incarnation] == made and not any("quarantine-2" in name for name in contents(disk))
+
+
+def test_a_node_alone_says_which_file_asks_for_what_nobody_can_give() -> None:
+    disk = master_disk(left_behind=False)
+    ask(disk)
+    alone = RaftConfig(
+        cluster_id="local", group="g0", node_id=N1, members=(Member(N1, "n1:1"),), data_dir=DATA,
+        segment_size=SEGMENT, replication=Replication.ASYNC_MASTER, master="n1",
+    )  # fmt: skip
+    with pytest.raises(DataFolderError, match=f"removed {DATA / MARKER}"):
+        open_node_storage(alone, disk, settings=replace(storage_config(), reign=FIRST))
+
+
 def test_the_new_folder_is_never_moved_after_the_old_one() -> None:
     disk = master_disk(left_behind=True)
     opened(disk).close(clean=False)
@@ -205,8 +283,8 @@ def test_a_record_that_cannot_be_read_is_refused_and_the_flag_begins_anew() -> N
 def test_a_record_of_a_newer_build_is_refused() -> None:
     disk = interrupted()
     raw = bytes(disk.names[DATA / RECORD].current)
-    assert raw.startswith(b"LMQ rejoin 1 ")
-    disk.names[DATA / RECORD].current[:] = raw.replace(b"rejoin 1 ", b"rejoin 2 ", 1)
+    assert raw.startswith(b"LMQ rejoin 2 ")
+    disk.names[DATA / RECORD].current[:] = raw.replace(b"rejoin 2 ", b"rejoin 3 ", 1)
     with pytest.raises(NewerFolderError):
         opened(disk, flag=True)
 

@@ -94,11 +94,24 @@ def test_unreadable_sector_of_the_log_is_damage_and_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["identity", "manifest"])
-def test_unreadable_record_is_damage_and_named(name: str) -> None:
+def test_unreadable_sector_of_a_record_is_what_its_second_copy_is_for(name: str) -> None:
+    for at in (5, 4096 + 5):
+        rig = filled(2)
+        disk = rig.disk.killed()
+        before = bytes(disk.names[DATA / name].current)
+        disk.names[DATA / name].unreadable = at
+        open_storage(storage_config(), disk).close()
+        assert disk.names[DATA / name].unreadable == -1, "it was written again, to other sectors"
+        assert bytes(disk.names[DATA / name].current) == before
+
+
+@pytest.mark.parametrize("name", ["identity", "manifest"])
+def test_record_damaged_in_both_copies_is_named(name: str) -> None:
     rig = filled(2)
     disk = rig.disk.killed()
-    disk.names[DATA / name].unreadable = 5
-    with pytest.raises(DamagedFolderError, match=r"cannot be read.*--rejoin"):
+    disk.flip(DATA / name, 60)
+    disk.flip(DATA / name, 4096 + 70)
+    with pytest.raises(DamagedFolderError, match=rf"{name} is damaged.*--rejoin"):
         open_storage(storage_config(), disk)
 
 

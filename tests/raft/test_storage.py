@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from ledgermq.proto.entry import EntryKind
 from ledgermq.raft.checked_file import write_record
 from ledgermq.raft.errors import (
     DamagedFolderError,
+    DamagedLogError,
     ForeignFolderError,
     LockedFolderError,
     NewerFolderError,
@@ -233,8 +235,8 @@ def test_record_of_a_newer_version_is_refused(config: StorageConfig, name: str) 
     files = RealFileSystem()
     create_data_folder(config, files)
     path = config.data_dir / name
-    path.write_bytes(path.read_bytes().replace(f"LMQ {name} 1".encode(), f"LMQ {name} 7".encode()))
-    known = {"identity": 3, "manifest": 1}[name]
+    known = {"identity": 4, "manifest": 2}[name]
+    path.write_bytes(path.read_bytes().replace(f"LMQ {name} {known}".encode(), f"LMQ {name} 7".encode()))
     with pytest.raises(NewerFolderError, match=rf"version 7.*version {known}") as caught:
         open_storage(config, files)
     assert str(path) in str(caught.value)
@@ -254,13 +256,13 @@ def test_folder_that_was_only_half_made_is_made_again(config: StorageConfig) -> 
 
 
 def fields_of(path: Path) -> tuple[str, dict[str, Any]]:
-    head, _, body = path.read_bytes().partition(b"\n")
+    raw = path.read_bytes()
+    assert raw[: len(raw) // 2] == raw[len(raw) // 2 :], "it stands twice"
+    head, _, body = raw[: len(raw) // 2].partition(b"\n")
     return head.decode().rpartition(" ")[0], json.loads(body)
 
 
-def test_the_folder_of_a_quorum_group_can_be_read_by_builds_that_know_no_master(
-    config: StorageConfig,
-) -> None:
+def test_the_identity_of_a_quorum_group_has_no_fields_of_a_master(config: StorageConfig) -> None:
     files, path = RealFileSystem(), config.data_dir / "identity"
     create_data_folder(config, files)
     recovery = Recovery(
@@ -268,7 +270,7 @@ def test_the_folder_of_a_quorum_group_can_be_read_by_builds_that_know_no_master(
     )
     write_identity(files, path, replace(read_identity(files, path, "n1"), recovery=recovery, group_id=8))
     head, fields = fields_of(path)
-    assert head == "LMQ identity 1"
+    assert head == "LMQ identity 4"
     assert fields.keys() == {
         "cluster_id", "group", "node_id", "incarnation", "segment_size", "feature_level", "members", "complete",
         "group_id", "recovery",
@@ -282,7 +284,7 @@ def test_the_folder_of_a_quorum_group_can_be_read_by_builds_that_know_no_master(
 @pytest.mark.parametrize(
     "changes", [{"reign": REIGN}, {"reign": REIGN, "successor": REIGN.next(NodeId("n2"), 5, LogIndex(3))}]
 )
-def test_a_folder_that_knows_a_master_is_refused_by_builds_that_know_none(
+def test_a_folder_that_knows_a_master_is_read_as_every_build_wrote_it(
     config: StorageConfig, changes: dict[str, Any]
 ) -> None:
     files, path = RealFileSystem(), config.data_dir / "identity"
@@ -293,19 +295,17 @@ def test_a_folder_that_knows_a_master_is_refused_by_builds_that_know_none(
     identity = replace(read_identity(files, path, "n1"), recovery=recovery, **changes)
     write_identity(files, path, identity)
     head, fields = fields_of(path)
-    assert head == "LMQ identity 2" and fields["recovery"]["promoted"]
+    assert head == "LMQ identity 4" and fields["recovery"]["promoted"]
     assert read_identity(files, path, "n1") == identity
-    # The first builds with a master wrote the same fields as version 1.
-    write_record(files, path, "identity", 1, fields)
-    assert read_identity(files, path, "n1") == identity
-    write_record(files, path, "identity", 4, fields)
+    for version in (1, 2, 3):  # they stood once in their files
+        write_record(files, path, "identity", version, fields)
+        assert read_identity(files, path, "n1") == identity
+    write_record(files, path, "identity", 5, fields, twice=True)
     with pytest.raises(NewerFolderError):
         read_identity(files, path, "n1")
 
 
-def test_a_folder_that_was_told_of_a_promotion_is_refused_by_builds_that_would_pass_over_it(
-    config: StorageConfig,
-) -> None:
+def test_a_folder_that_was_told_of_a_promotion_remembers_it(config: StorageConfig) -> None:
     files, path = RealFileSystem(), config.data_dir / "identity"
     create_data_folder(replace(config, reign=REIGN), files)
     claims = [Claim(group_id=9, reign=REIGN.next(NodeId(n), 5, LogIndex(3))) for n in ("n2", "n3")]
@@ -315,7 +315,6 @@ def test_a_folder_that_was_told_of_a_promotion_is_refused_by_builds_that_would_p
     again = replace(claims[0], group_id=11)
     storage.learn_claim(again)
     storage.close()
-    assert fields_of(path)[0] == "LMQ identity 3"
     assert read_identity(files, path, "n1").claims == (claims[1], again), "the last one of each node"
 
 
@@ -381,3 +380,42 @@ def test_real_file_survives_many_buffers_and_short_reads(tmp_path: Path) -> None
     assert file.pread_nowait(10, 9000) is None
     file.close()
     file.close()
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "Permission denied"), IsADirectoryError(21, "Is a directory")]
+)
+def test_a_lock_that_cannot_be_taken_is_named_with_the_way_out(
+    config: StorageConfig, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    files = RealFileSystem()
+    create_data_folder(config, files)
+
+    def refuse(self: RealFileSystem, path: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(RealFileSystem, "lock", refuse)
+    with pytest.raises(
+        DamagedFolderError, match=r"/lock cannot be locked .*rm -r .*/lock.*nothing was changed"
+    ):
+        open_storage(config, files)
+
+
+def test_a_deleted_folder_of_segments_is_a_log_that_misses_all_of_them(config: StorageConfig) -> None:
+    files = RealFileSystem()
+    create_data_folder(config, files)
+    shutil.rmtree(config.data_dir / "commitlog")
+    with pytest.raises(
+        DamagedLogError, match=r"commitlog/0{20} .*the segment file is missing.*--rejoin"
+    ) as caught:
+        open_storage(config, files)
+    assert caught.value.damage is not None, "the other members may have it"
+
+
+def test_a_folder_with_the_identity_of_another_node_names_that_file(config: StorageConfig) -> None:
+    files = RealFileSystem()
+    create_data_folder(config, files)
+    with pytest.raises(
+        ForeignFolderError, match=r"as the file .*/identity says.*put back the one of n2.*--rejoin"
+    ):
+        open_storage(replace(config, node_id=NodeId("n2")), files)

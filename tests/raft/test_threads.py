@@ -78,7 +78,7 @@ def rights_over(learn_members: Any) -> VotingRights:
         RaftConfig(cluster_id="test", group="g0", node_id=N1, members=members, data_dir=Path("n1"), segment_size=1 << 20),
         cast(Any, storage), cast(Any, SimpleNamespace(is_voter=True, term=Term(1), is_silent=False)),
         promote=none, announce=lambda: None, read_index=none, on_new_incarnation=none, on_learner=none,
-        on_left_behind=none,
+        on_left_behind=none, on_outdated=none,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from typing import Any, cast
 
 import grpc
@@ -20,8 +21,10 @@ from ledgermq.proto import raft_pb2 as pb
 from ledgermq.proto.entry import Buffer
 from ledgermq.raft import transport
 from ledgermq.raft.bootstrap import MemberRecord
-from ledgermq.raft.config import Member
+from ledgermq.raft.checked_frame import header_of, unframed
+from ledgermq.raft.config import CONTROL_FRAME_SIZE, Member, StreamLimits
 from ledgermq.raft.errors import AddressInUseError
+from ledgermq.raft.greeting import encode_greeting, encode_reply
 from ledgermq.raft.hello import Hello, Refusal, RefusalKind, Standing, refusal_of
 from ledgermq.raft.out_stream import StreamKind
 from ledgermq.raft.port_front import FrontLimits
@@ -39,6 +42,8 @@ def take_one(queue: deque[bytes]) -> tuple[bytes]:
 class Peer:
     """One end with a gate that records what happens."""
 
+    LIMITS = StreamLimits()
+
     def __init__(
         self, name: str, members: tuple[Member, ...], group: str = "g0", incarnation: int = 1
     ) -> None:
@@ -52,10 +57,14 @@ class Peer:
         self.gone: list[NodeId] = []
         self.refusals: list[Refusal] = []
         self.left_behind_by: list[NodeId] = []
+        self.stuck: list[StreamKind] = []
+        self.damaged: list[NodeId | None] = []
         self.changed = asyncio.Event()
         own = next(m for m in members if m.node_id == name)
         others = tuple(m for m in members if m.node_id != name)
-        self.transport: Transport[bytes, bytes] = Transport(own.address, others, self, take_one, take_one)
+        self.transport: Transport[bytes, bytes] = Transport(
+            own.address, others, self, take_one, take_one, limits=self.LIMITS
+        )
 
     def hello(self, to: NodeId | None) -> Hello:
         return Hello(
@@ -73,7 +82,7 @@ class Peer:
         self.frames.append((peer, kind, bytes(frame)))
         self.changed.set()
 
-    def on_refused(self, peer: NodeId, refusal: Refusal, group_id: int) -> None:
+    def on_refused(self, peer: NodeId, refusal: Refusal, hello: Hello) -> None:
         self.refusals.append(refusal)
         self.changed.set()
 
@@ -83,6 +92,15 @@ class Peer:
 
     def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
         self.up.add((peer, kind))
+        self.changed.set()
+
+    def on_link_stuck(self, peer: NodeId, kind: StreamKind) -> None:
+        self.up.discard((peer, kind))
+        self.stuck.append(kind)
+        self.changed.set()
+
+    def on_damaged(self, peer: NodeId | None) -> None:
+        self.damaged.append(peer)
         self.changed.set()
 
     def on_link_lost(self, peer: NodeId, kind: StreamKind, *, gone: bool) -> None:
@@ -305,6 +323,11 @@ class Visitor:
             size = int.from_bytes(await self._reader.readexactly(4), "little")
             return pb.HelloReply.FromString(await self._reader.readexactly(size))
 
+    async def report(self) -> int:
+        """How many bytes of its frames have arrived, as it is told next."""
+        async with asyncio.timeout(WAIT_S):
+            return int.from_bytes(unframed(await self._reader.readexactly(20)), "little")
+
     async def ended(self) -> None:
         async with asyncio.timeout(WAIT_S):
             try:
@@ -319,7 +342,8 @@ def framed(data: bytes) -> bytes:
 
 
 def greeting_of(peer: Peer, to: Peer) -> bytes:
-    return peer.hello(to.id).to_proto().SerializeToString()
+    """As a build greets that speaks plain frames only."""
+    return replace(peer.hello(to.id), frames=0).to_proto().SerializeToString()
 
 
 async def serve(peer: Peer) -> None:
@@ -477,5 +501,312 @@ def test_peers_come_in_however_many_others_hold_the_port(monkeypatch: pytest.Mon
             await two.start()
             await two.until(lambda: len(two.up) == 2)
             assert one.transport.is_heard(two.id)
+
+    run(scenario)
+
+
+def checked(*bodies: bytes) -> bytes:
+    return b"".join(header_of((body,)) + body for body in bodies)
+
+
+def sealed_greeting(peer: Peer, to: Peer) -> bytes:
+    return encode_greeting(peer.hello(to.id))
+
+
+async def greeted(
+    stack: AsyncExitStack, one: Peer, two: Peer, kind: StreamKind = StreamKind.APPEND
+) -> Visitor:
+    """A connection of n2 to n1 that speaks frames with checksums."""
+    visitor = await stack.enter_async_context(Visitor(one.transport.bind))
+    visitor.greet(sealed_greeting(two, one), kind)
+    answer = await visitor.answer()
+    assert (answer.refusal_kind, answer.frames) == (0, 1)
+    return visitor
+
+
+def test_what_has_arrived_is_told_to_the_sender() -> None:
+    """Also of a frame that is not whole, and whatever the receiver does with it."""
+
+    async def scenario(one: Peer, two: Peer) -> None:
+        await serve(one)
+        async with AsyncExitStack() as stack:
+            visitor = await greeted(stack, one, two)
+            frames = checked(b"one", b"two")
+            visitor.say(frames)
+            while await visitor.report() < len(frames):
+                pass
+            visitor.say(checked(bytes(300_000))[:200_000])
+            while await visitor.report() < len(frames) + 200_000:
+                pass
+        assert [frame for _, _, frame in one.frames] == [b"one", b"two"]
+
+    run(scenario)
+
+
+def test_a_damaged_frame_ends_its_connection_only_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(one: Peer, two: Peer) -> None:
+        caplog.clear()
+        await serve(one)
+        damaged = bytearray(checked(b"match_index 7"))
+        damaged[-1] ^= 1
+        async with AsyncExitStack() as stack:
+            control = await greeted(stack, one, two, StreamKind.CONTROL)
+            for _ in range(3):
+                visitor = await greeted(stack, one, two)
+                visitor.say(checked(b"good") + damaged + checked(b"behind it"))
+                await visitor.ended()
+            control.say(checked(b"still heard"))
+            await one.until(lambda: len(one.frames) == 4)
+        assert [frame for _, _, frame in one.frames] == [b"good"] * 3 + [b"still heard"]
+        assert one.damaged == [two.id] * 3
+        lines = [line for line in caplog.messages if "was changed on the way" in line]
+        assert len(lines) == 1
+        assert "peer=n2" in lines[0]
+
+    run(scenario)
+
+
+def test_a_damaged_greeting_is_not_judged_and_not_answered() -> None:
+    """One flipped bit of an incarnation would give a healthy folder up."""
+
+    async def scenario(one: Peer, two: Peer) -> None:
+        await serve(one)
+        greeting = sealed_greeting(replace_incarnation(two, 1 << 20), one)
+        honest = sealed_greeting(replace_incarnation(two, 0), one)
+        place = next(i for i, (a, b) in enumerate(zip(greeting, honest, strict=False)) if a != b)
+        damaged = bytearray(greeting)
+        damaged[place + 1] ^= 2
+        async with Visitor(one.transport.bind) as visitor:
+            visitor.greet(bytes(damaged))
+            await visitor.ended()
+        assert one.record.known == {}
+        assert one.damaged == [None]
+
+    run(scenario)
+
+
+def replace_incarnation(peer: Peer, incarnation: int) -> Peer:
+    peer.incarnation = incarnation
+    return peer
+
+
+@pytest.mark.parametrize("kind", list(StreamKind))
+def test_frames_are_bounded_by_what_their_stream_may_carry(
+    kind: StreamKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Peer, "LIMITS", StreamLimits(append_frame=2 << 20))
+    limit = CONTROL_FRAME_SIZE if kind is StreamKind.CONTROL else 2 << 20
+
+    async def scenario(one: Peer, two: Peer) -> None:
+        await serve(one)
+        async with AsyncExitStack() as stack:
+            visitor = await greeted(stack, one, two, kind)
+            visitor.say(checked(bytes(limit)))
+            await one.until(lambda: len(one.frames) == 1)
+            visitor.say(checked(bytes(limit + 1)))
+            await visitor.ended()
+        assert len(one.frames) == 1
+
+    run(scenario)
+
+
+def test_a_stream_replaces_the_one_of_its_kind_that_the_peer_opened_before() -> None:
+    """What the old one still holds must not come later; and nobody piles up streams."""
+
+    async def scenario(one: Peer, two: Peer) -> None:
+        await serve(one)
+        async with AsyncExitStack() as stack:
+            control = await greeted(stack, one, two, StreamKind.CONTROL)
+            former = await greeted(stack, one, two)
+            for _ in range(20):
+                visitor = await greeted(stack, one, two)
+                await former.ended()
+                former.say(checked(b"too late"))
+                former = visitor
+            former.say(checked(b"append"))
+            control.say(checked(b"control"))
+            await one.until(lambda: len(one.frames) == 2)
+        assert sorted(frame for _, _, frame in one.frames) == [b"append", b"control"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("greet", "frame"), [(greeting_of, framed), (sealed_greeting, checked)])
+def test_a_frame_that_begins_and_does_not_go_on_ends_its_stream(
+    greet: Callable[[Peer, Peer], bytes], frame: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With plain frames this is how a flipped length shows: it swallows what comes behind it, drop by drop."""
+    monkeypatch.setattr(Peer, "LIMITS", StreamLimits(whole_frame_s=0.05))
+
+    async def scenario(one: Peer, two: Peer) -> None:
+        await serve(one)
+        for begun in (b"\x01", frame(bytes(200))[:-1], frame(bytes(200_000))[:-1]):
+            async with Visitor(one.transport.bind) as visitor:
+                visitor.greet(greet(two, one))
+                assert not (await visitor.answer()).refusal_kind
+                visitor.say(begun)
+                await visitor.ended()
+        assert one.frames == []
+
+    run(scenario)
+
+
+def test_builds_that_speak_plain_frames_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "frames_with", lambda hello: 0)
+
+    async def scenario(one: Peer, two: Peer) -> None:
+        await both_up(one, two)
+        one.transport.links[two.id].append.put(bytes(300_000))
+        one.transport.links[two.id].control.put(b"vote")
+        await two.until(lambda: len(two.frames) == 2)
+        assert not two.damaged
+
+    run(scenario)
+
+
+class Swallower:
+    """What answers the greetings to n2, takes everything, and hands nothing on."""
+
+    def __init__(self, two: Peer) -> None:
+        self.greeted: list[bytes] = []
+        self._two = two
+
+    async def serve(self) -> asyncio.Server:
+        host, port = self._two.transport.bind.split(":")
+        return await asyncio.start_server(self._take, host, int(port))
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            self.greeted.append((await reader.readexactly(6))[-1:])
+            await reader.readexactly(int.from_bytes(await reader.readexactly(4), "little"))
+            writer.write(framed(encode_reply(self._two.hello(None), None, 1)))
+            while await reader.read(1 << 16):
+                pass
+        writer.close()
+
+
+def test_a_stream_that_carries_nothing_is_opened_anew_and_told_as_stalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Peer, "LIMITS", StreamLimits(stall_s=0.02))
+
+    async def scenario(one: Peer, two: Peer) -> None:
+        swallower = Swallower(two)
+        async with await swallower.serve():
+            await one.start()
+            await one.until(lambda: len(one.up) == 2)
+            append = one.transport.links[two.id].append
+            while not append.is_stalled():
+                append.put(b"entries")
+                await asyncio.sleep(0)
+            assert append.was_stuck
+            assert set(one.stuck) == {StreamKind.APPEND}
+            assert not one.gone, "a stream that stands still says nothing about the peer"
+            await one.until(lambda: swallower.greeted.count(b"A") >= 2)
+            assert swallower.greeted.count(b"C") == 1
+
+    run(scenario)
+
+
+async def slow_link_to(two: Peer, bytes_per_s: int) -> asyncio.Server:
+    """Stand in front of n2, which listens elsewhere, and pass on what comes at this rate."""
+    host, port = two.transport.bind.split(":")
+    server = socket.create_server((host, int(port)))
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pause_s: float) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(4096):
+                await asyncio.sleep(len(data) * pause_s)
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner, outer = await asyncio.open_connection(host, two_port)
+        await asyncio.gather(pass_on(reader, outer, 1 / bytes_per_s), pass_on(inner, writer, 0.0))
+
+    two_port = free_port()
+    two.transport.bind = f"{host}:{two_port}"
+    return await asyncio.start_server(take, sock=server, limit=4096)
+
+
+def test_a_large_frame_arrives_over_a_slow_link_by_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 60 kB/s a frame of 128 KiB takes seven times as long as a stream may stand still."""
+
+    async def scenario(one: Peer, two: Peer) -> None:
+        async with await slow_link_to(two, 60_000):
+            await two.start()
+            await one.start()
+            await one.until(lambda: len(one.up) == 2)
+            one.transport.links[two.id].append.put(bytes(128 << 10))
+            await two.until(lambda: bool(two.frames))
+        assert not one.stuck
+
+    run(scenario)
+
+
+def test_a_stream_that_stood_still_and_moves_again_is_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Peer, "LIMITS", StreamLimits(stall_s=0.05))
+
+    async def scenario(one: Peer, two: Peer) -> None:
+        append = one.transport.links[two.id].append
+        async with await Swallower(two).serve():
+            await one.start()
+            await one.until(lambda: len(one.up) == 2)
+            append.put(b"swallowed")
+            await one.until(lambda: bool(one.stuck))
+            one.transport.links[two.id].control.silence()
+        await two.start()
+        await one.until(lambda: (two.id, StreamKind.APPEND) in one.up)
+        while append.was_stuck:
+            append.put(b"arrives")
+            await asyncio.sleep(0)
+        assert not append.is_stalled()
+        assert {frame for _, _, frame in two.frames} == {b"arrives"}
+
+    run(scenario)
+
+
+def test_many_greetings_of_strangers_are_one_line_of_bounded_length(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(one: Peer, two: Peer) -> None:
+        caplog.clear()
+        await serve(one)
+        for number in range(30):
+            stranger = replace(two.hello(one.id), node_id=NodeId(f"x{number}"), group="g" * 255)
+            async with Visitor(one.transport.bind) as visitor:
+                visitor.greet(encode_greeting(stranger))
+                assert (await visitor.answer()).refusal_kind == RefusalKind.GROUP.value
+        for name in ("n2\nERROR all is lost", "\x1b[2J", "n" * 60_000):
+            async with Visitor(one.transport.bind) as visitor:
+                visitor.greet(encode_greeting(replace(two.hello(one.id), node_id=NodeId(name))))
+                answer = await visitor.answer()
+                assert answer.refusal_kind == RefusalKind.MALFORMED.value
+                assert answer.refusal.isprintable()
+        assert len(caplog.messages) == 1
+        assert caplog.messages[0].startswith("stranger refused")
+        assert sum(map(len, caplog.messages)) < 3_000
+        assert all(line.isprintable() for line in caplog.messages)
+
+    run(scenario)
+
+
+def test_what_a_peer_says_in_a_refusal_is_shown_safely_and_in_bounds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(one: Peer, two: Peer) -> None:
+        caplog.clear()
+
+        async def rude(hello: Hello) -> Refusal | None:
+            return Refusal(RefusalKind.GROUP, "no\nERROR forged " + "x" * 30_000)
+
+        monkeypatch.setattr(two, "admit", rude)
+        await serve(two)
+        await one.start()
+        await one.until(lambda: bool(one.refusals))
+        assert one.refusals[0].text.startswith("no\\x0aERROR forged")
+        assert len(one.refusals[0].text) <= 2_000
+        logged = [line for line in caplog.messages if line.startswith("peer refused") and "forged" in line]
+        assert any(len(line) < 2_100 and line.isprintable() for line in logged)
 
     run(scenario)

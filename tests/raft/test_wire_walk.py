@@ -26,6 +26,10 @@ def test_the_last_index_is_that_of_the_last_entry() -> None:
     assert last_index_of(wire_of(7)) == 7
 
 
+def test_no_bytes_hold_no_entry() -> None:
+    assert last_index_of(b"") == 0
+
+
 def test_a_damaged_size_ends_the_walk() -> None:
     data = bytearray(wire_of(5))
     (size,) = struct.unpack_from("<I", data, 8)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ledgermq.broker.commands import (
     EARLIEST,
     LATEST,
+    PARKED_MESSAGES,
     Ack,
     BrokerGroupMode,
     ChangeInvisible,
@@ -18,12 +19,17 @@ from ledgermq.broker.commands import (
     DeleteGroup,
     DeleteTopic,
     EvictDedup,
+    FeatureLevel,
+    ParkMessages,
+    ParkReason,
     ReleaseLeases,
+    ReleaseParked,
     SetBrokerGroupMode,
     SetTopicRetention,
     TrimQueues,
     change_rows,
     lease_rows,
+    park_rows,
     position_rows,
 )
 from ledgermq.broker.leader_view import Delivery, ReceiveRequest
@@ -93,7 +99,9 @@ class Consumer(Client):
             self.soon()
             return
         what = self.rng.random()
-        if what < 0.75:
+        if self.world.parking and (poison := [each for each in deliveries if each.queue_offset % 5 == 2]):
+            self._fail(request, deliveries, poison)
+        elif what < 0.75:
             count = self.rng.randint(1, len(deliveries)) if self.rng.random() < 0.4 else len(deliveries)
             self._acknowledge(request, self.rng.sample(deliveries, count), 0)
         elif what < 0.85:
@@ -104,6 +112,20 @@ class Consumer(Client):
             self.ask("command", command, lambda answer, newest: self.soon())
         else:
             self.soon()  # it forgets them
+
+    def _fail(self, request: ReceiveRequest, deliveries: list[Delivery], poison: list[Delivery]) -> None:
+        """Some of them can never be consumed: acknowledge the others, let these lapse, hurry one, or give one up."""
+        what, good = self.rng.random(), [each for each in deliveries if each not in poison]
+        if what < 0.4 and good:
+            self._acknowledge(request, good, 0)
+        elif what < 0.7:
+            self._change(request, poison[0])
+        elif what < 0.8 and self.world.model.level >= PARKED_MESSAGES:
+            rows = park_rows([(each.queue_id, each.queue_offset, each.lease_id, 3) for each in poison[:2]])
+            command = ParkMessages(request.group_id, request.topic_id, rows, ParkReason.FORWARDED)
+            self.ask("command", command, lambda answer, newest: self.soon())
+        else:
+            self.soon()
 
     def _change(self, request: ReceiveRequest, delivery: Delivery) -> None:
         row = (delivery.queue_id, delivery.queue_offset, delivery.lease_id, self.rng.choice((0, 300, 2000)))
@@ -157,7 +179,7 @@ class Drainer(Consumer):
             for queue_id in range(topic.queues):
                 key = (topic.topic_id, queue_id)
                 found, end = model.positions.get((group.group_id, *key)), model.queues[key].end
-                if found is None or found.committed < end:
+                if found is None or found.committed < end or found.parked:
                     return f"queue {key} of group {self._group}: {found}, its end is {end}"
         return ""
 
@@ -165,6 +187,10 @@ class Drainer(Consumer):
         topic, group = self.a_topic(), self.a_group(self._group)
         if topic is None or group is None or not self.left():
             self.world.after(100 * MS, self._go_on)
+            return
+        if rows := parked_rows(self.world, group.group_id):
+            command = ReleaseParked(group.group_id, position_rows(rows))
+            self.ask("command", command, lambda answer, newest: self.soon())
             return
         request = ReceiveRequest(group.group_id, topic.topic_id, 32, 2000, attempt_id=f"drain-{self._group}")
         self.ask("receive", request, partial(self._on_received, request))
@@ -177,6 +203,14 @@ class Drainer(Consumer):
             self._acknowledge(request, deliveries, 0)
         else:
             self.soon()
+
+
+def parked_rows(world: BrokerWorld, group_id: int) -> list[tuple[int, int, int]]:
+    """Return (topic, queue, offset) of what is parked for a group."""
+    positions = sorted(world.model.positions.items())
+    return [
+        (*key[1:], offset) for key, each in positions if key[0] == group_id for offset in sorted(each.parked)
+    ]
 
 
 class Puller(Client):
@@ -239,10 +273,17 @@ class Administrator(Client):
 
     def _command(self) -> Command | None:
         rng, model = self.rng, self.world.model
+        if self.world.parking == "yes":
+            if model.level < PARKED_MESSAGES:
+                return FeatureLevel(PARKED_MESSAGES)
+            group = self.a_group(rng.choice(LEASING)[0])
+            if group and rng.random() < 0.2 and (rows := parked_rows(self.world, group.group_id)):
+                count = rng.randint(1, len(rows))
+                return ReleaseParked(group.group_id, position_rows(rng.sample(rows, count)))
         more = [(EXCLUSIVE, self.world.exclusive_start, False)] if self.world.member_count else []
         for name, start, fifo in (*LEASING, (PULLING, EARLIEST, False), *more):
             if self.a_group(name) is None:
-                return CreateGroup(name, start, fifo=fifo)
+                return CreateGroup(name, start, self.world.max_attempts, fifo)
         if len(model.topics) < 2:
             return CreateTopic(f"t{rng.randrange(4)}", rng.randint(1, 3), retention_ms=rng.choice((0, 5000)))
         topic, what = self.a_topic(), rng.random()

@@ -21,6 +21,9 @@ _POSITION = struct.Struct("<IIq")
 _OWNED = struct.Struct("<IIqQ")
 _LEASE = struct.Struct("<IqQ")
 _CHANGE = struct.Struct("<IqQq")
+_PARK = struct.Struct("<IqQI")
+PARKING = 3  # feature level from which on messages are parked
+PARKED_MAX = 1024
 _RECORDS = 1  # kind of an entry
 NEVER = (1 << 63) - 1
 
@@ -53,6 +56,11 @@ class Lease:
     session: int
     attempt: int
     acked: bool = False
+    released: bool = False  # it was parked, and has not been granted since
+
+    @property
+    def flags(self) -> int:
+        return self.acked + 2 * self.released
 
 
 @dataclass(slots=True)
@@ -62,6 +70,8 @@ class Position:
     position: int
     leases: dict[int, Lease] = field(default_factory=dict)
     lost: int = 0
+    #: offset: when, attempts, why, entry
+    parked: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
 
     @property
     def committed(self) -> int:
@@ -82,6 +92,7 @@ class Group:
     name: str
     start: int
     fifo: bool
+    attempts: int
 
 
 @dataclass(slots=True)
@@ -104,6 +115,7 @@ class BrokerModel:
         self.streams: dict[tuple[int, int, int], Stream] = {}
         self.members = MemberModel()
         self.mode = 0  # of the broker group
+        self.level = 0  # of features
         self.next_topic = self.next_group = 1
         self.places: dict[bytes, list[tuple[int, int, int]]] = {}  # message id -> where it is stored
         self.stored_at: dict[bytes, int] = {}  # log time
@@ -212,12 +224,12 @@ class BrokerModel:
         return (number if topic else 0), topic is not None
 
     def _create_group(self, raw: bytes, _version: int) -> tuple[int, bool]:
-        start, _, fifo = struct.unpack_from("<qIB", raw)
+        start, attempts, fifo = struct.unpack_from("<qIB", raw)
         name = _text(raw, 13)
         for group in self.groups.values():
             if group.name == name:
                 return group.group_id, False
-        group = Group(self.next_group, name, start, bool(fifo))
+        group = Group(self.next_group, name, start, bool(fifo), attempts)
         self.next_group += 1
         self.groups[group.group_id] = group
         return group.group_id, True
@@ -264,7 +276,8 @@ class BrokerModel:
                 renewed.append((topic, queue))
             offset = min(max(offset, stored.begin), stored.end)
             if found is None or reset:
-                self.positions[group, topic, queue] = Position(offset)
+                stay = {} if found is None else {at: each for at, each in found.parked.items() if at < offset}
+                self.positions[group, topic, queue] = Position(offset, parked=stay)
                 self.reset_at[group, topic, queue] = self.index
             elif offset > found.committed:
                 found.leases = {at: lease for at, lease in found.leases.items() if at >= offset}
@@ -299,6 +312,7 @@ class BrokerModel:
                 continue
             given = self._grant_in(found, start, end, offsets, deadline, session)
             for offset, attempt in given:
+                self._judge_attempt((group, topic, queue, offset), attempt, found)
                 self.granted[self.index, group, topic, queue, offset] = attempt
             if given:
                 granted[queue] = given
@@ -325,6 +339,61 @@ class BrokerModel:
             found.position = max(found.position, end)
         return given
 
+    def _judge_attempt(self, place: tuple[int, int, int, int], attempt: int, found: Position) -> None:
+        """A group that may park gets no message more often than it allows; in order, those behind a failing one may be."""
+        group = self.groups[place[0]]
+        full = len(found.parked) == PARKED_MAX
+        demand(
+            self.level < PARKING or group.fifo or full or attempt <= group.attempts,
+            f"B attempts: {place} is granted as attempt {attempt} of {group.attempts}",
+        )
+
+    def _park(self, raw: bytes, _version: int) -> list[bool]:
+        demand(self.level >= PARKING, f"B level: entry {self.index} parks, the level is {self.level}")
+        verdicts = []
+        touched: list[tuple[Position, int, int, int]] = []
+        room: dict[int, int] = {}
+        group_id, topic, reason = struct.unpack_from("<IIB", raw)
+        group = self.groups.get(group_id)
+        for queue, offset, lease_id, attempts in _PARK.iter_unpack(raw[9:]):
+            found = self.positions.get((group_id, topic, queue))
+            lease = None if found is None or group is None else found.leases.get(offset)
+            good = lease is not None and lease.lease_id == lease_id and not lease.acked
+            if good and found is not None and lease is not None and group is not None:
+                left = room.setdefault(queue, PARKED_MAX - len(found.parked))
+                room[queue] = left - 1
+                good = left > 0
+                demand(
+                    reason != 1 or (lease.attempt >= group.attempts and lease.deadline <= self.stamp),
+                    f"B attempts: entry {self.index} parks {(topic, queue, offset)}, attempt {lease.attempt} of {group.attempts}, "
+                    f"which ends at {lease.deadline}, now is {self.stamp}",
+                )
+                if good:
+                    touched.append((found, offset, max(lease.attempt, attempts), reason))
+            verdicts.append(good)
+        for found, offset, attempts, why in touched:
+            if found.leases.pop(offset, None) is not None:
+                found.parked[offset] = (self.stamp, attempts, why, self.index)
+        for found in {id(each[0]): each[0] for each in touched}.values():
+            if group is not None and group.fifo:
+                for lease in found.leases.values():
+                    lease.attempt = 0
+                _finish_first(found)
+        return verdicts
+
+    def _release_parked(self, raw: bytes, _version: int) -> list[bool]:
+        (group,) = struct.unpack_from("<I", raw)
+        rows = list(_POSITION.iter_unpack(raw[9:]))
+        verdicts = []
+        for topic, queue, offset in rows:
+            found = self.positions.get((group, topic, queue))
+            verdicts.append(found is not None and offset in found.parked)
+        for topic, queue, offset in rows:
+            found = self.positions.get((group, topic, queue))
+            if found is not None and found.parked.pop(offset, None) is not None:
+                found.leases[offset] = Lease(0, self.stamp, 0, 0, released=True)
+        return verdicts
+
     def _rows(
         self, raw: bytes, layout: struct.Struct
     ) -> Iterator[tuple[Position | None, Any, bool, tuple[int, ...]]]:
@@ -342,7 +411,7 @@ class BrokerModel:
                 continue
             lease = found.leases.get(offset)
             if lease is None:
-                verdicts.append(0 <= offset < found.position)
+                verdicts.append(0 <= offset < found.position and offset not in found.parked)
                 continue
             good = lease.lease_id == lease_id and (force or lease.deadline > self.stamp or lease.acked)
             verdicts.append(good)
@@ -354,7 +423,7 @@ class BrokerModel:
             for offset in sorted(found.leases):
                 if found.leases[offset].acked:
                     del found.leases[offset]
-                elif fifo:
+                elif fifo and not found.leases[offset].released:
                     break
         return verdicts
 
@@ -414,7 +483,12 @@ class BrokerModel:
                 continue
             queue.begin = min(begin, queue.end)
             for key, found in self.positions.items():
-                if key[1:] == (topic, number) and found.committed < queue.begin:
+                if key[1:] != (topic, number):
+                    continue
+                for at in [at for at in found.parked if at < queue.begin]:
+                    del found.parked[at]
+                    found.lost += 1
+                if found.committed < queue.begin:
                     gone = [at for at in found.leases if at < queue.begin]
                     found.lost += sum(not found.leases[at].acked for at in gone)
                     found.lost += max(queue.begin - found.position, 0)
@@ -423,8 +497,9 @@ class BrokerModel:
                         del found.leases[at]
                     _finish_first(found)
 
-    def _feature_level(self, _raw: bytes, _version: int) -> None:
-        return None
+    def _feature_level(self, raw: bytes, _version: int) -> None:
+        (level,) = struct.unpack("<I", raw)
+        self.level = max(self.level, level)
 
     def _set_mode(self, raw: bytes, version: int) -> tuple[int, bool]:
         demand(version == 1, "model: nobody here removes a broker group on a condition")
@@ -435,9 +510,10 @@ class BrokerModel:
 def _finish_first(found: Position) -> None:
     """Acknowledged messages that no open one precedes are done."""
     for at in sorted(found.leases):
-        if not found.leases[at].acked:
+        if found.leases[at].acked:
+            del found.leases[at]
+        elif not found.leases[at].released:
             return
-        del found.leases[at]
 
 
 def _commands(body: bytes, count: int) -> Iterator[tuple[int, int, bytes]]:
@@ -459,5 +535,5 @@ _COMMANDS: dict[int, Callable[[BrokerModel, bytes, int], Any]] = {
     8: BrokerModel._ack, 9: BrokerModel._change, 10: BrokerModel._release, 11: BrokerModel._session_lost,
     12: BrokerModel._evict, 13: BrokerModel._log_start, 14: BrokerModel._feature_level,
     15: BrokerModel._set_retention, 16: BrokerModel._trim, 17: BrokerModel._join, 18: BrokerModel._leave,
-    19: BrokerModel._assign, 20: BrokerModel._set_mode,
+    19: BrokerModel._assign, 20: BrokerModel._set_mode, 21: BrokerModel._park, 22: BrokerModel._release_parked,
 }  # fmt: skip

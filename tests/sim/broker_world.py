@@ -12,7 +12,11 @@ B7           what was refused, and never had an unknown outcome, is not stored
 B visible    whoever reads, on whatever node, sees committed messages only, and what is there
 B leased     what leaves was granted to that group, by an applied entry
 B5           an acknowledged message is not delivered to that group again
-B drained    everything is delivered at last: what was never acknowledged comes again; each queue has an owner that lives
+B level      nothing is written that the broker group does not know yet
+B attempts   no group gets a message more often than it allows; only what failed so often is parked, unless a client says so
+B parked     what is parked is not delivered
+B drained    everything is delivered at last: what was never acknowledged comes again, and what is released; each queue has an
+             owner that lives
 """
 
 from __future__ import annotations
@@ -85,6 +89,11 @@ class BrokerWorld:
         own = random.Random(f"members {world.seed}")  # the other runs are drawn as ever
         self.member_count = own.choice((0, 0, 2, 5))
         self.exclusive_start = own.choice((EARLIEST, LATEST))
+        # This name leaves the seeds as they were by which the older mutants of the broker are known.
+        own = random.Random(f"parked 831 {world.seed}")
+        self.parking = own.choice(("", "", "", "", "", "old", "yes", "yes", "yes", "yes"))
+        #: Deliveries of a message to a group that leases; 17 is the default. "old": the broker group does not learn to park.
+        self.max_attempts = own.choice((1, 2, 4)) if self.parking else 17
         self.operator_count = int(random.Random(f"operators {world.seed}").random() < 0.2)
         world.segment_size = rng.choice((32_768, 65_536))
         world.limits["max_uncommitted_bytes"] = rng.choice((4_000, 20_000, 1 << 20))
@@ -207,8 +216,9 @@ class BrokerWorld:
         pairs: list[tuple[str, Any, Any]] = [
             ("topics", {t.topic_id: (t.name, t.queue_count, t.retention_ms) for t in state.topics},
              {t.topic_id: (t.name, t.queues, t.retention) for t in model.topics.values()}),
-            ("groups", {g.group_id: (g.name, g.start.value, g.fifo) for g in state.groups},
-             {g.group_id: (g.name, g.start, g.fifo) for g in model.groups.values()}),
+            ("groups", {g.group_id: (g.name, g.start.value, g.fifo, g.max_attempts) for g in state.groups},
+             {g.group_id: (g.name, g.start, g.fifo, g.attempts) for g in model.groups.values()}),
+            ("level", state.feature_level, model.level),
             ("queues", {q.key: (q.begin, q.end) for q in state.queues},
              {key: (q.begin, q.end) for key, q in model.queues.items()}),
             ("mode", int(state.mode), model.mode),
@@ -227,10 +237,14 @@ class BrokerWorld:
             wanted = model.positions[key]
             leases = [tuple(row) for row in found.leases.tolist()]
             mine = [
-                (at, each.lease_id, each.deadline, each.session, each.attempt, int(each.acked))
+                (at, each.lease_id, each.deadline, each.session, each.attempt, each.flags)
                 for at, each in sorted(wanted.leases.items())
             ]
-            same = (found.position, found.lost, leases) == (wanted.position, wanted.lost, mine)
+            parked = [tuple(row) for row in found.parked.tolist()]
+            mine_parked = [(at, *each[:3]) for at, each in sorted(wanted.parked.items())]
+            same = (found.position, found.lost, leases, parked) == (
+                wanted.position, wanted.lost, mine, mine_parked,
+            )  # fmt: skip
             demand(
                 same, f"B model: {key} of {name} at {model.index}: {found} {leases}, the model has {wanted}"
             )
@@ -285,6 +299,12 @@ class BrokerWorld:
         demand(
             attempt == delivery.attempt,
             f"B leased: {place} was delivered as attempt {delivery.attempt}, granted was attempt {attempt}",
+        )
+        position = self.model.positions.get(place[:3])
+        parked = position.parked.get(place[3]) if position is not None else None
+        demand(
+            parked is None or delivery.lease_id < parked[3],
+            f"B parked: {place} is parked and delivered, lease {delivery.lease_id}",
         )
         row = (delivery.physical_offset, delivery.size, delivery.tag_hash)
         self.on_seen(topic_id, delivery.queue_id, delivery.queue_offset, row)

@@ -248,7 +248,8 @@ class Call:
             finally:
                 await frames.aclose()
         else:
-            answer = await handler.unary_unary(handler.request_deserializer(raw), None)
+            decode = handler.request_deserializer or bytes  # gRPC hands on the bytes where there is none
+            answer = await handler.unary_unary(decode(raw), None)
             await self._send(handler.response_serializer(answer))
         self.calls.put(self, END_OF_STREAM, to_server=False)
 

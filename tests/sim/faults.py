@@ -33,13 +33,17 @@ MEAN_MS: Final = {
 #: Classes that are no timed events; they can be left out like the others.
 OTHER_CLASSES: Final = (
     "network", "skew", "cold_reads", "crash_in_vote", "crash_in_turn", "harass", "figure_8", "power",
-    "late_words", "horizon", "crash_in_reset",
+    "late_words", "horizon", "crash_in_reset", "flips", "stalls",
 )  # fmt: skip
 CLASSES: Final = (*MEAN_MS, *OTHER_CLASSES)
 _DISK: Final = (
     "disk_error", "disk_full", "slow_disk", "read_error", "bit_flip", "misdirect", "wipe", "old_disk",
 )  # fmt: skip
 TOLD_AT_MOST: Final = 2000
+#: One seed of so many has a network that flips bits.
+FLIPS_ONE_IN: Final = 8
+#: In one seed of so many nodes are short of CPU: they run for a moment, and stand still for longer, again and again.
+STALLS_ONE_IN: Final = 8
 
 
 class Faults:
@@ -82,10 +86,31 @@ class Faults:
         elif rng.random() < 0.35 and "horizon" not in without:
             self._prefer_a_near_horizon()
         self.skews_clocks = rng.random() < 0.3 and "skew" not in without
+        self.stall_rng = random.Random(world.seed)
+        self.stalls_ms = (0, 0)  # how long a node that is short of CPU stands still
+        self.starved: list[str] = []
         self._leave_out()
+
+    def _draw_flips(self) -> None:
+        """With random numbers of its own: other seeds keep their histories."""
+        world, rng = self.world, random.Random(self.world.seed)
+        world.network.flip_rng = rng
+        if world.seed % FLIPS_ONE_IN == 3:
+            world.network.flips = rng.choice((0.02, 0.3))
+
+    def _draw_stalls(self) -> None:
+        """With random numbers of its own, as well."""
+        if self.world.seed % STALLS_ONE_IN == 0:
+            rng = self.stall_rng
+            self.stalls_ms = rng.choice(((20, 190), (100, 500), (300, 600)))
+            self.starved = rng.sample(self.world.names, rng.randint(1, len(self.world.names)))
 
     def _leave_out(self) -> None:
         without = self.without
+        if "flips" not in without:
+            self._draw_flips()
+        if "stalls" not in without:
+            self._draw_stalls()
         for name in without:
             self.mean_ms.pop(name, None)
         if "network" in without:
@@ -138,11 +163,13 @@ class Faults:
         """Begin."""
         for name in self.mean_ms:
             self._again(name)
+        for name in self.starved:
+            self.world.later(self.stall_rng.randint(1, 1000) * MS, "", "stall", name)
 
     # --- events --------------------------------------------------------------------------------------------------
     def happen(self, kind: str, payload: object) -> None:
         """One event of a class happens; another is drawn."""
-        if kind in ("restart", "exit", "room", "scrub", "heal", "old_disk_of"):
+        if kind in ("restart", "exit", "room", "scrub", "heal", "old_disk_of", "stall"):
             getattr(self, f"_{kind}")(payload)
             return
         if not self.active and kind not in ("propose", "read"):
@@ -314,6 +341,16 @@ class Faults:
         if node is not None:
             node.paused_until = self.world.now + self.rng.randint(50, 2000) * MS
             self.tell(f"{node.name} pauses until {node.paused_until / 1e6:.3f} s")
+
+    def _stall(self, payload: object) -> None:
+        """A node gets no CPU; then it does, for a moment."""
+        if not self.active:
+            return
+        node, stands = self.world.nodes[str(payload)], self.stall_rng.randint(*self.stalls_ms) * MS
+        if not self._is_quiet():
+            self.happened["stalls"] = self.happened.get("stalls", 0) + 1
+            node.paused_until = max(node.paused_until, self.world.now + stands)
+        self.world.later(stands + self.stall_rng.randint(10, 50) * MS, "", "stall", node.name)
 
     def burst(self) -> None:
         """Many ticks at once."""

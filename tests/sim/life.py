@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ledgermq.proto.entry import EntryHeader, EntryKind, entry_size
 from ledgermq.proto.errors import CorruptError
+from ledgermq.raft.checked_frame import header_of, unframed
 from ledgermq.raft.core import RaftCore
 from ledgermq.raft.errors import (
+    DamagedFrameError,
     DamagedLogError,
     DiskFullError,
     InvalidWireError,
@@ -116,7 +118,7 @@ class Life:
             "cold_apply": self.on_cold_apply, "disk_failed": self.on_disk_failed, "turn": self.disk.on_turn,
             "flushed": self.disk.on_flushed, "sync": self.disk.on_sync, "synced": self.disk.on_synced,
             "background": self.disk.on_background, "unlink": self.retention.on_unlink,
-            "reset_stop": self.resets.on_stop, "reset_start": self.resets.on_start,
+            "link_lost": self.on_link_lost, "reset_stop": self.resets.on_stop, "reset_start": self.resets.on_start,
         }  # fmt: skip
         self.broker = broker
         if broker is not None:
@@ -124,7 +126,7 @@ class Life:
 
     def begin(self) -> None:
         """Start what runs for ever: ticks, greetings, background work."""
-        self.later(self.node.tick_us, "tick")
+        self._later_tick()
         self.membership.greet_all()
         self.later(2000 * MS, "report")
         self.disk.begin()
@@ -145,8 +147,15 @@ class Life:
 
     # --- inputs --------------------------------------------------------------------------------------------------
     def on_tick(self, _payload: None) -> None:
-        self.later(self.node.tick_us, "tick")
+        late = (self.world.now - self._tick_due) // self.node.tick_us
+        self._later_tick()
+        if late and self.world.faults.starved:  # other seeds keep their histories
+            self.core.late(late)
         self.tick()
+
+    def _later_tick(self) -> None:
+        self._tick_due = self.world.now + self.node.tick_us
+        self.later(self.node.tick_us, "tick")
 
     def tick(self) -> None:
         quiet = self.core.quiet_ticks()
@@ -161,11 +170,24 @@ class Life:
         """Take a frame as the transport and the driver would."""
         if self.membership.accepted_run.get(packet.from_) != packet.run:
             return
-        messages, hello, entries = decode(packet.frame, packet.from_, self.node.config.node_id)
+        try:
+            body = unframed(packet.frame)
+        except DamagedFrameError:  # its connection ends, and is made again
+            self.world.later(0, packet.from_, "link_lost", self.node.config.node_id)
+            return
+        try:
+            messages, hello, entries = decode(body, packet.from_, self.node.config.node_id)
+        except CorruptError:
+            return
         for message in messages:
             self._step(message, entries)
         if hello is not None and self.core.fault is None:
             self.membership.learn(hello)
+
+    def on_link_lost(self, peer: NodeId) -> None:
+        """A peer ended the connection to it, for what came there."""
+        self.core.link_down(peer, refused=False)
+        self.pump()
 
     def on_greet(self, _payload: None) -> None:
         self.membership.greet_all()
@@ -176,12 +198,12 @@ class Life:
 
     def _step(self, message: Message, entries: memoryview) -> None:
         clock = self.node.clock
-        if type(message) is AppendEntries:
-            if not message.is_empty and not self._verify(message, entries):
-                return
-        elif type(message) is Heartbeat and message.term >= self.core.term:
-            self.log_time.observe(message.log_time_ms, clock.wall_ms(), clock.monotonic_ms())
+        if type(message) is AppendEntries and not message.is_empty and not self._verify(message, entries):
+            return
         self.world.promises.step(self.node, message)
+        core = self.core
+        if type(message) is Heartbeat and (message.from_, message.term) == (core.leader_id, core.term):
+            self.log_time.observe(message.log_time_ms, clock.wall_ms(), clock.monotonic_ms())
         self.pump()
 
     def _verify(self, message: AppendEntries, entries: memoryview) -> bool:
@@ -196,7 +218,7 @@ class Life:
             return (
                 False  # damaged ones of a leader whose disk is hurt, stale ones that do not chain, or no room
             )
-        self.log_time.observe(batch.headers[-1].timestamp, clock.wall_ms(), clock.monotonic_ms())
+        self.log_time.observe_entry(batch.headers[-1].timestamp, clock.wall_ms(), clock.monotonic_ms())
         self._batch = batch
         return True
 
@@ -379,7 +401,8 @@ class Life:
             self._put(peer, encode_control((), hello))
 
     def _put(self, to: NodeId, frame: bytes) -> None:
-        packet = Packet(self.node.config.node_id, self.node.life_number, frame)
+        arrives = self.world.network.spoil(header_of((frame,)) + frame)
+        packet = Packet(self.node.config.node_id, self.node.life_number, arrives)
         self.world.transmit(self.node.name, to, "frame", packet)
 
     def _send_entries(self, message: AppendEntries) -> None:

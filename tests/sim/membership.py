@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ledgermq.proto import raft_pb2 as pb
+from google.protobuf.message import DecodeError
+
 from ledgermq.raft.bootstrap import (
     MemberRecord,
+    Refusers,
     Rejoin,
     find_group_id,
     is_vouched_for,
     known_group_ids,
     may_become_voter,
 )
+from ledgermq.raft.checked_frame import CHECKED_FRAMES
+from ledgermq.raft.errors import DamagedFrameError
+from ledgermq.raft.greeting import encode_greeting, encode_reply, read_greeting, read_reply
 from ledgermq.raft.hello import Hello, Refusal, RefusalKind, Standing, refusal_of
 from ledgermq.raft.storage_opening import is_learner
 from ledgermq.raft.types import LogIndex, NodeId
@@ -59,6 +64,8 @@ class Membership:
         others = {n: i for n, i in known.items() if n != self._me}
         self._record = MemberRecord(config.group, others, not_judged=config.not_judged)
         self._is_learner = is_learner(storage)
+        former = storage.identity.former.get(self._me, ())
+        self._refusers = Refusers(self._me, former, 1 if config.is_slave else len(self._members) // 2 + 1)
         self._rejoin = Rejoin(self._me, storage.incarnation, self._others)
         self._aiming = False
         self._storing = False
@@ -104,12 +111,13 @@ class Membership:
             self._life.later(GREET_AGAIN_US, "greet")
 
     def _greet(self, peer: NodeId) -> None:
-        self._send(peer, self.hello().to_proto().SerializeToString(), 0)
+        self._send(peer, encode_greeting(self.hello()), 0)
 
     def _send(self, peer: str, data: bytes, answers: int) -> None:
         node = self._life.node
         heard_by = node.world.nodes[peer].life_number
-        greeting = Greeting(node.name, node.life_number, data, answers, heard_by)
+        arrives = node.world.network.spoil(data)
+        greeting = Greeting(node.name, node.life_number, arrives, answers, heard_by)
         node.world.transmit(node.name, peer, "greeting", greeting)
 
     def announce(self) -> None:
@@ -125,7 +133,10 @@ class Membership:
         if self._storing:
             self._waiting.append(greeting)
             return
-        hello = self._read(greeting)
+        try:
+            hello = self._read(greeting)
+        except (DamagedFrameError, DecodeError, ValueError):
+            return  # the connection ends, and it greets again
         if hello is None or greeting.run < self.accepted_run.get(hello.node_id, 0):
             return  # of a connection that is gone; a transport that takes one drops it for the next
         refusal = self._refusal_of(hello)
@@ -147,27 +158,27 @@ class Membership:
 
     def _refusal_of(self, hello: Hello) -> Refusal | None:
         mine = self.hello()
-        vouched = is_vouched_for(mine, hello, self.hellos, len(self._members))
+        vouched = is_vouched_for(hello, self.hellos, len(self._members)) and mine.standing is Standing.LEARNER
         return refusal_of(mine, hello, self._members) or self._record.refusal_of(hello, vouched=vouched)
 
     def _read(self, greeting: Greeting) -> Hello | None:
         if not greeting.is_answer:
-            return Hello.from_proto(pb.Hello.FromString(greeting.hello))
-        reply = pb.HelloReply.FromString(greeting.hello)
+            return read_greeting(greeting.hello)
+        reply = read_reply(greeting.hello)
         if not reply.refusal_kind:
             return Hello.from_proto(reply.hello)
         kind = RefusalKind(reply.refusal_kind)
         if reply.hello.standing == Standing.LEARNER.value:
             return None  # its own record may be the old one
         if kind is RefusalKind.INCARNATION and self.group_id in (0, reply.hello.group_id):
-            self._life.fail(reply.refusal)
+            right = self._refusers.are_right(Hello.from_proto(reply.hello))
+            if right or not self.group_id:
+                self._life.fail(reply.refusal)
         return None
 
     def _refuse(self, greeting: Greeting, refusal: Refusal) -> None:
         if not greeting.is_answer:
-            reply = pb.HelloReply(hello=self.hello().to_proto())
-            reply.refusal, reply.refusal_kind = refusal.text, refusal.kind.value
-            self._send(greeting.from_, reply.SerializeToString(), greeting.run)
+            self._send(greeting.from_, encode_reply(self.hello(), refusal, CHECKED_FRAMES), greeting.run)
 
     def _store(self, greeting: Greeting, hello: Hello) -> None:
         if self._life.disk.broken:
@@ -206,8 +217,7 @@ class Membership:
         if greeting.is_answer:
             self.accepted_by[peer] = True
         else:
-            reply = pb.HelloReply(hello=self.hello().to_proto())
-            self._send(peer, reply.SerializeToString(), greeting.run)
+            self._send(peer, encode_reply(self.hello(), None, CHECKED_FRAMES), greeting.run)
         self.learn(hello)
 
     # --- rights --------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ledgermq.broker import checkpoint, checkpoint_store
-from ledgermq.broker.commands import BrokerGroupMode, CommitOffsets, GrantLeases
+from ledgermq.broker.commands import CommitOffsets, GrantLeases
 from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.consumption import ConsumptionTable
 from ledgermq.broker.coordinator import Coordinator
@@ -23,7 +23,7 @@ from ledgermq.broker.produce import AppendPipeline, Flight, settle
 from ledgermq.broker.produce_works import _ProducerWork
 from ledgermq.broker.receive import ReceiveWork
 from ledgermq.broker.replica import Replica
-from ledgermq.broker.selection import _Choice
+from ledgermq.broker.selection import Selector, _Choice
 from ledgermq.broker.state import BrokerState
 from ledgermq.proto.record import SectionHeader
 from ledgermq.raft.errors import BusyError
@@ -117,16 +117,6 @@ def _judge_pending_only(self: LeaderView, header: SectionHeader) -> Admission:
 broker_mutant(
     "KnowsOnlyItsOwnProducers", "B1", "A retry is recognised while its first copy is pending on this leader, not later.",
     (LeaderView, "_judge_sequence", _judge_pending_only),
-)  # fmt: skip
-
-
-def _by_the_state_alone(self: LeaderView) -> bool:
-    return self._state.mode is BrokerGroupMode.ACTIVE
-
-
-broker_mutant(
-    "TakesMessagesUntilADrainIsApplied", "B8", "A leader takes messages behind the drain that it has proposed.",
-    (LeaderView, "takes_messages", property(_by_the_state_alone)),
 )  # fmt: skip
 
 
@@ -228,7 +218,7 @@ broker_mutant(
 
 
 def _go_back(self: Consumption, offset: int) -> Consumption:
-    return Consumption(offset, self.leases[self.leases["offset"] >= offset])
+    return Consumption(offset, self.leases[self.leases["offset"] >= offset], parked=self.parked)
 
 
 broker_mutant(
@@ -249,7 +239,7 @@ def _commit_without_release(
             key = (command.group_id, topic_id, queue_id)
             if key in before and key in self._table:
                 position = self._table[key].position
-                self._table[key] = Consumption(max(position, before[key].position), before[key].leases)
+                self._table[key] = replace(before[key], position=max(position, before[key].position))
     return result
 
 
@@ -257,6 +247,75 @@ broker_mutant(
     "ResetsKeepLeases", "B5.2", "Leases outlive a reset of the group's position, and positions never go back.",
     (ConsumptionTable, "commit", _commit_without_release),
 )  # fmt: skip
+
+# --- parking -----------------------------------------------------------------------------------------------------
+_grant_leases = Consumption.grant
+
+
+def _grant_without_counting(self: Consumption, *arguments: Any) -> tuple[Consumption, np.ndarray, np.ndarray]:
+    after, offsets, attempts = _grant_leases(self, *arguments)
+    leases = after.leases.copy()
+    leases["attempt"][np.isin(leases["offset"], offsets)] = 1
+    return replace(after, leases=leases), offsets, np.minimum(attempts, 1)
+
+
+broker_mutant(
+    "CountsNoAttempts", "B5.5", "Every delivery of a message is its first one.",
+    (Consumption, "grant", _grant_without_counting),
+)  # fmt: skip
+
+
+def _none_is_exhausted(self: Selector, group: Any, found: Consumption, now: int) -> np.ndarray:
+    return found.leases[:0]
+
+
+broker_mutant(
+    "NeverParks", "B5.5", "A message that failed for the last time is delivered again.",
+    (Selector, "exhausted", _none_is_exhausted),
+)  # fmt: skip
+
+_park = Consumption.park
+
+
+def _park_and_keep(
+    self: Consumption, rows: np.ndarray, reason: int, now: int, *, fifo: bool
+) -> tuple[Consumption, np.ndarray]:
+    after, accepted = _park(self, rows, reason, now, fifo=fifo)
+    return replace(after, leases=self.leases), accepted
+
+
+broker_mutant(
+    "DeliversWhatIsParked", "B5.5", "A parked message keeps its lease, so it comes again when that has ended.",
+    (Consumption, "park", _park_and_keep),
+)  # fmt: skip
+
+
+def _unpark_and_forget(self: Consumption, offsets: np.ndarray, now: int) -> tuple[Consumption, np.ndarray]:
+    accepted = np.isin(offsets, self.parked["offset"])
+    return replace(self, parked=self.parked[~np.isin(self.parked["offset"], offsets)]), accepted
+
+
+broker_mutant(
+    "ForgetsWhatIsReleased", "B5.5", "A parked message that is released is taken for done.",
+    (Consumption, "unpark", _unpark_and_forget),
+)  # fmt: skip
+
+
+def _whoever_knows(self: Selector, group: Any, found: Consumption, now: int) -> np.ndarray:
+    level, self._state.feature_level = self._state.feature_level, 99
+    try:
+        return _exhausted(self, group, found, now)
+    finally:
+        self._state.feature_level = level
+
+
+_exhausted = Selector.exhausted
+
+broker_mutant(
+    "ParksBeforeEveryNodeKnowsHow", "B5.5", "A leader parks messages below the feature level of its broker group.",
+    (Selector, "exhausted", _whoever_knows),
+)  # fmt: skip
+
 
 # --- queue-exclusive groups --------------------------------------------------------------------------------------
 broker_mutant(

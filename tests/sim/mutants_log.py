@@ -9,7 +9,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ledgermq.raft import follower
+from ledgermq.proto.entry import Buffer
+from ledgermq.raft import follower, greeting
+from ledgermq.raft.checked_frame import HEADER_SIZE
 from ledgermq.raft.core import RaftCore
 from ledgermq.raft.core_config import CoreConfig
 from ledgermq.raft.log_view import LogView
@@ -28,7 +30,8 @@ from ledgermq.raft.persist_queue import PersistQueue
 from ledgermq.raft.term_runs import TermRuns
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
-from .mutant_list import core_mutant
+from . import life
+from .mutant_list import core_mutant, patch_mutant
 
 
 @core_mutant("C1, P10")
@@ -353,3 +356,22 @@ class NumbersReadsFromZero(RaftCore):
     ) -> None:
         super().__init__(config, hard_state, log_view, rng)
         self.read_number = 0
+
+
+def _unverified(frame: Buffer) -> memoryview:
+    return memoryview(frame)[HEADER_SIZE:]
+
+
+patch_mutant(
+    "BelievesFramesThatWereChanged",
+    "V2",
+    "The checksum of a frame between nodes is not compared: a flipped bit of an index or a term is taken for the sender's word.",
+    (life, "unframed", _unverified),
+)
+
+patch_mutant(
+    "BelievesGreetingsThatWereChanged",
+    "V2",
+    "The checksum of a greeting is not compared: a flipped bit of an incarnation gives a healthy folder up.",
+    (greeting, "_check_seal", lambda data: True),
+)

@@ -24,7 +24,7 @@ from ledgermq.raft.messages import (
     Resign,
 )
 from ledgermq.raft.outputs import NotLeader, ReadReady, Role
-from ledgermq.raft.types import HardState, LogIndex, Term
+from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
 from .mutant_list import core_mutant, patch_mutant
 
@@ -155,7 +155,7 @@ class CampaignsWithoutAPreVote(RaftCore):
 class ProtectsNoLeader(RaftCore):
     """Votes are given although the leader was heard a moment ago."""
 
-    def protects_leader(self) -> bool:
+    def protects_leader(self, candidate: NodeId) -> bool:
         return False
 
 

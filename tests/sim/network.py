@@ -27,6 +27,9 @@ class Network:
     cuts: dict[Link, bool] = field(default_factory=dict)
     clogged: dict[Link, int] = field(default_factory=dict)  # nothing arrives before this time
     slow: dict[Link, int] = field(default_factory=dict)  # extra delay of a link
+    flips: float = 0.0  # share of messages of which one bit changes on the way
+    flip_rng: random.Random = field(default_factory=random.Random)
+    flipped: int = 0
 
     def deliveries(self, source: str, target: str, now: int) -> list[int]:
         """Return the delays after which copies of a message arrive; none when it is lost."""
@@ -50,6 +53,14 @@ class Network:
                 delay = max(delay, self.clogged.get(link, 0) - now)
             result.append(delay)
         return result
+
+    def spoil(self, data: bytes) -> bytes:
+        """Return what arrives of these bytes, if they do."""
+        if not self.flips or self.flip_rng.random() >= self.flips:
+            return data
+        self.flipped += 1
+        place = self.flip_rng.randrange(len(data))
+        return data[:place] + bytes((data[place] ^ 1 << self.flip_rng.randrange(8),)) + data[place + 1 :]
 
     def cut(self, sources: list[str], targets: list[str], *, both_ways: bool = True) -> None:
         """Stop messages from `sources` to `targets`."""
@@ -76,7 +87,7 @@ class Network:
     def calm(self) -> None:
         """Mend, and be a good network from now on."""
         self.heal()
-        self.loss = self.repeat = self.straggle = self.held = 0.0
+        self.loss = self.repeat = self.straggle = self.held = self.flips = 0.0
         self.delay_us = (200, 2000)
 
 

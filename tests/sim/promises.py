@@ -3,7 +3,7 @@
 P2, P4, P5  what a vote, a request for votes or an acknowledgement promises is on the disk when it leaves
 P3          a pre-vote changes nothing on the node that answers it
 I7          a restarted node remembers the vote that it told of
-E14         a leader that heard no quorum for an election timeout leads no longer (check-quorum)
+E14         a leader that heard no quorum for an election timeout, which measured lateness stretches, leads no longer
 E11         who is shown a higher term in an answer follows it
 C11         what a leader believes that a follower holds is on that follower's disk
 C16         a diverged log costs a bounded number of probes: one per term, not one per entry
@@ -214,7 +214,8 @@ class Promises:
         now = self._ticks[node.name] = self._ticks.get(node.name, 0) + 1
         if node.core.leading is None:
             return
-        limit = node.core.config.election_ticks_min
+        config = node.core.config
+        limit = min(node.core.shortest_timeout, config.election_ticks_min + config.patience_ticks_max)
         others = [name for name in node.world.names if name != node.name]
         alive = [name for name in others if now - self._heard[node.name, name] < limit]
         demand(

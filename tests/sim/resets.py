@@ -102,6 +102,10 @@ class SimTransfer:
         self._node = node
 
     @property
+    def counts_on_log_to(self) -> LogIndex:
+        return LogIndex(0)
+
+    @property
     def needs_entries_to(self) -> LogIndex:
         saved = self._node.saved
         return LogIndex(saved.whole_from if saved.whole_from > saved.applied else 0)

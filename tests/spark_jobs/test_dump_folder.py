@@ -163,9 +163,14 @@ def test_ranges_leave_out_slices_that_do_not_touch_them(tmp_path: Path) -> None:
         {"queues": [["orders", 1, 0, 0]]},
         {"index_points": [[1, 1 << 63]]},
         {"commit": {"index": float("inf"), "end_offset": 0, "crc": 0}},
+        {"node": "n1\x1b[2J"},
+        {"voters": ["n1", "a\nforged line"]},
+        {"queues": [["x" * 300, 1, 0, 0, 1]]},
     ],
 )
-def test_numbers_that_cannot_be_are_a_damaged_manifest(tmp_path: Path, change: dict[str, object]) -> None:
+def test_numbers_and_names_that_cannot_be_are_a_damaged_manifest(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
     take_dump(Log(), tmp_path / "dumps", "n1")
     edit_manifest(tmp_path / "dumps" / "n1", **change)
     assert "is damaged or incomplete" in refusal(tmp_path / "dumps")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from ledgermq.spark_jobs.dump_folder import find_dumps
-from ledgermq.spark_jobs.findings import Finding, Kind, Severity
+from ledgermq.spark_jobs.findings import ADVICE, Finding, Kind, Severity, advice_for
+from ledgermq.spark_jobs.group_checks import attribute_changes
 from ledgermq.spark_jobs.node_checks import totals
-from ledgermq.spark_jobs.report_page import ADVICE, draw_logs, human_bytes, render_page
-from ledgermq.spark_jobs.verdict import Verdict, make_verdict
+from ledgermq.spark_jobs.report_page import draw_logs, human_bytes, render_page
+from ledgermq.spark_jobs.verdict import Making, Verdict, make_verdict
 from ledgermq.spark_jobs.verify import main, print_verdict
 
 from .dump_maker import make_dumps
@@ -52,6 +55,33 @@ def test_each_node_has_a_row_and_damage_is_drawn_where_it_is(tmp_path: Path) -> 
 
 def test_every_kind_of_finding_has_advice() -> None:
     assert set(ADVICE) == set(Kind)
+
+
+def test_the_runbook_gives_the_advice_of_the_report_word_for_word() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text()
+    rows = re.findall(r"^\| `([a-z-]+)` \| (.+) \|$", text, re.MULTILINE)
+    assert dict(rows) == {str(kind): advice for kind, advice in ADVICE.items()}
+
+
+def test_a_copy_that_was_changed_later_says_nothing_of_its_node(tmp_path: Path) -> None:
+    """Whatever the change broke, the advice is another dump; no node is to be made anew for it."""
+    change = Finding("n1", 65_536, -1, Kind.CHANGED_DUMP, Severity.ERROR, "changed", 131_072)
+    (finding,) = attribute_changes([crc(), change])
+    assert (finding.kind, finding.in_copy) == (Kind.CRC, True)
+    assert advice_for([finding]) == [(Kind.CHANGED_DUMP, ADVICE[Kind.CHANGED_DUMP])]
+    verdict = make_result(tmp_path, finding)
+    assert [node.state for node in verdict.nodes] == ["copy changed", "consistent", "consistent"]
+    page = render_page(verdict)
+    assert "the node is innocent" in page and "rejoin" not in page and "entryindex" not in page
+    other = attribute_changes([replace(crc(), node="n2"), change])
+    assert [kind for kind, _ in advice_for(other)] == [Kind.CRC, Kind.CHANGED_DUMP]
+
+
+def test_the_page_says_when_by_what_and_how_it_was_made(tmp_path: Path) -> None:
+    made = Making(1_750_000_000_000, "ledgermq 9.8", "ledgermq check '<dumps>'")
+    page = render_page(replace(make_result(tmp_path), made=made))
+    assert "checked 2025-06-15 15:06:40 UTC by ledgermq 9.8" in page
+    assert "ledgermq check &#39;&lt;dumps&gt;&#39;" in page
 
 
 def test_the_console_names_each_fault_and_ends_with_the_verdict(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Fuzzing of every decoder of bytes from outside: seeded mutations of real encodings (`make fuzz`)."""

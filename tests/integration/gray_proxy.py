@@ -1,0 +1,150 @@
+"""What stands between two nodes and harms what passes, while every connection looks healthy.
+
+    with GrayProxy(port, target_port, seed=1) as proxy:
+        proxy.harm(Harm.SWALLOW, "A", ways=(THERE,))     # the present connections for appends; new ones are well
+        proxy.heal()
+
+It listens for one peer of one node. A connection that opens like a stream is "A" (appends) or "C" (control), any other "G".
+THERE is from the node that connects to the one that listens, BACK the other way.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Self
+
+_CHUNK = 65_536
+_OPENING = b"LMQR\x01"
+THERE, BACK = "there", "back"
+
+
+class Harm(Enum):
+    """What becomes of bytes."""
+
+    SWALLOW = "swallow"  # they are taken and never delivered, also not later
+    FREEZE = "freeze"  # they are kept, and delivered when it is over
+    SLOW = "slow"  # a thousand a second
+    FLIP = "flip"  # a bit of them changes, in one chunk of eight
+
+
+@dataclass(frozen=True)
+class _Harming:
+    harm: Harm
+    kinds: str
+    ways: tuple[str, ...]
+    present: frozenset[int] | None  # connections; None: all, also those to come
+
+
+@dataclass(eq=False)
+class _Pair:
+    """One connection that is passed on."""
+
+    number: int
+    client: socket.socket
+    server: socket.socket
+    kind: str = ""
+    holes: set[str] = field(default_factory=set)  # ways whose bytes were swallowed: nothing may follow
+
+    def ends(self, way: str) -> tuple[socket.socket, socket.socket]:
+        return (self.client, self.server) if way == THERE else (self.server, self.client)
+
+
+class GrayProxy:
+    """Listens on `port` of 127.0.0.1 for `target_port`."""
+
+    def __init__(self, port: int, target_port: int, seed: int) -> None:
+        self.flips = 0
+        self._target_port = target_port
+        self._rng = random.Random(seed)
+        self._harming: _Harming | None = None
+        self._open: dict[int, _Pair] = {}
+        self._count = 0
+        self._listening = socket.create_server(("127.0.0.1", port))
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self.heal()
+        for pair in list(self._open.values()):
+            _close(pair)
+        self._thread.join()
+
+    def harm(
+        self, harm: Harm, kinds: str = "AC", ways: tuple[str, ...] = (THERE, BACK), *, new_ones: bool = False
+    ) -> None:
+        """Begin; `new_ones`: also on connections that are made from now on."""
+        self._harming = _Harming(harm, kinds, ways, None if new_ones else frozenset(self._open))
+
+    def heal(self) -> None:
+        """What passes from now on passes well; what was frozen is delivered, what was swallowed is lost."""
+        self._harming = None
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listening.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target_port))
+            except OSError:  # the node is down
+                client.close()
+                continue
+            for each in (client, server):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._count += 1
+            pair = self._open[self._count] = _Pair(self._count, client, server)
+            for way in (THERE, BACK):
+                threading.Thread(target=self._pass, args=(pair, way), daemon=True).start()
+
+    def _pass(self, pair: _Pair, way: str) -> None:
+        source, sink = pair.ends(way)
+        with suppress(OSError):
+            while data := source.recv(_CHUNK):
+                if way == THERE and not pair.kind:
+                    is_stream = data[:6] in (_OPENING + b"A", _OPENING + b"C")
+                    pair.kind = chr(data[5]) if is_stream else "G"
+                self._deliver(pair, way, sink, data)
+        _close(pair)
+        self._open.pop(pair.number, None)
+
+    def _harm_of(self, pair: _Pair, way: str) -> Harm | None:
+        harming = self._harming
+        if harming is None or way not in harming.ways or pair.kind not in harming.kinds:
+            return None
+        return harming.harm if harming.present is None or pair.number in harming.present else None
+
+    def _deliver(self, pair: _Pair, way: str, sink: socket.socket, data: bytes) -> None:
+        while (harm := self._harm_of(pair, way)) is Harm.FREEZE:
+            time.sleep(0.005)
+        if harm is Harm.SWALLOW:
+            pair.holes.add(way)
+        if way in pair.holes:
+            return
+        if harm is Harm.FLIP and self._rng.randrange(8) == 0:
+            self.flips += 1
+            place = self._rng.randrange(len(data))
+            data = data[:place] + bytes((data[place] ^ 1 << self._rng.randrange(8),)) + data[place + 1 :]
+        while data and self._harm_of(pair, way) is Harm.SLOW:
+            sink.sendall(data[:10])
+            data = data[10:]
+            time.sleep(0.01)
+        sink.sendall(data)
+
+
+def _close(pair: _Pair) -> None:
+    for each in (pair.client, pair.server):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()

@@ -1,0 +1,1 @@
+"""Bugs put into the source as changed lines, to see whether the unit tests of their package find them."""

@@ -1,0 +1,32 @@
+"""A bug as a change of a line or two of source, and the tests that must find it.
+
+Beside the mutants of `tests/sim`, which the simulator finds: these are promises of one module, which its unit tests hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceMutant:
+    """`old` stands exactly once in the file `path` and becomes `new`; one of `tests` (paths below `tests/`) must fail then."""
+
+    name: str
+    what: str  # the bug, in one sentence
+    path: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def applied(self, text: str) -> str:
+        """Return the source with the bug. Raises: ValueError (the line is gone, or there are several)."""
+        if text.count(self.old) != 1:
+            raise ValueError(
+                f"{self.name}: {text.count(self.old)} places in {self.path} for {self.old!r}, wanted 1"
+            )
+        return text.replace(self.old, self.new)
