@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> UnitsOf
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put what is marked `long` first; else the order stays."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.fixture(autouse=True)
+def _own_interrupt_handler() -> Iterator[None]:
+    """Give the next test the Ctrl-C that this one had: a server that ran in this process may leave its loop's handler behind."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if signal.getsignal(signal.SIGINT) is not before:
+        signal.signal(signal.SIGINT, before)
