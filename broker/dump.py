@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ledgermq.proto.admin_pb2 import DumpChunk, DumpRequest
+from ledgermq.proto.dump_manifest import MANIFEST, decode_manifest
+from ledgermq.proto.foreign_text import safe_json
 from ledgermq.raft.commit_log import CommitLog
 from ledgermq.raft.errors import DamagedLogError, RaftError
 from ledgermq.raft.status import RaftStatus
@@ -133,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of dumps; the node gets one below it")
     parser.add_argument("--overwrite", action="store_true", help="replace the dump that is there")
     parser.add_argument("--without-consume-queues", action="store_true", help="dump the log only")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
     options = parser.parse_args(arguments)
     try:
         with offline_point(options.data, with_queues=not options.without_consume_queues) as point:
@@ -140,10 +144,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.overwrite:
                 remove_dump(folder)
             written = write_dump(dump_chunks(point), folder)
+            manifest = decode_manifest((folder / MANIFEST).read_bytes())
     except (DumpError, RaftError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    sys.stdout.write(f"{point.node} -> {folder} ({written:,} bytes, to index {point.commit_index:,})\n")
+    if options.json:
+        dumps = [{**manifest.summary(), "folder": str(folder)}]
+        sys.stdout.write(safe_json(json.dumps({"dumps": dumps, "missing": []}, indent=2)) + "\n")
+    else:
+        sys.stdout.write(f"{point.node} -> {folder} ({written:,} bytes, to index {point.commit_index:,})\n")
     return 0
 
 

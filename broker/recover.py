@@ -8,13 +8,15 @@ Exit codes: 0 done or shown · 1 refused, with one sentence on stderr · 2 wrong
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+from ledgermq.proto.foreign_text import safe_json
 from ledgermq.raft.errors import RaftError
 from ledgermq.raft.files import RealFileSystem
 from ledgermq.raft.group_recovery import (
@@ -33,6 +35,10 @@ EXIT_REFUSED: Final = 1
 _MIB: Final = 1 << 20
 
 
+#: Prints lines for people, or facts for programs; None: only people are told.
+_Printer = Callable[[list[str], dict[str, object] | None], None]
+
+
 class NotConfirmedError(Exception):
     """Nobody agreed to lose data. Nothing was changed."""
 
@@ -44,49 +50,58 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="only show what the folder holds")
     parser.add_argument("--clone-for", default="", metavar="NODE", help="make this copy into NODE's folder")
     parser.add_argument("--yes-lose-data", default="", metavar="GROUP", help="the group's name, for scripts")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
     options = parser.parse_args(arguments)
+    say: _Printer = _print_json if options.json else _print_lines
     try:
         with stopped_folder(options.data, RealFileSystem()) as folder:
             if options.show:
-                _say(*describe(_inspect(folder), _now()))
+                survivor = _inspect(folder)
+                say(describe(survivor, _now()), facts(survivor, folder))
             elif options.clone_for:
-                _clone(folder, NodeId(options.clone_for))
+                _clone(folder, NodeId(options.clone_for), say)
             else:
-                _recover(folder, options.yes_lose_data)
+                _recover(folder, options.yes_lose_data, say)
     except (RaftError, NotConfirmedError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_REFUSED
     return 0
 
 
-def _recover(folder: StoppedFolder, name_given: str) -> None:
+def _recover(folder: StoppedFolder, name_given: str, say: _Printer) -> None:
     check_recoverable(folder)
     survivor = _inspect(folder)
     identity = folder.identity
-    _say(*describe(survivor, _now()), "", *consequences(survivor), "")
+    say([*describe(survivor, _now()), "", *consequences(survivor), ""], None)
     confirm(identity.group, name_given)
     make_durable(folder.data)
     made = recover_folder(folder, survivor)
-    others = ", ".join(node for node in sorted(made.members) if node != made.node_id)
-    _say(
-        f"group {made.group} begins anew in {folder.data}: group id {made.group_id:016x},"
-        f" {_count(survivor.last_index, 'entry', 'entries')}.",
-        f"Do not start {made.node_id} yet. Next, for each of {others}:",
-        f"  1. copy {folder.data} to its machine, for example: rsync -a {folder.data}/ HOST:DATA/",
-        "  2. there: ledgermq cluster recover --data DATA --clone-for NODE",
-        "Then start all nodes with their usual flags: the group works when all of them have met.",
+    others = [node for node in sorted(made.members) if node != made.node_id]
+    say(
+        [
+            f"group {made.group} begins anew in {folder.data}: group id {made.group_id:016x},"
+            f" {_count(survivor.last_index, 'entry', 'entries')}.",
+            f"Do not start {made.node_id} yet. Next, for each of {', '.join(others)}:",
+            f"  1. copy {folder.data} to its machine, for example: rsync -a {folder.data}/ HOST:DATA/",
+            "  2. there: ledgermq cluster recover --data DATA --clone-for NODE",
+            "Then start all nodes with their usual flags: the group works when all of them have met.",
+        ],
+        {**facts(survivor, folder), "new_group_id": f"{made.group_id:016x}", "to_clone": others},
     )
 
 
-def _clone(folder: StoppedFolder, node_id: NodeId) -> None:
+def _clone(folder: StoppedFolder, node_id: NodeId, say: _Printer) -> None:
     check_cloneable(folder, node_id)
     survivor = _inspect(folder)
     make_durable(folder.data)  # a copy need not have reached the disk yet
     made = clone_folder(folder, node_id, survivor)
-    _say(
-        f"{folder.data} is the folder of {node_id} now: {_count(survivor.last_index, 'entry', 'entries')}, equal to those"
-        f" of the recovered folder (group id {made.group_id:016x}).",
-        f"Next: start {node_id} with its usual flags when every node has its folder.",
+    say(
+        [
+            f"{folder.data} is the folder of {node_id} now: {_count(survivor.last_index, 'entry', 'entries')}, equal to"
+            f" those of the recovered folder (group id {made.group_id:016x}).",
+            f"Next: start {node_id} with its usual flags when every node has its folder.",
+        ],
+        {**facts(survivor, folder), "cloned_for": node_id},
     )
 
 
@@ -124,6 +139,29 @@ def describe(survivor: Survivor, now: datetime) -> list[str]:
         "Did several nodes survive? Stop them, run this with --show on each, and recover from the one with the highest",
         "term of its last entry; among equal ones from the one with the highest last entry. It has the most.",
     ]
+
+
+def facts(survivor: Survivor, folder: StoppedFolder) -> dict[str, object]:
+    """Return the same for programs. Times are ms since 1970."""
+    identity, recovery = survivor.identity, survivor.identity.recovery
+    return {
+        "folder": str(folder.data),
+        "cluster": identity.cluster_id,
+        "broker_group": identity.group,
+        "group_id": f"{identity.group_id:016x}",
+        "node": identity.node_id,
+        "members": sorted(identity.members),
+        "term": survivor.term,
+        "first_index": survivor.first_index,
+        "last_index": survivor.last_index,
+        "last_term": survivor.last_term,
+        "last_time_ms": survivor.last_timestamp,
+        "committed_at_least_to": survivor.commit_hint,
+        "log_bytes": survivor.log_bytes,
+        "torn_bytes": survivor.torn_bytes,
+        "warning": "" if survivor.votes else _why_no_vote(survivor),
+        "recovered_from_group_id": "" if recovery is None else f"{recovery.replaced_group_id:016x}",
+    }
 
 
 def _last_entry(survivor: Survivor, now: datetime) -> str:
@@ -226,9 +264,14 @@ def _now() -> datetime:
     return datetime.now().astimezone()
 
 
-def _say(*lines: str) -> None:
+def _print_lines(lines: list[str], _facts: dict[str, object] | None) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
+
+
+def _print_json(_lines: list[str], found: dict[str, object] | None) -> None:
+    if found is not None:
+        sys.stdout.write(safe_json(json.dumps(found, indent=2)) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from typing import Final
 
 from ledgermq.proto.dumped_log import DumpedLog, NodeLog, Position, UnusableDumpError, find_logs
 from ledgermq.proto.entry import EntryHeader, EntryKind
+from ledgermq.proto.foreign_text import safe_json
 from ledgermq.raft.errors import RaftError
 from ledgermq.raft.files import LockedError, RealFileSystem
 from ledgermq.raft.group_recovery import clone_folder, inspect, restore_folder, stopped_folder
@@ -80,6 +81,14 @@ class Survey:
 
 
 @dataclass(frozen=True, slots=True)
+class Made:
+    """What was restored, and as which group."""
+
+    found: Survey
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """What is to be made."""
 
@@ -100,9 +109,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with DumpedLog(find_logs(options.dumps)) as dumped:
             if options.show:
-                _say(*describe(dumped, limit))
+                found = survey(dumped, choose_base(dumped, limit), limit)
+                _say(found_facts(dumped, found) if options.json else describe(dumped, found))
             else:
-                restore(dumped, limit, _target(options, dumped))
+                target = _target(options, dumped)
+                made = restore(dumped, limit, target)
+                _say(made_facts(dumped, target, made) if options.json else report(dumped, target, made))
     except (UnusableDumpError, BrokerError, RaftError, OSError, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_REFUSED
@@ -121,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--group", default="", help="name of the broker group; default: as in the dump")
     parser.add_argument("--cluster", default="", help="name of the cluster; default: as in the dump")
     parser.add_argument("--show", action="store_true", help="only show what the dumps hold")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
     return parser
 
 
@@ -233,7 +246,7 @@ def _problems(dumped: DumpedLog, found: Survey, limit: Limit, begin_index: int) 
 
 
 # --- showing --------------------------------------------------------------------------------------------------------
-def describe(dumped: DumpedLog, limit: Limit) -> list[str]:
+def describe(dumped: DumpedLog, found: Survey) -> list[str]:
     """Return the lines that tell what the dumps hold, and what people did to topics and consumer groups."""
     lines = []
     for log in dumped.logs:
@@ -243,12 +256,11 @@ def describe(dumped: DumpedLog, limit: Limit) -> list[str]:
             f"{m.node:<8} entries {m.first_index:,} to {log.last[1]:,}, committed to {m.commit_index:,}, dumped at log time"
             f" {_time(m.log_time_ms)}{whole}   {log.folder}"
         )
-    found = survey(dumped, choose_base(dumped, limit), limit)
     lines += ["", f"verified: up to entry {found.end.index:,}{_written(found.last)}"]
     lines += [f"problem: {problem}" for problem in found.problems]
-    if damage := dumped.reading.damage:
-        lines.append(f"damaged in {len(damage)} places of {', '.join(sorted({log.manifest.node for log, _ in damage}))},"
-                     " whole in another dump")  # fmt: skip
+    if damaged := _damaged_nodes(dumped):
+        places = len(dumped.reading.damage)
+        lines.append(f"damaged in {places} places of {', '.join(damaged)}, whole in another dump")
     events = found.history.events[-_SHOWN_EVENTS:]
     lines += [
         "",
@@ -258,6 +270,42 @@ def describe(dumped: DumpedLog, limit: Limit) -> list[str]:
     if losses := [each for each in events if each.is_loss]:
         lines += ["", f"To restore what was before {losses[-1].what}: --to-index {losses[-1].index - 1}"]
     return lines
+
+
+def found_facts(dumped: DumpedLog, found: Survey) -> dict[str, object]:
+    """Return the same for programs. Times are ms since 1970."""
+    events = found.history.events[-_SHOWN_EVENTS:]
+    return {
+        "dumps": [
+            {
+                **log.manifest.summary(),
+                "folder": str(log.folder),
+                "last_index": log.last[1],
+                "log_time_ms": log.manifest.log_time_ms,
+            }
+            for log in dumped.logs
+        ],
+        **_verified(dumped, found),
+        "problems": found.problems,
+        "events": [
+            {"index": each.index, "time_ms": each.timestamp, "what": each.what, "loss": each.is_loss}
+            for each in events
+        ],
+    }
+
+
+def _verified(dumped: DumpedLog, found: Survey) -> dict[str, object]:
+    return {
+        "last_index": found.end.index,
+        "last_term": 0 if found.last is None else found.last.term,
+        "last_time_ms": 0 if found.last is None else found.last.timestamp,
+        "damaged_nodes": _damaged_nodes(dumped),
+    }
+
+
+def _damaged_nodes(dumped: DumpedLog) -> list[str]:
+    """Return whose dumps are damaged in places where another one is whole."""
+    return sorted({log.manifest.node for log, _ in dumped.reading.damage})
 
 
 def _written(last: EntryHeader | None) -> str:
@@ -272,8 +320,8 @@ def _time(timestamp_ms: int) -> str:
 
 
 # --- making ---------------------------------------------------------------------------------------------------------
-def restore(dumped: DumpedLog, limit: Limit, target: Target) -> None:
-    """Make the folders. Raises: RestoreError, BrokerError, RaftError, OSError; then nothing is at `target.data`."""
+def restore(dumped: DumpedLog, limit: Limit, target: Target) -> Made:
+    """Make the folders; return what they hold. Raises: RestoreError, BrokerError, RaftError, OSError; then nothing is at `target.data`."""
     base = choose_base(dumped, limit)
     files = RealFileSystem()
     with _work_folder(target, files):
@@ -292,7 +340,7 @@ def restore(dumped: DumpedLog, limit: Limit, target: Target) -> None:
                 clone_folder(folder, NodeId(name), inspect(folder))
         _write_record(dumped, target, found, made)
         _give_name(target, files)
-    _say(*_report(dumped, target, found, made))
+    return Made(found, made)
 
 
 def _crc(found: Survey) -> int:
@@ -393,7 +441,11 @@ def _manifest(log: NodeLog) -> Manifest:
 
 def _write_record(dumped: DumpedLog, target: Target, found: Survey, made: Identity) -> None:
     """Say beside the folders where they come from."""
-    record = {
+    (target.work / RECORD).write_text(json.dumps(_record(dumped, target, found, made), indent=1) + "\n")
+
+
+def _record(dumped: DumpedLog, target: Target, found: Survey, made: Identity) -> dict[str, object]:
+    return {
         "format": "ledgermq-restored",
         "format_version": 1,
         "cluster": target.cluster,
@@ -405,7 +457,6 @@ def _write_record(dumped: DumpedLog, target: Target, found: Survey, made: Identi
         "log_time_ms": found.end.timestamp,
         "dumps": [str(log.folder) for log in dumped.logs],
     }
-    (target.work / RECORD).write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _give_name(target: Target, files: RealFileSystem) -> None:
@@ -422,21 +473,21 @@ def _give_name(target: Target, files: RealFileSystem) -> None:
     files.sync_directory(target.data.parent)
 
 
-def _report(dumped: DumpedLog, target: Target, found: Survey, made: Identity) -> list[str]:
-    left_out = dumped.last_index - found.end.index
-    behind = max(0, found.end.index - max(dumped.commit_index, _begin_index(dumped.base)))
+def report(dumped: DumpedLog, target: Target, made: Made) -> list[str]:
+    """Return the lines that tell what was made, what is missing in it, and how it is started."""
+    found, identity = made.found, made.identity
+    left_out, unconfirmed = _left_out(dumped, found), _unconfirmed(dumped, found)
     lines = [
         f"broker group {target.group} of cluster {target.cluster} is restored in {target.data}: up to entry"
-        f" {found.end.index:,}{_written(found.last)}, group id {made.group_id:016x}, all verified.",
+        f" {found.end.index:,}{_written(found.last)}, group id {identity.group_id:016x}, all verified.",
     ]
-    if left_out > 0:
+    if left_out:
         lines.append(f"Left out: {left_out:,} entries behind it.")
-    if behind:
+    if unconfirmed:
         lines.append(
-            f"{behind:,} entries at its end may never have been confirmed to anybody; they count from now on."
+            f"{unconfirmed:,} entries at its end may never have been confirmed to anybody; they count from now on."
         )
-    if dumped.reading.damage:
-        damaged = sorted({log.manifest.node for log, _ in dumped.reading.damage})
+    if damaged := _damaged_nodes(dumped):
         lines.append(
             f"Damage in the dump of {', '.join(damaged)} was passed by; another dump was whole there."
         )
@@ -447,7 +498,28 @@ def _report(dumped: DumpedLog, target: Target, found: Survey, made: Identity) ->
             f"RETENTION: its first message is of {_time(found.first_timestamp)}. Nodes delete what is older than"
             f" retention_hours (72): to keep it all, set retention_hours = {hours} before the first start."
         )
-    return [*lines, *_next_steps(target, made.segment_size)]
+    return [*lines, *_next_steps(target, identity.segment_size)]
+
+
+def made_facts(dumped: DumpedLog, target: Target, made: Made) -> dict[str, object]:
+    """Return the same for programs. Times are ms since 1970."""
+    return {
+        **_record(dumped, target, made.found, made.identity),
+        "data": str(target.data),
+        **_verified(dumped, made.found),
+        "first_time_ms": made.found.first_timestamp,
+        "entries_left_out": _left_out(dumped, made.found),
+        "entries_perhaps_never_confirmed": _unconfirmed(dumped, made.found),
+    }
+
+
+def _left_out(dumped: DumpedLog, found: Survey) -> int:
+    return max(0, dumped.last_index - found.end.index)
+
+
+def _unconfirmed(dumped: DumpedLog, found: Survey) -> int:
+    """Return how many entries at the end nobody knew to be committed."""
+    return max(0, found.end.index - max(dumped.commit_index, _begin_index(dumped.base)))
 
 
 def _next_steps(target: Target, segment_size: int) -> list[str]:
@@ -464,8 +536,10 @@ def _next_steps(target: Target, segment_size: int) -> list[str]:
     return lines
 
 
-def _say(*lines: str) -> None:
-    sys.stdout.write("\n".join(lines) + "\n")
+def _say(found: list[str] | dict[str, object]) -> None:
+    """Print lines for people, or facts for programs."""
+    as_text = "\n".join(found) if isinstance(found, list) else safe_json(json.dumps(found, indent=2))
+    sys.stdout.write(as_text + "\n")
     sys.stdout.flush()
 
 

@@ -24,12 +24,21 @@ from rich.markup import escape
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
-from ledgermq.proto.dump_manifest import MANIFEST, decode_manifest
+from ledgermq.proto.dump_manifest import MANIFEST, DumpManifest, decode_manifest
 from ledgermq.proto.errors import LayoutError
 from ledgermq.proto.foreign_text import safe_text
 
 from .cli_cluster import KnownNode, NodeOption, ask, known_nodes
-from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, print_error, run
+from .cli_output import (
+    DEFAULT_NAMESERVER,
+    JsonOption,
+    NameserverOption,
+    err,
+    out,
+    print_error,
+    print_json,
+    run,
+)
 from .errors import BrokerUnreachableError, LedgerMQError, MissingExtraError, UsageError, error_of
 from .local_cluster import require_server
 from .local_processes import run_to_end
@@ -61,21 +70,28 @@ def dump(
         typer.Option("--data", help="Dump the data folder of a node that is not running instead."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the dump that DIR holds. Else it is refused.")
+        bool,
+        typer.Option(
+            "--overwrite", help="Replace the dump that DIR holds (it is removed first). Else it is refused."
+        ),
     ] = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Copy every node's log as it stands on disk. Up to its commit point; then: ledgermq check DIR."""
     _refuse_data_folder(to)
     if data is not None:
-        return _dump_offline(data, to, overwrite)
-    missing = run(_dump_all(nameserver, node or [], to, overwrite))
+        return _dump_offline(data, to, overwrite, as_json)
+    folders, missing = run(_dump_all(nameserver, node or [], to, overwrite, as_json))
+    if as_json:
+        print_json({"dumps": [_summary(folder) for folder in folders], "missing": missing})
     if missing:
         print_error(
             f"there is no dump of {', '.join(missing)}, which does not answer. The check will call the rest "
             "incomplete. See: ledgermq cluster status"
         )
         return 1
-    out.print(escape(f"Next: ledgermq check {to}"))
+    if not as_json:
+        out.print(escape(f"Next: ledgermq check {to}"))
     return 0
 
 
@@ -130,15 +146,30 @@ def _refuse_data_folder(folder: Path) -> None:
             )
 
 
-def _dump_offline(data: Path, to: Path, overwrite: bool) -> int:
+def _dump_offline(data: Path, to: Path, overwrite: bool, as_json: bool) -> int:
     require_server("dumping a data folder")
     command = [sys.executable, "-m", "ledgermq.broker.dump", "--data", str(data), "--out", str(to)]
-    command += ["--overwrite"] * overwrite
+    command += ["--overwrite"] * overwrite + ["--json"] * as_json
     return run_to_end(command)
 
 
-async def _dump_all(nameserver: str, nodes: list[str], to: Path, overwrite: bool) -> list[str]:
-    """Dump all nodes, one after the other; return the names of those that could not be reached.
+def _summary(folder: Path) -> dict[str, object]:
+    """Return for programs what a dump holds; of one that a newer version wrote, only where it is."""
+    manifest = _manifest(folder)
+    return {**({} if manifest is None else manifest.summary()), "folder": str(folder)}
+
+
+def _manifest(folder: Path) -> DumpManifest | None:
+    """Return what a dump says of itself. None: this version cannot read it."""
+    with suppress(LayoutError):
+        return decode_manifest((folder / MANIFEST).read_bytes())
+    return None
+
+
+async def _dump_all(
+    nameserver: str, nodes: list[str], to: Path, overwrite: bool, quiet: bool
+) -> tuple[list[Path], list[str]]:
+    """Dump all nodes, one after the other; return their folders, and the names of those that could not be reached.
 
     Several groups get a folder each. Raises: LedgerMQError (no node is known), UsageError (the folder holds a dump, or one of
     another shape), and what `dump_node` raises.
@@ -163,8 +194,11 @@ async def _dump_all(nameserver: str, nodes: list[str], to: Path, overwrite: bool
             here.append((target, folder, shown))
     for target, folder, shown in here:
         done = await _dump_shown(target, folder)
-        out.print(escape(f"{shown}   {size(done.bytes)} in {done.files} files -> {folder / target.node_id}"))
-    return missing
+        if not quiet:
+            out.print(
+                escape(f"{shown}   {size(done.bytes)} in {done.files} files -> {folder / target.node_id}")
+            )
+    return [folder / target.node_id for target, folder, _ in here], missing
 
 
 def _refuse_other_shape(to: Path, targets: list[KnownNode], *, several: bool) -> None:
@@ -217,13 +251,13 @@ async def _dump_shown(target: KnownNode, to: Path) -> DumpResult:
             status.update(f"{target.node_id}  {size(done)} of {size(total)}")
 
         done = await dump_node(target.node_id, target.address, to, show)
-    with suppress(LayoutError):
-        if not decode_manifest((to / target.node_id / MANIFEST).read_bytes()).is_restorable:
-            err.print(
-                f"{target.node_id}: its dump can be checked and exported, but not restored: the beginning of its log was"
-                " deleted, and it could not write the state that stands for it (its log says why)",
-                markup=False,
-            )
+    manifest = _manifest(to / target.node_id)
+    if manifest is not None and not manifest.is_restorable:
+        err.print(
+            f"{target.node_id}: its dump can be checked and exported, but not restored: the beginning of its log was"
+            " deleted, and it could not write the state that stands for it (its log says why)",
+            markup=False,
+        )
     return done
 
 

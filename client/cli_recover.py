@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from .cli_output import JsonOption
 from .errors import UsageError
 from .local_cluster import require_server
 from .local_processes import run_to_end
@@ -29,6 +30,7 @@ def recover(
         str,
         typer.Option("--yes-lose-data", metavar="GROUP", help="The group's name, instead of the question."),
     ] = "",
+    as_json: JsonOption = False,
 ) -> int:
     """Make a group work again whose majority is lost for ever. What only the lost nodes had is lost.
 
@@ -37,9 +39,15 @@ def recover(
     """
     if show and (clone_for or yes_lose_data):
         raise UsageError("--show changes nothing", "It was given with an option that does", "Leave one out")
+    if as_json and not (show or clone_for or yes_lose_data):
+        raise UsageError(
+            "--json asks no question",
+            "Nobody confirmed that data may be lost",
+            "Look first: --show --json; then: --yes-lose-data GROUP --json",
+        )
     require_server("recovering a group")
     command = [sys.executable, "-m", "ledgermq.broker.recover", "--data", str(data)]
     command += ["--show"] * show
     command += ["--clone-for", clone_for] if clone_for else []
     command += ["--yes-lose-data", yes_lose_data] if yes_lose_data else []
-    return run_to_end(command)
+    return run_to_end([*command, *["--json"] * as_json])

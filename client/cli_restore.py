@@ -17,7 +17,7 @@ import typer
 from rich.markup import escape
 
 from . import local_ports
-from .cli_output import out
+from .cli_output import JsonOption, out
 from .cli_times import time_ms
 from .errors import UsageError
 from .local_cluster import require_server
@@ -66,6 +66,7 @@ def restore(
         bool,
         typer.Option("--show", help="Only show what the dumps hold, and which entry deleted or reset what."),
     ] = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Make the folders of a new broker group from dumps.
 
@@ -92,21 +93,21 @@ def restore(
         command += ["--to-time", str(time_ms(to_time, earliest=0, latest=now_ms))]
     for flag, value in (("--nodes", nodes), ("--group", group), ("--cluster", cluster)):
         command += [flag, value] if value else []
-    code = run_to_end([*command, *["--show"] * show])
-    if code == 0 and data is not None:
-        _let_up_start_it(data)
+    code = run_to_end([*command, *["--show"] * show, *["--json"] * as_json])
+    if code == 0 and data is not None and _let_up_start_it(data) and not as_json:
+        out.print(escape(f"On this machine: ledgermq up --data {data}"))
     return code
 
 
-def _let_up_start_it(data: Path) -> None:
+def _let_up_start_it(data: Path) -> bool:
     """Write the plan with which `ledgermq up` starts the folders as they are, if it starts clusters of that name."""
     made = json.loads((data / _RECORD).read_text())
     if made["cluster"] != _LOCAL:
-        return
+        return False
     names = list(made["nodes"])
     ports = dict(zip(names, islice(local_ports.node_ports(), len(names)), strict=True))
     plan = LocalPlan(local_ports.nameserver_port(), {made["group"]: ports}, str(made["segment_size"]))
     fresh = data / "cluster.new"
     fresh.write_text(plan.to_json())
     fresh.replace(data / "cluster.json")
-    out.print(escape(f"On this machine: ledgermq up --data {data}"))
+    return True

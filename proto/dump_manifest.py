@@ -75,6 +75,18 @@ class DumpManifest:
         """Whether a broker group can go on from it: nothing is missing before the first entry."""
         return self.first_index == 1 or self.state is not None
 
+    def summary(self) -> dict[str, object]:
+        """Return for programs what the dump holds. `bytes` and `files` count what is in it beside the manifest."""
+        return {
+            "broker_group": self.group,
+            "node": self.node,
+            "first_index": self.first_index,
+            "commit_index": self.commit_index,
+            "files": len(self.file_sizes),
+            "bytes": sum(self.file_sizes.values()),
+            "restorable": self.is_restorable,
+        }
+
 
 def decode_manifest(raw: bytes) -> DumpManifest:
     """Return what a manifest says. Raises: CorruptError (not one, damaged, incomplete), NewerFormatError."""

@@ -57,6 +57,23 @@ def take(data: Path, out: Path) -> dict[str, object]:
     return fields
 
 
+def test_what_was_dumped_is_told_to_programs(
+    data: Path, log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert dump.main(["--data", str(data), "--out", str(out), "--json"]) == 0
+    files = [path for path in (out / "n1").rglob("*") if path.is_file() and path.name != "manifest.json"]
+    assert json.loads(capsys.readouterr().out) == {
+        "dumps": [
+            {
+                "broker_group": "g0", "node": "n1", "first_index": 1, "commit_index": 50, "files": len(files),
+                "bytes": sum(path.stat().st_size for path in files), "restorable": True, "folder": str(out / "n1"),
+            }
+        ],
+        "missing": [],
+    }  # fmt: skip
+
+
 def test_the_whole_log_is_dumped_and_the_hint_is_the_commit_point(
     data: Path, log: Log, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +74,30 @@ def test_what_was_written_behind_the_target_is_left_out(
     out = capsys.readouterr().out
     assert f"up to entry {count}" in out and f"Left out: {len(log.entries) - count} entries" in out
     assert "--peers a=host:1,b=HOST:20911" in out
+
+
+def test_what_was_found_and_made_is_told_to_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = make_dumps(tmp_path / "dumps")
+    last = log.entries[29]
+    flip_bit(tmp_path / "dumps" / "n3", log.entries[9].physical_offset + 40)
+    assert restore.main([str(tmp_path / "dumps"), "--show", "--to-index", "30", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {each["node"]: each["last_index"] for each in shown["dumps"]} == dict.fromkeys(
+        NODES, len(log.entries)
+    )
+    verified = {
+        "last_index": 30, "last_term": last.term, "last_time_ms": last.timestamp, "damaged_nodes": ["n3"],
+    }  # fmt: skip
+    assert verified.items() <= shown.items() and (shown["problems"], shown["events"]) == ([], [])
+
+    assert run(tmp_path, "--to-index", "30", "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    record = json.loads((tmp_path / "new" / "restored.json").read_text())
+    assert verified.items() <= made.items() and record.items() <= made.items()
+    assert (made["data"], made["entries_left_out"]) == (str(tmp_path / "new"), len(log.entries) - 30)
+    assert made["entries_perhaps_never_confirmed"] == 0
 
 
 def test_a_group_of_one_is_restored_too(tmp_path: Path) -> None:

@@ -100,13 +100,22 @@ def test_a_group_that_lost_two_of_three_nodes_goes_on_from_the_third(tmp_path: P
         data, group = tmp_path / survivor, "g0"
 
         _check_that_nothing_happens_unasked(data, survivor)
+        shown = json.loads(recover(data, "--show", "--json")[1])
+        assert (shown["node"], shown["broker_group"], shown["warning"]) == (survivor, group, "")
+        shutil.copytree(data, tmp_path / "trial")
+        told = json.loads(recover(tmp_path / "trial", "--yes-lose-data", group, "--json")[1])
+        assert (told["last_index"], told["to_clone"]) == (shown["last_index"], sorted(lost))
+        assert told["new_group_id"] != told["group_id"] == shown["group_id"]
         code, text = recover_at_a_terminal(data, group)
         assert code == 0, text
         assert "Lost for ever" in text
         for name in lost:
             shutil.copytree(data, tmp_path / name)
-            code, text = recover(tmp_path / name, "--clone-for", name)
+            code, text = recover(tmp_path / name, "--clone-for", name, "--json")
             assert code == 0, text
+            told = json.loads(text)
+            assert (told["cloned_for"], told["last_index"]) == (name, shown["last_index"])
+            assert told["recovered_from_group_id"] == shown["group_id"]
         for name in cluster.nodes:
             cluster.start(name)
         for name in cluster.nodes:
