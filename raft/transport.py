@@ -50,9 +50,11 @@ APPEND_LIMIT: Final = 1024  # the core's inflight limit is far below
 #: Characters of a refusal that a peer sends; the longest of ours names a few nodes.
 MAX_REFUSAL_SIZE: Final = 2_000
 
+#: Bytes of one call on the Raft port: a request of a client that another node passes on (130 MiB) and what goes with it.
+MAX_CALL_SIZE: Final = 131 << 20
 SERVER_OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", MAX_CALL_SIZE),
     # Nobody here compresses by gRPC, and what is unpacked has no bound.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.per_message_decompression", 0),

@@ -28,7 +28,7 @@ from ledgermq.raft.greeting import encode_greeting, encode_reply
 from ledgermq.raft.hello import Hello, Refusal, RefusalKind, Standing, refusal_of
 from ledgermq.raft.out_stream import StreamKind
 from ledgermq.raft.port_front import FrontLimits
-from ledgermq.raft.transport import Transport, _Incoming, port_limits
+from ledgermq.raft.transport import MAX_CALL_SIZE, Transport, _Incoming, port_limits
 from ledgermq.raft.types import NodeId, Term
 from tests.ports import free_port
 
@@ -473,6 +473,9 @@ def test_grpc_is_served_on_the_same_port() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await never(b"", timeout=WAIT_S)
             assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await thrice(bytes(MAX_CALL_SIZE + 1), timeout=WAIT_S)
+            assert "SERVER: Received message larger than max" in str(refused.value.details())
         async with Visitor(one.transport.bind) as visitor:
             visitor.say(b"GET / HTTP/1.1\r\n\r\n")
             await visitor.ended()
