@@ -35,6 +35,9 @@ class HttpServer:
         self.counts = self._counts = PortCounts("http")
         self._counts.limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16)
         self._server: asyncio.Server | None = None
+        self._silent: dict[
+            asyncio.WriteTransport, None
+        ] = {}  # connections without a request so far, the oldest first
 
     async def start(self, address: str) -> int:
         """Listen; return the port. Raises: PortError."""
@@ -52,26 +55,39 @@ class HttpServer:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        counts = self._counts
-        if counts.open >= counts.limit:
+        counts, transport = self._counts, writer.transport
+        if counts.open >= counts.limit and not self._make_room():
             peer = writer.get_extra_info("peername")
             counts.refuse(Refused.LIMIT, str(peer[0]) if isinstance(peer, tuple) else "")
-            writer.transport.abort()
+            transport.abort()
             return
         counts.open += 1
+        self._silent[transport] = None
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _READ_TIMEOUT)
-            writer.transport.set_write_buffer_limits(0)  # so that `drain` waits until all is under way
+            self._silent.pop(transport, None)
+            transport.set_write_buffer_limits(0)  # so that `drain` waits until all is under way
             writer.write(render(self.answer(head)))
             await asyncio.wait_for(writer.drain(), _ANSWER_TIMEOUT)
             writer.close()
         except TimeoutError:
             counts.ended[Ended.SILENT] += 1
-            writer.transport.abort()
+            transport.abort()
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             writer.close()  # not a request, or the caller left: nothing to answer
         finally:
+            self._silent.pop(transport, None)
             counts.open -= 1
+
+    def _make_room(self) -> bool:
+        """Let go of who has been silent for longest: a probe asks at once, and who watches a node must get through."""
+        oldest = next(iter(self._silent), None)
+        if oldest is None:
+            return False
+        del self._silent[oldest]
+        self._counts.ended[Ended.MADE_ROOM] += 1
+        oldest.abort()
+        return True
 
     def answer(self, head: bytes) -> Answer:
         """Return the answer to a request with this head."""
