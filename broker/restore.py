@@ -217,16 +217,11 @@ def survey(dumped: DumpedLog, base: NodeLog, limit: Limit, writer: FolderWriter 
 
 def _problems(dumped: DumpedLog, found: Survey, limit: Limit, begin_index: int) -> list[str]:
     """Return why what was read cannot be restored, one sentence each."""
-    problems, end, reading = [], found.end.index, dumped.reading
-    disputed = {dispute.log.folder: dispute.index for dispute in reading.disputes}
+    end, reading = found.end.index, dumped.reading
+    disputed = {dispute.log.folder: (dispute.log, dispute.index) for dispute in reading.disputes}
     if found.last is not None:
-        disputed |= {log.folder: end for log in dumped.others_than(found.last) if log.folder not in disputed}
-    for folder, index in disputed.items():
-        problems.append(
-            f"the dumps disagree: {folder} holds another entry {index:,}, or others before it, than {dumped.logs[0].folder}."
-            " That is never so in a broker group that is well: run ledgermq check on them, and then restore from the dump"
-            " that is right by naming only its folder"
-        )
+        disputed = {log.folder: (log, end) for log in dumped.others_than(found.last)} | disputed
+    problems = [_dispute(dumped.logs[0], log, index) for log, index in disputed.values()]
     if found.last is None:
         problems.append("there is no entry to restore: all were written later, or the dumps are empty")
     elif end < begin_index:
@@ -243,6 +238,21 @@ def _problems(dumped: DumpedLog, found: Survey, limit: Limit, begin_index: int) 
             f"the dumps end at entry {end:,}, before entry {limit.index:,}. Leave --to-index out, or correct it"
         )
     return problems
+
+
+def _dispute(first: NodeLog, other: NodeLog, index: int) -> str:
+    """Return what two dumps that hold different logs have to do with each other, and which to name."""
+    differ = f"the dumps disagree: {other.folder} holds another entry {index:,}, or others before it, than {first.folder}."
+    ids = {log.manifest.group_id for log in (first, other)}
+    if len(ids) > 1 and 0 not in ids:
+        return (
+            f"{differ} One was made before this broker group was restored or recovered, the other one after it (group ids"
+            f" {first.manifest.group_id:016x} and {other.manifest.group_id:016x}): name only dumps of the same id"
+        )
+    return (
+        f"{differ} That is never so in a broker group that is well: run ledgermq check on them, and then restore from the"
+        " dump that is right by naming only its folder"
+    )
 
 
 # --- showing --------------------------------------------------------------------------------------------------------

@@ -142,6 +142,21 @@ def test_dumps_that_disagree_are_refused(
     assert run(tmp_path, *flags, dumps=("dumps/n2",)) == 0, "one dump alone is the person's decision"
 
 
+def test_dumps_from_before_and_after_a_restore_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for node, fork, ids in (("n1", 0, ("06", [])), ("n2", 45, ("07", ["06"]))):
+        folder = take_dump(make_log(fork_at=fork) if fork else make_log(), tmp_path / "dumps", node)
+        fields = json.loads((folder / "manifest.json").read_text())
+        fields |= dict(zip(("group_id", "former_group_ids"), ids, strict=True))
+        (folder / "manifest.json").write_text(json.dumps(fields))
+    assert run(tmp_path) == 1
+    err = capsys.readouterr().err
+    assert "before this broker group was restored or recovered" in err
+    assert f"{6:016x}" in err and f"{7:016x}" in err
+    assert run(tmp_path, dumps=("dumps/n2",)) == 0
+
+
 def test_the_dump_that_reaches_furthest_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = make_log()
     take_dump(make_log(50), tmp_path / "dumps", "n1")
