@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from ledgermq.proto import nameserver_pb2, nameserver_pb2_grpc, route_pb2
+from ledgermq.proto.grpc_answers import decoded
 
 from .config import BrokerConfig
 
@@ -56,7 +57,9 @@ async def _ask(address: str, config: BrokerConfig) -> str:
     async with grpc.aio.insecure_channel(address) as channel:
         stub = nameserver_pb2_grpc.NameServerServiceStub(channel)
         try:
-            answer: nameserver_pb2.RegisterResponse = await stub.Register(request, timeout=CALL_TIMEOUT_S)
+            answer: nameserver_pb2.RegisterResponse = decoded(
+                await stub.Register(request, timeout=CALL_TIMEOUT_S)
+            )
         except grpc.aio.AioRpcError:
             return ""  # down; the others are asked, and it again
     return answer.master_id

@@ -20,6 +20,7 @@ import grpc.aio
 from ledgermq.proto import admin_pb2, admin_pb2_grpc, nameserver_pb2_grpc, route_pb2
 from ledgermq.proto import nameserver_pb2 as pb
 from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.proto.grpc_answers import decoded
 
 from .members import pick
 from .messaging_route import GroupQueues, accepted_types
@@ -127,7 +128,8 @@ class OtherGroups:
             # The first listener is the one that nodes use among themselves.
             async with grpc.aio.insecure_channel(node.listeners[0].log_address) as channel:
                 try:
-                    answer = await admin_pb2_grpc.AdminServiceStub(channel).CreateTopic(request, timeout=rest)
+                    stub = admin_pb2_grpc.AdminServiceStub(channel)
+                    answer = decoded(await stub.CreateTopic(request, timeout=rest))
                 except grpc.aio.AioRpcError:
                     continue
             if not answer.refusal.code:
@@ -150,5 +152,5 @@ class OtherGroups:
         )
         async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
             async for answer in nameserver_pb2_grpc.NameServerServiceStub(channel).WatchRoutes(request):
-                self.take(list(answer.groups))
+                self.take(list(decoded(answer).groups))
                 await asyncio.sleep(_READ_PAUSE)

@@ -18,6 +18,7 @@ import grpc.aio
 
 from ledgermq.proto import nameserver_pb2 as pb
 from ledgermq.proto import nameserver_pb2_grpc
+from ledgermq.proto.grpc_answers import decoded
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class _Link:
         request = self._registration.request()
         self._group_id = request.route.group_id
         try:
-            answer = await self._stub.Register(request, timeout=CALL_TIMEOUT)
+            answer = decoded(await self._stub.Register(request, timeout=CALL_TIMEOUT))
         except grpc.aio.AioRpcError as error:
             if self._answered is not False:
                 logger.warning(
@@ -108,7 +109,7 @@ class _Link:
             try:
                 call = self._stub.Heartbeat(self._beats())
                 async for reply in call:
-                    if reply.register_again and not self._registration.withdrawn():
+                    if decoded(reply).register_again and not self._registration.withdrawn():
                         self.wanted.set()
             except grpc.aio.AioRpcError:
                 pass  # it is down; `_call` says so once

@@ -19,6 +19,7 @@ import grpc
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import admin_pb2_grpc, route_pb2
+from ledgermq.proto.grpc_answers import decoded
 from ledgermq.proto.log_pb2 import QueueOffset
 
 from .arguments import (
@@ -478,7 +479,7 @@ class Admin:
 
         async def call(stub: Stub, timeout: float) -> pb.GetDeliveriesResponse:
             try:
-                answer: pb.GetDeliveriesResponse = await stub.GetDeliveries(request, timeout=timeout)
+                answer: pb.GetDeliveriesResponse = decoded(await stub.GetDeliveries(request, timeout=timeout))
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                     raise
@@ -599,8 +600,8 @@ class Admin:
         address = node if isinstance(node, str) else node.log_address
         stub = Stub(self._channels.get(address))
         try:
-            answer: pb.GetStatusResponse = await stub.GetStatus(
-                pb.GetStatusRequest(), timeout=timeout_ms / 1000
+            answer: pb.GetStatusResponse = decoded(
+                await stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_ms / 1000)
             )
         except grpc.RpcError as error:
             raise unreachable(address, error) from error

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from ledgermq.proto import route_pb2 as pb
+from ledgermq.proto.grpc_answers import decoded
 
 from .channels import Channels, unreachable
 from .errors import (
@@ -102,7 +103,7 @@ async def call_group(
             if rest <= 0:
                 break
             try:
-                answer = await call(channels.get(address), min(rest, _ATTEMPT_TIMEOUT_S))
+                answer = decoded(await call(channels.get(address), min(rest, _ATTEMPT_TIMEOUT_S)))
             except asyncio.CancelledError:
                 raise_if_closed()
                 raise

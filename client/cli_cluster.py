@@ -22,6 +22,7 @@ from rich.text import Text
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import nameserver_pb2, nameserver_pb2_grpc, route_pb2
 from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
+from ledgermq.proto.grpc_answers import decoded
 
 from . import cli_broker_groups, status_report
 from .cli_output import (
@@ -192,8 +193,8 @@ async def ask(address: str) -> pb.GetStatusResponse | None:
     """Return a node's own view, None when it does not answer in time."""
     async with grpc.aio.insecure_channel(address) as channel:
         try:
-            answer: pb.GetStatusResponse = await AdminServiceStub(channel).GetStatus(
-                pb.GetStatusRequest(), timeout=_ASK_SECONDS
+            answer: pb.GetStatusResponse = decoded(
+                await AdminServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=_ASK_SECONDS)
             )
         except grpc.aio.AioRpcError as error:
             if is_stranger(error):
@@ -254,8 +255,10 @@ async def list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
         async with grpc.aio.insecure_channel(address) as channel:
             stub = nameserver_pb2_grpc.NameServerServiceStub(channel)
             try:
-                listed: nameserver_pb2.ListGroupsResponse = await stub.ListGroups(
-                    nameserver_pb2.ListGroupsRequest(gone_too=True), timeout=_ASK_SECONDS
+                listed: nameserver_pb2.ListGroupsResponse = decoded(
+                    await stub.ListGroups(
+                        nameserver_pb2.ListGroupsRequest(gone_too=True), timeout=_ASK_SECONDS
+                    )
                 )
             except grpc.aio.AioRpcError as error:
                 stranger = address if is_stranger(error) else stranger
@@ -371,8 +374,8 @@ async def _transfer(nameserver: str, nodes: list[str], to_node: str) -> pb.Trans
     async with grpc.aio.insecure_channel(address) as channel:
         request = pb.TransferLeadershipRequest(to_node=to_node)
         try:
-            result: pb.TransferLeadershipResponse = await AdminServiceStub(channel).TransferLeadership(
-                request, timeout=10
+            result: pb.TransferLeadershipResponse = decoded(
+                await AdminServiceStub(channel).TransferLeadership(request, timeout=10)
             )
         except grpc.aio.AioRpcError as error:
             raise BrokerUnreachableError(address, error.details() or error.code().name) from error

@@ -27,6 +27,7 @@ from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 from ledgermq.proto.dump_manifest import MANIFEST, DumpManifest, decode_manifest
 from ledgermq.proto.errors import LayoutError
 from ledgermq.proto.foreign_text import safe_text
+from ledgermq.proto.grpc_answers import decoded
 
 from .cli_cluster import KnownNode, NodeOption, ask, known_nodes
 from .cli_output import (
@@ -309,7 +310,7 @@ async def _receive(
     try:
         while True:
             async with asyncio.timeout(_CHUNK_SECONDS):
-                chunk = await call.read()
+                chunk = decoded(await call.read())
             if not isinstance(chunk, pb.DumpChunk):
                 return  # the end of the stream
             if chunk.HasField("refusal") and chunk.refusal.code:

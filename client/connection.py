@@ -19,6 +19,7 @@ from grpc import aio
 
 from ledgermq.proto import log_pb2 as pb
 from ledgermq.proto import route_pb2
+from ledgermq.proto.grpc_answers import decoded
 from ledgermq.proto.varint import varint
 
 from .batching import Outcome, Request, SendWindow
@@ -229,7 +230,7 @@ class GroupConnection:
 
     async def _read(self, call: aio.StreamStreamCall[bytes, pb.ProduceResponse]) -> None:
         while True:
-            response = await call.read()
+            response = decoded(await call.read())
             if not isinstance(response, pb.ProduceResponse) or self._call is not call:
                 return  # the end of the stream
             outcome = self.window.on_response(response, now_ms())

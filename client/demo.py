@@ -20,6 +20,7 @@ import grpc.aio
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
+from ledgermq.proto.grpc_answers import decoded
 
 from . import demo_checks
 from .cli_dump import DumpResult
@@ -104,7 +105,7 @@ class Demo:
         async with grpc.aio.insecure_channel(self.cluster.log_address(leader)) as channel:
             request = pb.CreateTopicRequest(topic=TOPIC, queue_count=QUEUES)
             try:
-                answer = await AdminServiceStub(channel).CreateTopic(request, timeout=10)
+                answer = decoded(await AdminServiceStub(channel).CreateTopic(request, timeout=10))
             except grpc.aio.AioRpcError as error:
                 raise DemoFailedError(f"{TOPIC} was not created: {error.details()}", leader) from error
         if answer.HasField("refusal") and answer.refusal.code:

@@ -21,6 +21,7 @@ from grpc import aio
 from ledgermq.proto import log_pb2 as pb
 from ledgermq.proto import log_pb2_grpc
 from ledgermq.proto.call_metadata import CONSUMER_GROUP
+from ledgermq.proto.grpc_answers import decoded
 
 from .calls import being_cancelled, raise_if_final
 from .channels import Channels, unreachable
@@ -232,7 +233,7 @@ class GroupFetcher(ABC, Generic[Q]):
             async with asyncio.timeout(_CONNECT_S):
                 await call.write(request)
             async with asyncio.timeout(poll_ms / 1000 + _ANSWER_GRACE_S):
-                response = await call.read()
+                response = decoded(await call.read())
             if not isinstance(response, pb.FetchResponse):
                 raise TimeoutError  # the node ended the stream
             if response.HasField("refusal"):

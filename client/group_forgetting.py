@@ -13,6 +13,7 @@ from typing import Final
 
 from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import nameserver_pb2_grpc
+from ledgermq.proto.grpc_answers import decoded
 
 from .arguments import a_text, checked
 from .errors import LedgerMQError, NameserversDownError, NotANameserverError, UsageError, error_of
@@ -74,9 +75,9 @@ class GroupForgetting(GroupProgress):
 
     async def _listed(self, stub: nameserver_pb2_grpc.NameServerServiceStub) -> Listed:
         request = ns.ListGroupsRequest(cluster=self._routes.cluster)
-        listed = await stub.ListGroups(request, timeout=_TIMEOUT_S)
+        listed = decoded(await stub.ListGroups(request, timeout=_TIMEOUT_S))
         request.gone_too = request.gone_topics = True
-        return listed, await stub.ListGroups(request, timeout=_TIMEOUT_S)
+        return listed, decoded(await stub.ListGroups(request, timeout=_TIMEOUT_S))
 
     async def _check_nodes(self, name: str, found: Iterable[GoneGroup]) -> None:
         """Ask the nodes themselves: they may live without reaching a nameserver. Raises: UsageError."""

@@ -21,6 +21,7 @@ import grpc
 
 from ledgermq.proto import log_pb2 as pb
 from ledgermq.proto import log_pb2_grpc, route_pb2
+from ledgermq.proto.grpc_answers import decoded
 
 from .channels import Channels, unreachable
 from .errors import LedgerMQError, error_of
@@ -193,7 +194,7 @@ class GroupMembership:
             self._reading.cancel()
 
     async def _read(self, call: Any) -> route_pb2.Refusal | None:
-        while isinstance(response := await call.read(), pb.MembershipResponse):
+        while isinstance(response := decoded(await call.read()), pb.MembershipResponse):
             if response.HasField("refusal"):
                 return response.refusal
             if response.heartbeat_interval_ms:

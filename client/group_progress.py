@@ -14,6 +14,7 @@ import grpc
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
+from ledgermq.proto.grpc_answers import decoded
 
 from .admin import NEITHER, Admin, Stub
 from .arguments import a_consumer_group, a_flag, a_text, a_topic, checked, empty_or
@@ -80,7 +81,7 @@ class GroupProgress(Admin):
         async def ask(node: Node) -> Sequence[pb.LiveReading]:
             stub = Stub(self._channels.get(node.log_address))
             try:
-                answer = await stub.GetStatus(pb.GetStatusRequest(readers=True), timeout=_READING_S)
+                answer = decoded(await stub.GetStatus(pb.GetStatusRequest(readers=True), timeout=_READING_S))
             except grpc.RpcError:
                 return ()
             return answer.readers if answer.group == group.name else ()

@@ -13,6 +13,7 @@ import grpc
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import admin_pb2_grpc
+from ledgermq.proto.grpc_answers import decoded
 
 from .channels import Channels
 
@@ -42,9 +43,8 @@ async def who_leads(channels: Channels, addresses: Iterable[str]) -> tuple[int, 
 
 async def _ask(channel: Any) -> tuple[int, str]:
     try:
-        status = await admin_pb2_grpc.AdminServiceStub(channel).GetStatus(
-            pb.GetStatusRequest(), timeout=_LONGEST_S
-        )
+        stub = admin_pb2_grpc.AdminServiceStub(channel)
+        status = decoded(await stub.GetStatus(pb.GetStatusRequest(), timeout=_LONGEST_S))
     except grpc.RpcError:
         return _NOBODY
     return status.term, status.leader_id

@@ -20,6 +20,7 @@ import grpc.aio
 from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import nameserver_pb2_grpc, rocketmq_v2_pb2, rocketmq_v2_pb2_grpc
 from ledgermq.proto import route_pb2 as pb
+from ledgermq.proto.grpc_answers import decoded
 
 from .arguments import texts
 from .calls import being_cancelled
@@ -214,7 +215,7 @@ class Routes:
         for step in range(len(self.nameservers)):
             number = (self._at + step) % len(self.nameservers)
             try:
-                answer = await call(self._stub(number))
+                answer = decoded(await call(self._stub(number)))
             except grpc.RpcError as error:
                 logger.info("nameserver does not answer address=%s error=%s", self.nameservers[number], error)
                 if is_stranger(error):
@@ -233,7 +234,7 @@ class Routes:
 
         async def ask(number: int) -> T | LedgerMQError:
             try:
-                return await call(self._stub(number))
+                return decoded(await call(self._stub(number)))
             except grpc.RpcError as error:
                 address = self.nameservers[number]
                 return NotANameserverError(address) if is_stranger(error) else NameserversDownError([address])
@@ -307,7 +308,7 @@ class Routes:
             stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(self._channels.get(node.messaging_address))
             metadata = (("x-mq-client-id", "ledgermq"), ("x-mq-language", "PYTHON"))
             try:
-                answer = await stub.QueryRoute(request, timeout=_CALL_TIMEOUT_S, metadata=metadata)
+                answer = decoded(await stub.QueryRoute(request, timeout=_CALL_TIMEOUT_S, metadata=metadata))
             except grpc.RpcError as error:
                 logger.info("broker does not answer address=%s error=%s", node.messaging_address, error)
                 if not is_stranger(error):
@@ -367,7 +368,7 @@ class Routes:
         try:
             async for answer in call:
                 for topic in topics:
-                    if (route := route_of(topic, self.cluster, list(answer.groups))) is not None:
+                    if (route := route_of(topic, self.cluster, list(decoded(answer).groups))) is not None:
                         self._keep(route)
         except asyncio.CancelledError:
             # Both may have happened in one turn of the loop: other topics to watch, and close() or the end of the loop.

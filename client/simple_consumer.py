@@ -28,6 +28,7 @@ import grpc
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import rocketmq_v2_pb2_grpc
+from ledgermq.proto.grpc_answers import decoded
 
 from .arguments import (
     a_consumer_group,
@@ -250,7 +251,8 @@ class SimpleConsumer:
         messages: list[LeasedMessage] = []
         call = self._stub(address).ReceiveMessage(request, timeout=timeout_s, metadata=self._metadata())
         try:
-            async for frame in call:
+            async for each in call:
+                frame = decoded(each)
                 if frame.HasField("message"):
                     # The queue's topic, whatever the record says: acknowledgements go there.
                     frame.message.topic.name = request.message_queue.topic.name
@@ -408,7 +410,7 @@ class SimpleConsumer:
                 if rest_s <= 0:
                     break
                 try:
-                    return await call(self._stub(address), min(rest_s, _ATTEMPT_TIMEOUT_S))
+                    return decoded(await call(self._stub(address), min(rest_s, _ATTEMPT_TIMEOUT_S)))
                 except asyncio.CancelledError:
                     raise_if_closed()
                     raise

@@ -19,6 +19,7 @@ from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
 from ledgermq.proto import raft_pb2 as pb
+from ledgermq.proto.grpc_answers import decoded
 
 from .commit_log import CommitLog
 from .config import Member, RaftConfig
@@ -211,7 +212,7 @@ class RefetchClient:
             response_deserializer=pb.RefetchReply.FromString,
         )
         try:
-            reply: pb.RefetchReply = await call(request, timeout=TIMEOUT_S)
+            reply: pb.RefetchReply = decoded(await call(request, timeout=TIMEOUT_S))
         except grpc.aio.AioRpcError as error:
             # A channel that waits before it connects again would hold up the next try.
             await self._channels.pop(peer.node_id).close(None)
