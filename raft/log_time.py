@@ -85,5 +85,5 @@ class LogTime:
             self._value = max(self._value + elapsed + min(limit, max(-limit, wanted)), float(self._floor))
         self._at_ms = monotonic_ms
         self.offset_ms = wall_ms - self._value
-        self._floor = max(self._floor, int(self._value))
+        self._floor = int(self._value)
         return self._floor

@@ -374,7 +374,7 @@ _TIMERS = (
     ),
     SourceMutant(
         "LogTimeGoesBack", "Log time follows a wall clock that steps back.",
-        "raft/log_time.py", "        self._floor = max(self._floor, int(self._value))\n        return self._floor", "        self._floor = int(self._value)\n        return self._floor",
+        "raft/log_time.py", "            self._value = max(self._value + elapsed + min(limit, max(-limit, wanted)), float(self._floor))", "            self._value += elapsed + min(limit, max(-limit, wanted))",
         ("raft/test_log_time.py",),
     ),
     SourceMutant(
