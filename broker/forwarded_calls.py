@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 Find = Callable[[str], Any]
 
 _UNKNOWN: Final = grpc.StatusCode.UNKNOWN
+_MAX_DETAILS: Final = 4_000  # characters
 
 
 class _AbortedError(Exception):
@@ -200,7 +201,10 @@ def _refused(
     call: peer_pb2.ForwardedCall, code: grpc.StatusCode, details: str, *, not_leader: bool = False
 ) -> peer_pb2.ForwardedAnswer:
     return peer_pb2.ForwardedAnswer(
-        call_id=call.call_id, status=code.value[0], details=details, not_leader=not_leader
+        call_id=call.call_id,
+        status=code.value[0],
+        details=safe_text(details, _MAX_DETAILS),  # the text of an exception may be one that cannot be sent
+        not_leader=not_leader,
     )
 
 

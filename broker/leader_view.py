@@ -390,13 +390,13 @@ class LeaderView:
                 del self._sessions[session]
         if now >= self._next_eviction:
             self._next_eviction = now + _EVICTION_PERIOD_MS
-            due += self.selector.overdue(now, _MAX_OVERDUE)
             ids, streams = now - MESSAGE_ID_WINDOW_MS, now - STREAM_WINDOW_MS
             oldest_id, oldest_stream = self._state.message_ids.oldest(), self._state.streams.oldest()
             if (oldest_id is not None and oldest_id < ids) or (
                 oldest_stream is not None and oldest_stream < streams
             ):
                 due.append(EvictDedup(ids, streams))
+            due += self.selector.overdue(now, _MAX_OVERDUE)
         return due
 
 

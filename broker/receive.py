@@ -46,13 +46,16 @@ AUTO_RENEW_INVISIBLE_MS: Final = 60_000
 MAX_POLLING: Final = 20.0  # seconds
 #: An answer leaves so long before the client's deadline, or its messages would be leased to nobody.
 POLLING_MARGIN: Final = 0.5
+#: What a selection adds to a turn at most, in bytes: both commands with MAX_PARKED messages, and each message that it grants,
+#: where all are of different queues.
+COMMAND_BYTES: Final = 512
+MESSAGE_BYTES: Final = 40
 
 
 class ReceiveWork:
     """One selection in an append turn. The future ends with (plan, deliveries) when the grant is applied."""
 
     section_bound = 0
-    size = 512
     essential = False
     filters: bool
 
@@ -64,6 +67,7 @@ class ReceiveWork:
     ) -> None:
         """`release` gets messages that nobody waits for any more, `tell` what was granted."""
         self._request = request
+        self.size = COMMAND_BYTES + request.max_count * MESSAGE_BYTES
         self.filters = request.tags is not None
         self._release = release
         self._tell = tell

@@ -63,9 +63,13 @@ class Limit:
 
     def is_passed(self, header: EntryHeader) -> bool:
         """Whether an entry is left out, and all behind it."""
-        if self.index is not None and header.index > self.index:
+        return self.is_passed_at(header.index, header.timestamp)
+
+    def is_passed_at(self, index: int, timestamp: int) -> bool:
+        """Whether a state after this entry, written then, holds more than is wanted."""
+        if self.index is not None and index > self.index:
             return True
-        return self.time_ms is not None and header.timestamp > self.time_ms
+        return self.time_ms is not None and timestamp > self.time_ms
 
 
 @dataclass(slots=True)
@@ -168,12 +172,15 @@ def choose_base(dumped: DumpedLog, limit: Limit) -> NodeLog:
             " stands for it: an older version made them, or the node could not write it (its log says why). Their messages"
             " can be read: ledgermq message export"
         )
-    wanted = [log for log in able if limit.index is None or _begin_index(log) <= limit.index]
+    wanted = [
+        log for log in able if not limit.is_passed_at(_begin_index(log), _begin_time(dumped, log, limit))
+    ]
     if not wanted:
         earliest = min(map(_begin_index, able))
+        what = "entry" if limit.index is not None else "time"
         raise RestoreError(
             f"these dumps can be restored to entry {earliest:,} and later ones: their state is that after it. Add an older"
-            " dump of this broker group, or name a later entry"
+            f" dump of this broker group, or name a later {what}"
         )
     return max(wanted, key=lambda log: (_reach(dumped, log), -_begin_index(log)))
 
@@ -181,6 +188,16 @@ def choose_base(dumped: DumpedLog, limit: Limit) -> NodeLog:
 def _begin_index(log: NodeLog) -> int:
     state = log.manifest.state
     return state.index if state is not None and log.manifest.first_index > 1 else 0
+
+
+def _begin_time(dumped: DumpedLog, log: NodeLog, limit: Limit) -> int:
+    """Return when the entry was written whose state a dump holds (ms), 0 when nothing asks for it, or nothing can tell."""
+    if limit.time_ms is None or not _begin_index(log):
+        return 0
+    if log.base.timestamp > limit.time_ms:
+        return log.base.timestamp
+    found = (header.timestamp for header, _ in dumped.entries(log.base) if header.index >= _begin_index(log))
+    return next(found, 0)
 
 
 def _reach(dumped: DumpedLog, base: NodeLog) -> int:

@@ -45,8 +45,8 @@ _SCAN_STEP: Final = 512
 _MAX_SCANNED_RUNS: Final = 65_536
 #: A run of filtered messages is written down (without a delivery) when it is so long.
 SKIP_UNITS: Final = 4_096
-#: Messages that one selection parks; the next one parks more.
-MAX_PARKED: Final = 256
+#: Messages that one selection parks; the next one parks more. Their bytes are part of ReceiveWork.size.
+MAX_PARKED: Final = 16
 
 
 @dataclass(slots=True)

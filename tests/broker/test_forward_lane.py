@@ -53,6 +53,9 @@ class Service:
     async def broken(self, request: bytes, context: Any) -> bytes:
         raise ZeroDivisionError("a defect")
 
+    async def unsendable(self, request: bytes, context: Any) -> bytes:
+        raise OSError("no file \udcff")
+
     async def cancelled(self, request: bytes, context: Any) -> bytes:
         raise asyncio.CancelledError
 
@@ -60,7 +63,7 @@ class Service:
         return str(context.time_remaining()).encode()
 
     def handlers(self) -> list[Any]:
-        names = ("echo", "held", "follower", "broken", "cancelled", "remaining")
+        names = ("echo", "held", "follower", "broken", "unsendable", "cancelled", "remaining")
         methods = {name: grpc.unary_unary_rpc_method_handler(getattr(self, name)) for name in names}
         return [
             grpc.method_handlers_generic_handler(SERVICE, methods),
@@ -211,6 +214,18 @@ def test_a_call_that_fails_there_is_not_repeated_and_harms_no_other(name: str, t
         assert text in str(error)
         two.service.gate.set()
         assert await held == b"held other"
+
+    run(test)
+
+
+def test_a_call_is_answered_whose_failure_has_a_text_that_cannot_be_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The report of a test cannot be sent between pytest's processes either, with this text in what was logged.
+    monkeypatch.setattr(forwarded_calls.logger, "exception", lambda *_: None)
+
+    async def test(two: Two) -> None:
+        assert r"UNKNOWN: OSError: no file \udcff" in str(await two.fails("unsendable"))
 
     run(test)
 

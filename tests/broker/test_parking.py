@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from ledgermq.broker import leases
+from ledgermq.broker import leases, selection
 from ledgermq.broker.admin_reads import describe_topic
 from ledgermq.broker.checkpoint import decode_snapshot, encode_snapshot, restore_state, take_snapshot
+from ledgermq.broker.command_codecs import encode
 from ledgermq.broker.commands import (
     PARKED_MESSAGES,
     BrokerGroupMode,
@@ -17,8 +19,10 @@ from ledgermq.broker.commands import (
     DeleteGroup,
     DeleteTopic,
     FeatureLevel,
+    GrantLeases,
     ParkMessages,
     ParkReason,
+    QueueGrant,
     ReleaseParked,
     SetBrokerGroupMode,
     TrimQueues,
@@ -28,6 +32,7 @@ from ledgermq.broker.commands import (
 from ledgermq.broker.effects import Effects, ModeResult, Parked
 from ledgermq.broker.leader_view import Delivery, ReceiveRequest
 from ledgermq.broker.progress_report import progress
+from ledgermq.broker.receive import COMMAND_BYTES, MESSAGE_BYTES
 from ledgermq.broker.unconsumed import Need, unconsumed
 from ledgermq.proto import admin_pb2
 
@@ -144,8 +149,6 @@ def test_a_released_message_comes_again_with_all_its_attempts() -> None:
 
 def test_beyond_the_bound_of_a_queue_messages_are_delivered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is skipped unseen: who parks a thousand messages has another problem than a poison message."""
-    from ledgermq.broker import selection
-
     monkeypatch.setattr(leases, "PARKED_MAX", 2)
     monkeypatch.setattr(selection, "PARKED_MAX", 2)
     node, topic, group = parking_node(4)
@@ -167,8 +170,6 @@ def test_beyond_the_bound_of_a_queue_messages_are_delivered_again(monkeypatch: p
 def test_one_selection_parks_a_bounded_number_and_renews_none_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from ledgermq.broker import selection
-
     monkeypatch.setattr(selection, "MAX_PARKED", 2)
     node, topic, group = parking_node(5)
     asked = request(group, topic)
@@ -177,6 +178,18 @@ def test_one_selection_parks_a_bounded_number_and_renews_none_of_the_others(
     assert len(parked(node, topic, group)) == 2
     assert receive(node, asked) == [] and receive(node, asked) == []
     assert len(parked(node, topic, group)) == 5
+
+
+def test_a_selection_adds_no_more_to_a_turn_than_it_says() -> None:
+    """Else what shares the turn does not fit into the entry, and fails with it."""
+    count = 32
+    grants = tuple(
+        QueueGrant(10_000 + i, 1 << 40, 1 << 41, np.array([1 << 40], np.int64)) for i in range(count)
+    )
+    parked = park_rows([(10_000 + i, 1 << 40, 1 << 30, 1 << 20) for i in range(selection.MAX_PARKED)])
+    granted = encode(GrantLeases(1, 1, 60_000, grants, 0))
+    taken = len(granted) + len(encode(ParkMessages(1, 1, parked, ParkReason.ATTEMPTS)))
+    assert taken <= COMMAND_BYTES + count * MESSAGE_BYTES
 
 
 def test_only_the_current_lease_can_be_parked() -> None:
@@ -252,8 +265,6 @@ def test_in_order_a_released_message_does_not_bring_an_acknowledged_one_back() -
 
 
 def test_an_ordered_queue_full_of_parked_messages_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ledgermq.broker import selection
-
     monkeypatch.setattr(leases, "PARKED_MAX", 0)
     monkeypatch.setattr(selection, "PARKED_MAX", 0)
     node, topic, group = parking_node(2, fifo=True)

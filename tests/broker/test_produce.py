@@ -19,9 +19,12 @@ from ledgermq.broker.commands import (
     GrantLeases,
     LogStart,
     MessageType,
+    ParkMessages,
+    ParkReason,
     ReleaseLeases,
     SetBrokerGroupMode,
     lease_rows,
+    park_rows,
     position_rows,
 )
 from ledgermq.broker.leader_view import Verdict
@@ -377,7 +380,12 @@ def test_on_a_nearly_full_disk_only_what_frees_space_or_sends_messages_elsewhere
         drain = SetBrokerGroupMode(BrokerGroupMode.DRAINING)
         taken = [
             raft.pipeline.run(command)
-            for command in (LogStart(1, 0, position_rows([])), DeleteTopic(1), drain)
+            for command in (
+                LogStart(1, 0, position_rows([])),
+                DeleteTopic(1),
+                drain,
+                ParkMessages(1, 1, park_rows([(0, 0, 1, 0)]), ParkReason.ATTEMPTS),
+            )
         ]
         for place in (1, 2):  # a start of the log goes alone
             await settle()

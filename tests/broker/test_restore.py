@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ledgermq.broker import restore
+from ledgermq.broker.restore import Limit
 from ledgermq.raft.errors import DataFolderError
 from ledgermq.raft.files import DiskUse, RealFileSystem
 from ledgermq.raft.identity import Identity, is_new, read_identity
@@ -253,6 +256,26 @@ def test_what_cannot_be_restored_is_refused_and_nothing_is_touched(
     assert run(tmp_path) == 1
     assert words in capsys.readouterr().err
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("limit", "chosen"), [
+    (Limit(time_ms=100), "old"), (Limit(time_ms=5_500), "old"), (Limit(time_ms=9_000), "new"), (Limit(), "new"),
+    (Limit(index=700), "old"), (Limit(index=9_000), "new"),
+])  # fmt: skip
+def test_a_dump_whose_state_is_later_than_the_target_does_not_count(limit: Limit, chosen: str) -> None:
+    """Between the two nothing is left: retention deleted entries 1,001 to 4,999 before the second dump."""
+
+    def log(name: str, first: int, end: int, state: int) -> Any:
+        manifest = SimpleNamespace(
+            first_index=first, first_offset=first, end_offset=end, is_restorable=True,
+            state=SimpleNamespace(index=state) if state else None,
+        )  # fmt: skip
+        return SimpleNamespace(folder=name, manifest=manifest, base=SimpleNamespace(timestamp=first - 1))
+
+    old, new = log("old", 1, 1_000, 0), log("new", 5_000, 10_000, 9_000)
+    entries = [(SimpleNamespace(index=each, timestamp=each), b"") for each in range(5_000, 10_000)]
+    dumped: Any = SimpleNamespace(logs=[new, old], entries=lambda begin: iter(entries))
+    assert str(restore.choose_base(dumped, limit).folder) == chosen
 
 
 def test_a_disk_without_room_is_told_before_anything_is_written(
