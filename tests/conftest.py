@@ -62,8 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_interrupt_handler() -> Iterator[None]:
-    """Give the next test the Ctrl-C that this one had: a server that ran in this process may leave its loop's handler behind."""
-    before = signal.getsignal(signal.SIGINT)
+    """Give each test Python's own Ctrl-C: a loop that ran in this process before may have left its handler behind."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    if signal.getsignal(signal.SIGINT) is not before:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
