@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
+import signal
 import sys
 from contextlib import suppress
 from typing import NoReturn
@@ -31,7 +32,8 @@ def _end(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # its reader has gone; what could be told of that was told
             stream.flush()
-    os._exit(code)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a Ctrl-C that came until here still counts
+    os._exit(EXIT_INTERRUPTED if signal.SIGINT in signal.sigpending() else code)
 
 
 def run_cli(arguments: list[str]) -> int:
