@@ -15,7 +15,7 @@ from ledgermq.proto import raft_pb2 as pb
 from ledgermq.proto.foreign_text import safe_text
 
 from .checked_frame import CHECKED_FRAMES
-from .reign import Claim, Reign, Replication, explain_reign, successor_of
+from .reign import Claim, Reign, Replication, explain_reign
 from .types import LogIndex, NodeId, Term
 
 FORMAT: Final = 1
@@ -299,3 +299,22 @@ def _are_rivals(mine: Hello, theirs: Hello) -> bool:
     if mine.reign is None or theirs.reign is None:
         return False
     return bool(set(mine.reign.former_group_ids) & set(theirs.reign.former_group_ids))
+
+
+def successor_of(mine: Hello, theirs: Hello) -> Reign | None:
+    """Return the reign that left the sender of `mine` behind, or None.
+
+    A learner that does not know its group yet holds nothing that could be left behind: it goes with the newest. Of two
+    masters that were promoted beside each other a person gave up one, if it is such a learner: it goes with the other one,
+    and its slaves, which were given up with it, believe it that.
+    """
+    if mine.reign is None or theirs.reign is None or theirs.reign.generation < mine.reign.generation:
+        return None
+    is_blank = not mine.group_id and mine.is_learner
+    if theirs.reign.generation > mine.reign.generation:
+        return theirs.reign if is_blank or mine.group_id in theirs.reign.former_group_ids else None
+    if not is_blank or not mine.reign.generation or theirs.reign.master == mine.reign.master:
+        return None
+    was_master = mine.reign.master == mine.node_id
+    is_told = bool(theirs.group_id) if was_master else theirs.node_id == mine.reign.master
+    return theirs.reign if is_told else None

@@ -21,12 +21,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from .types import NO_INDEX, LogIndex, NodeId, Term
-
-if TYPE_CHECKING:
-    from .hello import Hello
 
 #: So many promotions are remembered: who was left behind before them is told to rejoin by a person.
 MAX_FORMER: Final = 64
@@ -94,25 +91,6 @@ def passed_over(claims: Iterable[Claim], claim: Claim) -> Claim | None:
 def first_term_of(generation: int, term: Term) -> Term:
     """Return the term in which a generation begins; `term` is the highest that the promoted node knows."""
     return Term(max(term, generation * TERMS_PER_GENERATION) + 1)
-
-
-def successor_of(mine: Hello, theirs: Hello) -> Reign | None:
-    """Return the reign that left the sender of `mine` behind, or None.
-
-    A learner that does not know its group yet holds nothing that could be left behind: it goes with the newest. Of two
-    masters that were promoted beside each other a person gave up one, if it is such a learner: it goes with the other one,
-    and its slaves, which were given up with it, believe it that.
-    """
-    if mine.reign is None or theirs.reign is None or theirs.reign.generation < mine.reign.generation:
-        return None
-    is_blank = not mine.group_id and mine.is_learner
-    if theirs.reign.generation > mine.reign.generation:
-        return theirs.reign if is_blank or mine.group_id in theirs.reign.former_group_ids else None
-    if not is_blank or not mine.reign.generation or theirs.reign.master == mine.reign.master:
-        return None
-    was_master = mine.reign.master == mine.node_id
-    is_told = bool(theirs.group_id) if was_master else theirs.node_id == mine.reign.master
-    return theirs.reign if is_told else None
 
 
 def explain_reign(reign: Reign | None, replication: str) -> str:

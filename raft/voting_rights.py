@@ -23,8 +23,8 @@ from .bootstrap import (
 from .config import RaftConfig
 from .core import RaftCore
 from .errors import NotLeaderError
-from .hello import Hello, Refusal, RefusalKind, Standing, claim_beside, refusal_of
-from .reign import Claim, Reign, passed_over, successor_of
+from .hello import Hello, Refusal, RefusalKind, Standing, claim_beside, refusal_of, successor_of
+from .reign import Claim, Reign, passed_over
 from .storage import RaftStorage
 from .storage_opening import is_learner
 from .threads import in_thread

@@ -18,9 +18,9 @@ from ledgermq.broker.forwarding import ForwardError
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.raft.core_config import CoreConfig
-from ledgermq.raft.hello import Hello, Standing, claim_beside
+from ledgermq.raft.hello import Hello, Standing, claim_beside, successor_of
 from ledgermq.raft.identity import Identity
-from ledgermq.raft.reign import Claim, Reign, Replication, first_term_of, passed_over, successor_of
+from ledgermq.raft.reign import Claim, Reign, Replication, first_term_of, passed_over
 from ledgermq.raft.types import NO_TERM
 from tests.raft.core_cluster import Cluster, core_config
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.raft.hello import Hello, RefusalKind, Standing, claim_beside, refusal_of
+from ledgermq.raft.hello import Hello, RefusalKind, Standing, claim_beside, refusal_of, successor_of
 from ledgermq.raft.reign import (
     MAX_FORMER,
     TERMS_PER_GENERATION,
@@ -15,7 +15,6 @@ from ledgermq.raft.reign import (
     Reign,
     Replication,
     first_term_of,
-    successor_of,
 )
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
