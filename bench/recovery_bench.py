@@ -37,10 +37,10 @@ os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_li
 
 from ledgermq.proto.entry import EntryHeader, EntryKind
 from ledgermq.raft.config import Member, RaftConfig
+from ledgermq.raft.disk.files import RealFileSystem
 from ledgermq.raft.errors import NotLeaderError, TransferFailedError
-from ledgermq.raft.files import RealFileSystem
-from ledgermq.raft.node import RaftNode
-from ledgermq.raft.storage import StorageConfig, create_data_folder, open_storage
+from ledgermq.raft.folder.storage import StorageConfig, create_data_folder, open_storage
+from ledgermq.raft.node.node import RaftNode
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
 SEGMENT = 1 << 30

@@ -27,10 +27,10 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
+from ledgermq.raft.disk.files import FileSystem, RealFileSystem
 from ledgermq.raft.errors import AddressInUseError, RaftError
-from ledgermq.raft.files import FileSystem, RealFileSystem
-from ledgermq.raft.quarantine import is_under_way
-from ledgermq.raft.segment_keeper import LogFolders
+from ledgermq.raft.folder.quarantine import is_under_way
+from ledgermq.raft.log.segment_keeper import LogFolders
 
 from .config import BrokerConfig, ConfigError, load
 from .errors import BrokerError

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Final
 
 from ledgermq.proto.errors import CorruptError, NewerFormatError
-from ledgermq.raft.checked_file import read_record, write_record
-from ledgermq.raft.files import FileSystem, is_full, write_zeros
-from ledgermq.raft.identity import read_manifest
-from ledgermq.raft.segment_keeper import LogFolders
+from ledgermq.raft.disk.checked_file import read_record, write_record
+from ledgermq.raft.disk.files import FileSystem, is_full, write_zeros
+from ledgermq.raft.log.identity import read_manifest
+from ledgermq.raft.log.segment_keeper import LogFolders
 
 from .checkpoint import Snapshot, decode_snapshot, encode_snapshot, restore_state, take_snapshot
 from .consume_queue import UNIT_SIZE, ColdRead, ConsumeQueue, QueueKey, UnwrittenRun

@@ -1,4 +1,4 @@
-"""Settings of a broker node: TOML file < `LEDGERMQ_*` environment < flags (§11), validated before anything starts.
+"""Settings of a broker node: TOML file < `LEDGERMQ_*` environment < flags (11), validated before anything starts.
 
 Owns: the keys, their defaults, and the sentence a person reads when one is wrong.
 Must not: open ports or create folders. An unknown key in the file, a mistyped variable or an unknown flag is an error.
@@ -27,7 +27,7 @@ from pydantic import (
 
 from ledgermq.proto.record import MAX_BODY_SIZE
 from ledgermq.raft.config import MAX_ENTRY_DIVISOR
-from ledgermq.raft.page_writer import PAGE
+from ledgermq.raft.disk.page_writer import PAGE
 
 from .polls import MAX_KEYS
 from .produce import largest_message

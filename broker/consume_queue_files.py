@@ -18,8 +18,8 @@ from typing import Final
 
 import numpy as np
 
+from ledgermq.raft.disk.files import File, FileSystem, is_full
 from ledgermq.raft.errors import StorageFailedError
-from ledgermq.raft.files import File, FileSystem, is_full
 
 from .consume_queue import UNIT_SIZE, UNITS_PER_FILE, ColdRead, ConsumeQueue, UnwrittenRun
 from .errors import ConsumeQueueError

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from ledgermq.proto import route_pb2
 from ledgermq.proto.route_pb2 import ListenerAddresses
-from ledgermq.raft.group_recovery import PromotionPlan
-from ledgermq.raft.node import RaftNode
+from ledgermq.raft.folder.group_recovery import PromotionPlan
+from ledgermq.raft.node.node import RaftNode
 
 from .config import BrokerConfig
 from .coordination import Coordination

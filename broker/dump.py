@@ -19,8 +19,8 @@ from pathlib import Path
 from ledgermq.proto.admin_pb2 import DumpChunk, DumpRequest
 from ledgermq.proto.dump_manifest import MANIFEST, decode_manifest
 from ledgermq.proto.foreign_text import safe_json
-from ledgermq.raft.commit_log import CommitLog
 from ledgermq.raft.errors import DamagedLogError, RaftError
+from ledgermq.raft.log.commit_log import CommitLog
 from ledgermq.raft.status import RaftStatus
 from ledgermq.raft.types import LogIndex
 

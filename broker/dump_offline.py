@@ -24,11 +24,11 @@ from ledgermq.proto.entry import (
     verify_entry,
 )
 from ledgermq.proto.errors import CorruptError, LayoutError
+from ledgermq.raft.disk.files import LockedError, RealFileSystem
 from ledgermq.raft.errors import LockedFolderError, StateTransferError
-from ledgermq.raft.files import LockedError, RealFileSystem
-from ledgermq.raft.hard_state import HardStateFile
-from ledgermq.raft.identity import read_identity, read_manifest
-from ledgermq.raft.segment_keeper import LogFolders
+from ledgermq.raft.log.hard_state import HardStateFile
+from ledgermq.raft.log.identity import read_identity, read_manifest
+from ledgermq.raft.log.segment_keeper import LogFolders
 
 from .checkpoint_store import CheckpointStore
 from .consume_queue_files import ConsumeQueueFiles

@@ -12,8 +12,8 @@ import logging
 from collections import OrderedDict
 from typing import Final
 
-from ledgermq.raft.port_front import Verdict
-from ledgermq.raft.tls_records import HANDSHAKE
+from ledgermq.raft.ports.front import Verdict
+from ledgermq.raft.ports.tls_records import HANDSHAKE
 
 logger = logging.getLogger(__name__)
 

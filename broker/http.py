@@ -12,7 +12,7 @@ import resource
 from collections.abc import Callable
 from typing import Final
 
-from ledgermq.raft.port_counts import Ended, PortCounts, Refused
+from ledgermq.raft.ports.counts import Ended, PortCounts, Refused
 
 from .config import split_address
 from .listeners import PortError, check_port

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from ledgermq.proto.entry import EntryHeader
-from ledgermq.raft.files import FileSystem
+from ledgermq.raft.disk.files import FileSystem
 
 from .key_hashes import NO_ITEMS, ItemForm, items_of
 from .key_run import KeyRun, RunRange, merged, run_path, write_run

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from ledgermq.proto.entry import EntryHeader
 from ledgermq.proto.errors import LayoutError
+from ledgermq.raft.disk.files import FileSystem
 from ledgermq.raft.errors import StorageError
-from ledgermq.raft.files import FileSystem
-from ledgermq.raft.segment import SegmentInfo
+from ledgermq.raft.log.segment import SegmentInfo
 from ledgermq.raft.types import LogIndex
 
 from .key_hashes import ItemForm

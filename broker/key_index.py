@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 from ledgermq.proto.errors import LayoutError
 from ledgermq.raft.errors import LogCompactedError, StorageError
-from ledgermq.raft.segment import segment_start
+from ledgermq.raft.log.segment import segment_start
 from ledgermq.raft.types import LogIndex
 
 from .effects import Effects

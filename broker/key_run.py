@@ -40,7 +40,7 @@ import numpy as np
 from crc32c import crc32c
 
 from ledgermq.proto.errors import CorruptError, NewerFormatError
-from ledgermq.raft.files import File, FileSystem
+from ledgermq.raft.disk.files import File, FileSystem
 
 from .key_hashes import NO_ITEMS, ItemForm
 

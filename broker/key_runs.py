@@ -19,9 +19,9 @@ from typing import Any, Final, Protocol, TypeVar
 
 from ledgermq.proto.entry import EntryHeader
 from ledgermq.proto.errors import LayoutError
+from ledgermq.raft.disk.files import FileSystem
 from ledgermq.raft.errors import DamagedLogError, LogCompactedError, LogTruncatedError, StorageError
-from ledgermq.raft.files import FileSystem
-from ledgermq.raft.segment import SegmentInfo, segment_start
+from ledgermq.raft.log.segment import SegmentInfo, segment_start
 from ledgermq.raft.types import LogIndex
 
 from .key_build import PART_ITEMS, SegmentBuild

@@ -18,9 +18,9 @@ from typing import Any
 
 import grpc.aio
 
-from ledgermq.raft.frame_stream import set_options
-from ledgermq.raft.port_counts import PortCounts, PortMetrics
-from ledgermq.raft.port_front import FrontLimits, PortFront, take_port
+from ledgermq.raft.ports.counts import PortCounts, PortMetrics
+from ledgermq.raft.ports.front import FrontLimits, PortFront, take_port
+from ledgermq.raft.transport.frame_stream import set_options
 
 from .config import ListenerConfig, split_address
 from .front import TlsJudge

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Mapping
 from typing import Final
 
-from ledgermq.raft.port_counts import PortCounts
+from ledgermq.raft.ports.counts import PortCounts
 
 logger = logging.getLogger(__name__)
 

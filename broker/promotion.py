@@ -2,7 +2,7 @@
 
 Everything that takes long, or may be refused, comes first, while the node serves as the slave that it is: it looks whether
 it may, asks the other nodes what they know, and reads and verifies its whole log. Then it looks once more, and in the same
-turn falls silent (RaftNode.step_aside), stops, begins a new generation with its folder (raft/group_recovery.py, as
+turn falls silent (RaftNode.step_aside), stops, begins a new generation with its folder (raft/folder/group_recovery.py, as
 `ledgermq cluster recover`), and starts again as the master. Whoever was master before finds out by the first greeting,
 from this node or from one that follows it. Before the last look every node that answers stores what is about to begin
 (promotion_claims.py): so nobody is promoted beside this one while it starts again.
@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Final, cast
 
 from ledgermq.proto import admin_pb2, route_pb2
+from ledgermq.raft.core.reign import Claim, Reign
+from ledgermq.raft.disk.files import FileSystem
 from ledgermq.raft.errors import DamagedLogError, RaftError, StorageError
-from ledgermq.raft.files import FileSystem
-from ledgermq.raft.group_recovery import (
+from ledgermq.raft.folder.group_recovery import (
     PromotionPlan,
     claim_of,
     inspect,
     promote_folder,
     stopped_folder,
 )
-from ledgermq.raft.reign import Claim, Reign
 from ledgermq.raft.types import NodeId
 
 from .context import NodeContext

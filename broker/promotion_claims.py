@@ -1,4 +1,4 @@
-"""What nodes tell each other of generations that are about to begin (D24, raft/reign.py).
+"""What nodes tell each other of generations that are about to begin (D24, raft/core/reign.py).
 
 A node that is to be promoted has everybody who answers store its claim before it steps aside. From then on it may be away
 for as long as it takes: who is promoted meanwhile knows of it, is refused until a person gives it up, and then begins a
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from ledgermq.proto import admin_pb2, route_pb2
-from ledgermq.raft.reign import Claim, Reign
+from ledgermq.raft.core.reign import Claim, Reign
 from ledgermq.raft.types import LogIndex, NodeId
 
 from .context import NodeContext

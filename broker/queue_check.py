@@ -19,10 +19,10 @@ import numpy as np
 
 from ledgermq.proto.entry import HEADER_SIZE, EntryKind
 from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, walk_sections
-from ledgermq.raft.commit_log import CommitLog
 from ledgermq.raft.errors import DamagedLogError, LogCompactedError, StorageFailedError
-from ledgermq.raft.scrub_plan import ScrubPlan
-from ledgermq.raft.segment import segment_start
+from ledgermq.raft.log.commit_log import CommitLog
+from ledgermq.raft.log.segment import segment_start
+from ledgermq.raft.repair.scrub_plan import ScrubPlan
 from ledgermq.raft.status import CheckCounts
 from ledgermq.raft.types import LogIndex
 

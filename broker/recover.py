@@ -1,7 +1,7 @@
 """`python -m ledgermq.broker.recover`: a group whose majority is lost for ever, from a survivor's folder.
 
 Owns: what a person is told and asked.   Must not: change the folder before the group's name was given; know its files'
-formats (raft/group_recovery.py does).
+formats (raft/folder/group_recovery.py does).
 Exit codes: 0 done or shown · 1 refused, with one sentence on stderr · 2 wrong flags.
 """
 
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from ledgermq.proto.foreign_text import safe_json
+from ledgermq.raft.disk.files import RealFileSystem
 from ledgermq.raft.errors import RaftError
-from ledgermq.raft.files import RealFileSystem
-from ledgermq.raft.group_recovery import (
+from ledgermq.raft.folder.group_recovery import (
     StoppedFolder,
     Survivor,
     check_cloneable,

@@ -1,4 +1,4 @@
-"""Keeps this node known to every nameserver (§8): full registration at start, every 30 s and at once on a change, and a
+"""Keeps this node known to every nameserver (8): full registration at start, every 30 s and at once on a change, and a
 beat every second on an open stream. A node whose broker group was removed from the cluster takes the group away instead.
 
 Owns: one task and one channel per nameserver. Must not: let a nameserver that is down disturb anything; it is logged

@@ -25,11 +25,11 @@ from typing import Final
 from ledgermq.proto.dumped_log import DumpedLog, NodeLog, Position, UnusableDumpError, find_logs
 from ledgermq.proto.entry import EntryHeader, EntryKind
 from ledgermq.proto.foreign_text import safe_json
+from ledgermq.raft.disk.files import LockedError, RealFileSystem
 from ledgermq.raft.errors import RaftError
-from ledgermq.raft.files import LockedError, RealFileSystem
-from ledgermq.raft.group_recovery import clone_folder, inspect, restore_folder, stopped_folder
-from ledgermq.raft.identity import Identity, Manifest
-from ledgermq.raft.restored_folder import FolderPlan, FolderWriter, space_of_log
+from ledgermq.raft.folder.group_recovery import clone_folder, inspect, restore_folder, stopped_folder
+from ledgermq.raft.folder.restored_folder import FolderPlan, FolderWriter, space_of_log
+from ledgermq.raft.log.identity import Identity, Manifest
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
 from .checkpoint import restore_state

@@ -19,9 +19,9 @@ from functools import partial
 from typing import Final
 
 from ledgermq.proto import admin_pb2, route_pb2
+from ledgermq.raft.disk.files import DiskUse
 from ledgermq.raft.errors import RaftError
-from ledgermq.raft.files import DiskUse
-from ledgermq.raft.segment import SegmentInfo
+from ledgermq.raft.log.segment import SegmentInfo
 from ledgermq.raft.types import LogIndex
 
 from .commands import LogStart, position_rows

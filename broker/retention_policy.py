@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from ledgermq.raft.segment import SegmentInfo
+from ledgermq.raft.log.segment import SegmentInfo
 
 
 class DiskStep(IntEnum):

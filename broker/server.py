@@ -16,13 +16,13 @@ import grpc
 
 from ledgermq.proto.route_pb2 import ListenerAddresses, NodeInfo
 from ledgermq.raft.config import Member, RaftConfig
+from ledgermq.raft.core.reign import Replication
+from ledgermq.raft.disk.files import FileSystem, RealFileSystem, make_private
 from ledgermq.raft.errors import NotLeaderError, TransferFailedError
-from ledgermq.raft.files import FileSystem, RealFileSystem, make_private
-from ledgermq.raft.group_recovery import PromotionPlan
-from ledgermq.raft.node import RaftNode
-from ledgermq.raft.port_counts import PortCounts
-from ledgermq.raft.reign import Replication
-from ledgermq.raft.scrub_plan import ScrubPlan
+from ledgermq.raft.folder.group_recovery import PromotionPlan
+from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.ports.counts import PortCounts
+from ledgermq.raft.repair.scrub_plan import ScrubPlan
 from ledgermq.raft.types import NodeId
 
 from . import group_view

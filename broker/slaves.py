@@ -11,7 +11,7 @@ import asyncio
 import time
 from typing import Final, Protocol
 
-from ledgermq.raft.copies import Copies
+from ledgermq.raft.drive.copies import Copies
 from ledgermq.raft.errors import ProposalLostError
 from ledgermq.raft.types import LogIndex
 

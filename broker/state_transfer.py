@@ -1,4 +1,4 @@
-"""The state of a broker on its way to a follower that is being reset (D8; ledgermq.raft.state_transfer).
+"""The state of a broker on its way to a follower that is being reset (D8; ledgermq.raft.reset.state_transfer).
 
 What travels, little-endian:
 
@@ -22,9 +22,9 @@ from typing import Final
 
 import numpy as np
 
+from ledgermq.raft.disk.files import File, FileSystem
 from ledgermq.raft.errors import StateTransferError
-from ledgermq.raft.files import File, FileSystem
-from ledgermq.raft.reset_install import ResetPlan
+from ledgermq.raft.folder.reset_install import ResetPlan
 from ledgermq.raft.types import LogIndex
 
 from .checkpoint import Snapshot, decode_snapshot
@@ -97,7 +97,7 @@ class OutgoingCheckpoint:
 
 
 class BrokerStateTransfer:
-    """Implements `ledgermq.raft.state_transfer.StateTransfer`. Call `attach` when checkpoints can be written."""
+    """Implements `ledgermq.raft.reset.state_transfer.StateTransfer`. Call `attach` when checkpoints can be written."""
 
     def __init__(self, filesystem: FileSystem, store: CheckpointStore, replica: Replica) -> None:
         self._filesystem = filesystem

@@ -1,6 +1,6 @@
 """Which of several logs of a group has more: a question before a slave is promoted.
 
-By the term of the last entry first, and only among equal terms by its index (Raft, §5.4.1): a node that was away for long
+By the term of the last entry first, and only among equal terms by its index (Raft, 5.4.1): a node that was away for long
 may have many entries that the group has replaced since. Logs of different generations are not compared at all.
 Must not: guess. A node of an older version does not tell the term of its last entry; nothing is said about it then.
 """

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from .core_config import CoreConfig
+from .core.config import CoreConfig
+from .core.reign import Reign, Replication, first_term_of
 from .errors import ConfigurationError
-from .reign import Reign, Replication, first_term_of
 from .types import NO_TERM, NodeId
 
 #: What was late is forgotten after one to two of these.

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .repair_note import Damage
+    from .log.repair_note import Damage
 
 
 class RaftError(Exception):

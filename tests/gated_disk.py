@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ledgermq.raft.files import FileSystem, RealFile, RealFileSystem
+from ledgermq.raft.disk.files import FileSystem, RealFile, RealFileSystem
 
 READS, OPENS, FLUSHES = "reads", "opens", "flushes"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ledgermq.raft.files import FileSystem, RealFile, RealFileSystem
+from ledgermq.raft.disk.files import FileSystem, RealFile, RealFileSystem
 
 
 class SlowFile(RealFile):

@@ -18,8 +18,10 @@ from ledgermq.client import PushOptions, encoding, latency_fault, queue_reader, 
 from ledgermq.nameserver import config as nameserver_config
 from ledgermq.nameserver import route_table
 from ledgermq.proto.record import MAX_BODY_SIZE
-from ledgermq.raft import acceptor, commit_log, port_front
-from ledgermq.raft.storage import StorageConfig
+from ledgermq.raft.folder.storage import StorageConfig
+from ledgermq.raft.log import commit_log
+from ledgermq.raft.ports import acceptor
+from ledgermq.raft.ports import front as port_front
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/seeds.md").read_text()

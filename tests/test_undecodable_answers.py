@@ -28,7 +28,7 @@ from ledgermq.client.topic_route import BrokerGroup, Node
 from ledgermq.proto import log_pb2, log_pb2_grpc, nameserver_pb2, raft_pb2, route_pb2
 from ledgermq.proto.grpc_answers import UndecodableAnswerError, decoded
 from ledgermq.raft.config import Member
-from ledgermq.raft.refetch import RefetchClient, RefetchError
+from ledgermq.raft.repair.refetch import RefetchClient, RefetchError
 from ledgermq.raft.types import LogIndex, NodeId
 
 GARBAGE = b"\x0a\xff\xff"  # a field of 16,383 bytes that are not there

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ledgermq.raft.files import Buffer, DiskUse, RealFile, RealFileSystem, RealLock, write_zeros
-from ledgermq.raft.page_writer import PAGE
+from ledgermq.raft.disk.files import Buffer, DiskUse, RealFile, RealFileSystem, RealLock, write_zeros
+from ledgermq.raft.disk.page_writer import PAGE
 
 _HIDDEN = ".volatile-"
 

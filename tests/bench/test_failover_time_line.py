@@ -6,7 +6,7 @@ from datetime import datetime
 
 from bench.failover.time_line import events, parse
 
-LOCAL = "2026-11-22 05:20:00,250 INFO ledgermq.raft.leadership leads node=n2 group=g0 term=2"
+LOCAL = "2026-11-22 05:20:00,250 INFO ledgermq.raft.drive.leadership leads node=n2 group=g0 term=2"
 
 
 def test_a_line_of_a_process_is_in_local_time() -> None:

@@ -27,9 +27,9 @@ from ledgermq.proto.record import (
     record_positions,
     seal_section,
 )
+from ledgermq.raft.disk.files import FileSystem, RealFileSystem
 from ledgermq.raft.errors import DamagedLogError, LogCompactedError, NotLeaderError
-from ledgermq.raft.files import FileSystem, RealFileSystem
-from ledgermq.raft.segment import SegmentInfo, place_entry, segment_start
+from ledgermq.raft.log.segment import SegmentInfo, place_entry, segment_start
 from ledgermq.raft.types import LogIndex
 
 from .entry_log import START_MS, EntryLog, Node, section

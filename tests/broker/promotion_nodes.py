@@ -17,10 +17,10 @@ from ledgermq.broker import promotion, promotion_claims
 from ledgermq.broker.forwarding import ForwardError
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import admin_pb2 as pb
-from ledgermq.raft.core_config import CoreConfig
-from ledgermq.raft.hello import Hello, Standing, claim_beside, successor_of
-from ledgermq.raft.identity import Identity
-from ledgermq.raft.reign import Claim, Reign, Replication, first_term_of, passed_over
+from ledgermq.raft.core.config import CoreConfig
+from ledgermq.raft.core.reign import Claim, Reign, Replication, first_term_of, passed_over
+from ledgermq.raft.log.identity import Identity
+from ledgermq.raft.transport.hello import Hello, Standing, claim_beside, successor_of
 from ledgermq.raft.types import NO_TERM
 from tests.raft.core_cluster import Cluster, core_config
 

@@ -13,11 +13,11 @@ from typing import Final
 from ledgermq.broker import promotion
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import admin_pb2 as pb
-from ledgermq.raft.group_recovery import PromotionPlan, claim_of
-from ledgermq.raft.hello import Hello, refusal_of
-from ledgermq.raft.identity import Identity
-from ledgermq.raft.outputs import Role
-from ledgermq.raft.reign import Claim, Reign, first_term_of
+from ledgermq.raft.core.outputs import Role
+from ledgermq.raft.core.reign import Claim, Reign, first_term_of
+from ledgermq.raft.folder.group_recovery import PromotionPlan, claim_of
+from ledgermq.raft.log.identity import Identity
+from ledgermq.raft.transport.hello import Hello, refusal_of
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
 from .promotion_nodes import FIRST, Cores, Folder, Run

@@ -17,8 +17,8 @@ from ledgermq.broker.consume_queue import ColdRead
 from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.errors import CheckpointError, CheckpointVersionError
 from ledgermq.broker.state import BrokerState
-from ledgermq.raft.files import FileSystem, RealFile, RealFileSystem
-from ledgermq.raft.identity import Manifest, write_manifest
+from ledgermq.raft.disk.files import FileSystem, RealFile, RealFileSystem
+from ledgermq.raft.log.identity import Manifest, write_manifest
 from ledgermq.raft.types import LogIndex
 from tests.power_cut import Keep
 from tests.raft.simulated_disk import SimulatedDisk

@@ -23,7 +23,7 @@ from ledgermq.broker.effects import Effects
 from ledgermq.broker.errors import UnknownCommandError
 from ledgermq.broker.state import BrokerState
 from ledgermq.proto.record import SectionKind, encode_command, encode_section
-from ledgermq.raft.files import RealFile, RealFileSystem
+from ledgermq.raft.disk.files import RealFile, RealFileSystem
 
 from .entry_log import Node, records, section
 

@@ -26,7 +26,7 @@ from ledgermq.broker.errors import ConsumeQueueError, QueueNotFoundError
 from ledgermq.broker.queue_sums import BLOCK_UNITS, QueueSums
 from ledgermq.proto.errors import CorruptError
 from ledgermq.proto.record import record_positions
-from ledgermq.raft.files import RealFile, RealFileSystem
+from ledgermq.raft.disk.files import RealFile, RealFileSystem
 
 from .entry_log import records
 

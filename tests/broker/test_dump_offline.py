@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ledgermq.broker import dump
-from ledgermq.raft.files import RealFileSystem
-from ledgermq.raft.hard_state import DurableState, HardStateFile
-from ledgermq.raft.identity import Identity, Manifest, write_identity, write_manifest
-from ledgermq.raft.segment_keeper import LogFolders
+from ledgermq.raft.disk.files import RealFileSystem
+from ledgermq.raft.log.hard_state import DurableState, HardStateFile
+from ledgermq.raft.log.identity import Identity, Manifest, write_identity, write_manifest
+from ledgermq.raft.log.segment_keeper import LogFolders
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.spark_jobs.dump_maker import Log, make_log
 

@@ -10,7 +10,7 @@ import pytest
 from ledgermq.broker import http
 from ledgermq.broker.http import TEXT, HttpServer, Routes, render
 from ledgermq.broker.probes import starting
-from ledgermq.raft.port_counts import Ended, Refused
+from ledgermq.raft.ports.counts import Ended, Refused
 
 
 def server() -> HttpServer:

@@ -13,7 +13,7 @@ import pytest
 
 from ledgermq.broker import key_index, key_runs
 from ledgermq.broker.key_run import BLOCK_ITEMS, RunRange, open_run, write_run
-from ledgermq.raft.files import Buffer, RealFile, RealFileSystem
+from ledgermq.raft.disk.files import Buffer, RealFile, RealFileSystem
 
 from .key_checks import FORM, check, files_of, filled, hashes, run
 from .key_log import MessageLog, indexed, settled

@@ -11,7 +11,7 @@ import pytest
 
 from ledgermq.broker import open_connections
 from ledgermq.broker.open_connections import ConnectionWatch, count_connections
-from ledgermq.raft.port_counts import PortCounts
+from ledgermq.raft.ports.counts import PortCounts
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

@@ -18,8 +18,8 @@ from ledgermq.broker.config import BrokerConfig, ListenerConfig, split_address
 from ledgermq.broker.errors import CertificateError
 from ledgermq.broker.listeners import Listeners
 from ledgermq.broker.port_policy import PortPolicy, server_credentials
-from ledgermq.raft import port_front
-from ledgermq.raft.port_counts import Ended, PortCounts, PortMetrics
+from ledgermq.raft.ports import front as port_front
+from ledgermq.raft.ports.counts import Ended, PortCounts, PortMetrics
 from tests.ports import free_ports
 from tests.tls import CERTIFICATE, KEY
 

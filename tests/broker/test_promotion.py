@@ -18,11 +18,11 @@ from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.server import BrokerNode
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
+from ledgermq.raft.core.reign import Claim, Reign, passed_over
+from ledgermq.raft.disk.files import RealFileSystem
 from ledgermq.raft.errors import DamagedLogError, StorageFailedError
-from ledgermq.raft.files import RealFileSystem
-from ledgermq.raft.group_recovery import PromotionPlan
-from ledgermq.raft.identity import Identity
-from ledgermq.raft.reign import Claim, Reign, passed_over
+from ledgermq.raft.folder.group_recovery import PromotionPlan
+from ledgermq.raft.log.identity import Identity
 from ledgermq.raft.types import LogIndex, NodeId
 
 SECOND = Reign(master=NodeId("n1")).next(NodeId("n2"), 0xA, LogIndex(7))

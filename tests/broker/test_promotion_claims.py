@@ -14,8 +14,8 @@ from ledgermq.broker.promotion_claims import from_proto, to_proto
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
-from ledgermq.raft.group_recovery import claim_of
-from ledgermq.raft.reign import Claim, Reign
+from ledgermq.raft.core.reign import Claim, Reign
+from ledgermq.raft.folder.group_recovery import claim_of
 from ledgermq.raft.types import LogIndex, NodeId
 
 from .test_promotion import SECOND, Slave, ask, refused, says

@@ -19,8 +19,8 @@ from ledgermq.broker.errors import ConsumeQueueError
 from ledgermq.broker.queue_check import QueueCheck
 from ledgermq.broker.queue_sums import BLOCK_UNITS
 from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, decode_header
-from ledgermq.raft.files import RealFile, RealFileSystem
-from ledgermq.raft.scrub_plan import ScrubPlan
+from ledgermq.raft.disk.files import RealFile, RealFileSystem
+from ledgermq.raft.repair.scrub_plan import ScrubPlan
 from ledgermq.raft.status import CheckCounts
 from ledgermq.raft.types import LogIndex
 

@@ -15,8 +15,8 @@ from ledgermq.broker.queue_sums import BLOCK_UNITS, bridging_unit
 from ledgermq.broker.replica import Replica
 from ledgermq.broker.state import BrokerState
 from ledgermq.proto.errors import NewerFormatError
-from ledgermq.raft.checked_file import read_record
-from ledgermq.raft.identity import Manifest, write_manifest
+from ledgermq.raft.disk.checked_file import read_record
+from ledgermq.raft.log.identity import Manifest, write_manifest
 from ledgermq.raft.types import LogIndex
 from tests.power_cut import Keep
 from tests.raft.simulated_disk import PowerCut, SimulatedDisk

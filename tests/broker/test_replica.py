@@ -17,7 +17,7 @@ from ledgermq.broker.leadership import Leadership
 from ledgermq.broker.polls import Polls
 from ledgermq.broker.produce import Applied, TooManyRequestsError
 from ledgermq.broker.replica import Replica
-from ledgermq.raft.threads import in_thread
+from ledgermq.raft.disk.threads import in_thread
 from ledgermq.raft.types import Term
 
 from .entry_log import START_MS, Node, command_section

@@ -12,10 +12,10 @@ import pytest
 
 from ledgermq.broker import restore
 from ledgermq.broker.restore import Limit
+from ledgermq.raft.disk.files import DiskUse, RealFileSystem
 from ledgermq.raft.errors import DataFolderError
-from ledgermq.raft.files import DiskUse, RealFileSystem
-from ledgermq.raft.identity import Identity, is_new, read_identity
-from ledgermq.raft.storage import StorageConfig, open_storage
+from ledgermq.raft.folder.storage import StorageConfig, open_storage
+from ledgermq.raft.log.identity import Identity, is_new, read_identity
 from ledgermq.raft.types import LogIndex, NodeId
 from tests.spark_jobs.dump_maker import Log, flip_bit, make_dumps, make_log, take_dump
 
@@ -204,7 +204,7 @@ def test_a_folder_without_its_last_step_is_not_opened(
     make_dumps(tmp_path / "dumps")
     monkeypatch.setattr(restore, "stopped_folder", _refuse)
     monkeypatch.setattr("shutil.rmtree", lambda path, **options: None)
-    monkeypatch.setattr("ledgermq.raft.restored_folder.write_identity", _refuse)
+    monkeypatch.setattr("ledgermq.raft.folder.restored_folder.write_identity", _refuse)
     with pytest.raises(MemoryError):
         run(tmp_path)
     folder = tmp_path / "new.restoring" / "n1"

@@ -21,8 +21,8 @@ from ledgermq.broker.retention import Retention, next_clean
 from ledgermq.broker.retention_policy import DiskStep, RetentionView
 from ledgermq.broker.state import BrokerState
 from ledgermq.proto import admin_pb2
-from ledgermq.raft.files import DiskUse
-from ledgermq.raft.segment import SegmentInfo
+from ledgermq.raft.disk.files import DiskUse
+from ledgermq.raft.log.segment import SegmentInfo
 from ledgermq.raft.types import LogIndex
 
 from .entry_log import Node

@@ -23,7 +23,7 @@ from ledgermq.broker.retention_policy import (
     oldest_before,
     protected_by,
 )
-from ledgermq.raft.segment import SegmentInfo
+from ledgermq.raft.log.segment import SegmentInfo
 from ledgermq.raft.types import LogIndex
 
 

@@ -13,7 +13,7 @@ from ledgermq.broker.refusals import refusal_of
 from ledgermq.broker.server import promise_of
 from ledgermq.broker.slaves import SlaveGate, SlavesAwayError, SlavesLackItError, SlaveTimeoutError
 from ledgermq.proto import route_pb2
-from ledgermq.raft.copies import Copies
+from ledgermq.raft.drive.copies import Copies
 from ledgermq.raft.errors import ProposalLostError
 from ledgermq.raft.types import LogIndex
 from tests.raft.core_cluster import Cluster

@@ -22,8 +22,8 @@ from ledgermq.broker.replica import Replica
 from ledgermq.broker.state_transfer import BrokerStateTransfer
 from ledgermq.proto import route_pb2
 from ledgermq.raft.errors import StateTransferError
-from ledgermq.raft.identity import Manifest
-from ledgermq.raft.reset_install import ResetPlan
+from ledgermq.raft.folder.reset_install import ResetPlan
+from ledgermq.raft.log.identity import Manifest
 from ledgermq.raft.types import LogIndex, Term
 from tests.power_cut import Keep
 from tests.raft.simulated_disk import PowerCut, SimulatedDisk

@@ -35,13 +35,12 @@ from ledgermq.proto.record import (
     walk_sections,
 )
 from ledgermq.proto.varint import read_varint, varint
-from ledgermq.raft.checked_frame import read_header
-from ledgermq.raft.entry_index import decode_index, encode_index, read_index, read_index_nowait
+from ledgermq.raft.core.messages import AppendEntries, Heartbeat, RequestVote
+from ledgermq.raft.core.reign import Reign
 from ledgermq.raft.errors import DamagedFolderError, DamagedFrameError, InvalidWireError, NewerFolderError
-from ledgermq.raft.greeting import encode_greeting, read_greeting, read_reply
-from ledgermq.raft.hard_state import DurableState, decode_state, encode_state
-from ledgermq.raft.hello import Hello, Standing, claim_beside, refusal_of
-from ledgermq.raft.identity import (
+from ledgermq.raft.log.entry_index import decode_index, encode_index, read_index, read_index_nowait
+from ledgermq.raft.log.hard_state import DurableState, decode_state, encode_state
+from ledgermq.raft.log.identity import (
     Identity,
     Manifest,
     read_identity,
@@ -49,15 +48,16 @@ from ledgermq.raft.identity import (
     write_identity,
     write_manifest,
 )
-from ledgermq.raft.messages import AppendEntries, Heartbeat, RequestVote
-from ledgermq.raft.reign import Reign
-from ledgermq.raft.repair_note import RepairNote, read_note_of, write_note
-from ledgermq.raft.segment import FlushMark, Segment, encode_mark, read_marks
-from ledgermq.raft.segment_scan import Before, scan_segment
-from ledgermq.raft.tls_records import ClientRecords, NoHelloError
+from ledgermq.raft.log.repair_note import RepairNote, read_note_of, write_note
+from ledgermq.raft.log.segment import FlushMark, Segment, encode_mark, read_marks
+from ledgermq.raft.log.segment_scan import Before, scan_segment
+from ledgermq.raft.log.wire_batch import check_wire, last_index_of
+from ledgermq.raft.ports.tls_records import ClientRecords, NoHelloError
+from ledgermq.raft.transport.checked_frame import read_header
+from ledgermq.raft.transport.greeting import encode_greeting, read_greeting, read_reply
+from ledgermq.raft.transport.hello import Hello, Standing, claim_beside, refusal_of
+from ledgermq.raft.transport.wire import decode, encode_append, encode_control
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
-from ledgermq.raft.wire import decode, encode_append, encode_control
-from ledgermq.raft.wire_batch import check_wire, last_index_of
 from tests.broker.entry_log import EntryLog, records, section
 from tests.raft.simulated_disk import SimulatedDisk
 

@@ -39,7 +39,7 @@ READING: Final = frozenset(
 #: Functions that read bytes without a target, and why none is needed.
 EXEMPT: Final = {
     # What this process has made itself
-    "raft/bootstrap.py group_id_of": "a digest",
+    "raft/folder/bootstrap.py group_id_of": "a digest",
     "broker/allocation.py _place": "a digest",
     "broker/sessions.py session_of": "a digest",
     "broker/dedup.py Stream.find": "batches that `with_batch` packed, or a checkpoint whose checksum was right",
@@ -51,7 +51,7 @@ EXEMPT: Final = {
     "client/demo_checks.py check": "the report that the demonstration's own check wrote",
     "spark_jobs/agreement.py Comparison.scan": "rows that the scan wrote",
     "spark_jobs/dump_source.py DumpReader.__init__": "an option of the caller",
-    "raft/refetch.py RefetchService.handler.<locals>.serve": "protobuf's own decoder, whose error is answered",
+    "raft/repair/refetch.py RefetchService.handler.<locals>.serve": "protobuf's own decoder, whose error is answered",
     # An operator's configuration, with tests of its own
     "broker/config.py _read_file": "TOML of the operator",
     "nameserver/__main__.py _read_file": "TOML of the operator",
@@ -65,10 +65,10 @@ EXEMPT: Final = {
     "broker/message_query.py _system": "the caller is told of a DecodeError",
     "broker/message_query.py _place_of": "a fixed offset in a header that is there",
     # Streams: what is in their messages has targets
-    "raft/frame_stream.py FrameStream._read_header": "the older form: a length; tests/raft/test_frame_stream.py",
-    "raft/out_stream.py OutStream._note_arrived": "one number, compared with what was sent",
-    "raft/reset_receiver.py _next": "catches DecodeError",
-    "raft/reset_sender.py ResetSender._admitted": "catches DecodeError; a Hello has a target",
+    "raft/transport/frame_stream.py FrameStream._read_header": "the older form: a length; tests/raft/transport/test_frame_stream.py",
+    "raft/transport/out_stream.py OutStream._note_arrived": "one number, compared with what was sent",
+    "raft/reset/receiver.py _next": "catches DecodeError",
+    "raft/reset/sender.py ResetSender._admitted": "catches DecodeError; a Hello has a target",
     "broker/forward_lane.py _Opening._take": "`_run` catches DecodeError",
     "broker/forwarded_calls.py _Stream._decoded": "catches DecodeError; the calls have a target",
     "broker/messaging_telemetry.py TelemetryStreams.serve": "catches DecodeError; the settings have a target",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ledgermq.broker.__main__ import main
-from ledgermq.raft.files import Buffer, RealFile, RealFileSystem
+from ledgermq.raft.disk.files import Buffer, RealFile, RealFileSystem
 
 
 class DyingFile(RealFile):

@@ -17,9 +17,9 @@ from ledgermq.client.errors import SendTimeoutError
 from ledgermq.client.sync import Producer as SyncProducer
 from ledgermq.proto import admin_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
-from ledgermq.raft.files import RealFileSystem
-from ledgermq.raft.group_recovery import inspect, promote_folder, stopped_folder
-from ledgermq.raft.reign import Reign
+from ledgermq.raft.core.reign import Reign
+from ledgermq.raft.disk.files import RealFileSystem
+from ledgermq.raft.folder.group_recovery import inspect, promote_folder, stopped_folder
 from ledgermq.raft.types import NodeId
 
 from .checks import check_every_node, leads
@@ -162,7 +162,7 @@ def test_a_promoted_slave_goes_on_and_the_former_master_is_fenced(tmp_path: Path
 
 
 def test_of_two_nodes_that_were_promoted_beside_each_other_a_person_chooses_one(tmp_path: Path) -> None:
-    """What becomes of their messages: tests/raft/test_rival_masters.py."""
+    """What becomes of their messages: tests/raft/folder/test_rival_masters.py."""
     with cluster_of(tmp_path, "async_master") as cluster:
         for name in ("n2", "n3"):
             wait_until(partial(knows_its_group, cluster, name), f"{name} has a group")

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from ledgermq.raft.files import RealFileSystem
-from ledgermq.raft.identity import Identity, write_identity
+from ledgermq.raft.disk.files import RealFileSystem
+from ledgermq.raft.log.identity import Identity, write_identity
 from ledgermq.raft.types import NodeId
 from tests.ports import free_ports
 

@@ -20,8 +20,8 @@ from ledgermq.client.errors import LedgerMQError
 from ledgermq.client.sync import Consumer
 from ledgermq.proto.entry import HEADER_SIZE, decode_header
 from ledgermq.proto.route_pb2 import TopicInfo
-from ledgermq.raft.files import RealFileSystem
-from ledgermq.raft.identity import read_identity
+from ledgermq.raft.disk.files import RealFileSystem
+from ledgermq.raft.log.identity import read_identity
 
 from .cluster import Cluster, wait_until
 from .history import Place, describe_topic, read_topic

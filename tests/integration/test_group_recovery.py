@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from ledgermq.client.sync import Producer
-from ledgermq.raft.files import RealFileSystem
-from ledgermq.raft.identity import read_identity
+from ledgermq.raft.disk.files import RealFileSystem
+from ledgermq.raft.log.identity import read_identity
 
 from .checks import check_every_node
 from .cluster import Cluster, wait_until

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, decode_header
-from ledgermq.raft.files import RealFileSystem
-from ledgermq.raft.hard_state import HardStateFile
-from ledgermq.raft.segment import read_marks
+from ledgermq.raft.disk.files import RealFileSystem
+from ledgermq.raft.log.hard_state import HardStateFile
+from ledgermq.raft.log.segment import read_marks
 
 from .checks import check_every_node, wait_for_more
 from .cluster import Cluster

@@ -7,11 +7,11 @@ from typing import Final
 from .mutant import SourceMutant
 
 _CORE = (
-    "raft/test_read_rounds.py", "raft/test_core_paper.py", "raft/test_core_bugs.py", "raft/test_core_edges.py", "raft/test_core_persistence.py",
-    "raft/test_progress.py", "raft/test_quiet_ticks.py", "raft/test_quorum.py",
+    "raft/core/test_read_rounds.py", "raft/core/test_core_paper.py", "raft/core/test_core_bugs.py", "raft/core/test_core_edges.py", "raft/core/test_core_persistence.py",
+    "raft/core/test_progress.py", "raft/core/test_quiet_ticks.py", "raft/core/test_quorum.py",
 )  # fmt: skip
-_RECOVERY = ("raft/test_recovery_judgement.py",)
-_WIRE = ("raft/test_wire_batch.py",)
+_RECOVERY = ("raft/folder/test_recovery_judgement.py",)
+_WIRE = ("raft/log/test_wire_batch.py",)
 _LEASES = (
     "broker/test_leases.py", "broker/test_state.py", "broker/test_leader_view.py", "broker/test_fifo.py",
     "broker/test_receive.py",
@@ -104,37 +104,37 @@ _DEDUPLICATION = (
 _READS = (
     SourceMutant(
         "AnswersOfTheRoundBefore", "Answers to the heartbeat round before confirm a read.",
-        "raft/read_rounds.py", "if self.asking and number == self.number:", "if self.asking and number >= self.number - 1:",
+        "raft/core/read_rounds.py", "if self.asking and number == self.number:", "if self.asking and number >= self.number - 1:",
         _CORE,
     ),
     SourceMutant(
         "ReadJoinsARunningRound", "A read that is asked during a round is answered by it.",
-        "raft/read_rounds.py", "done, self.asking = self.asking, []", "done, self.asking, self.waiting = [*self.asking, *self.waiting], [], []",
+        "raft/core/read_rounds.py", "done, self.asking = self.asking, []", "done, self.asking, self.waiting = [*self.asking, *self.waiting], [], []",
         _CORE,
     ),
     SourceMutant(
         "AcksOfTheRoundBefore", "A new round begins with the confirmations of the last one.",
-        "raft/read_rounds.py", "        self.acks = {self_id}", "        self.acks |= {self_id}",
+        "raft/core/read_rounds.py", "        self.acks = {self_id}", "        self.acks |= {self_id}",
         _CORE,
     ),
     SourceMutant(
         "ReadBeforeTheNoop", "A new leader answers reads before its no-op is committed.",
-        "raft/leader.py", "if not reads.may_start() or state.commit_index < leading.noop_index:", "if not reads.may_start():",
+        "raft/core/leader.py", "if not reads.may_start() or state.commit_index < leading.noop_index:", "if not reads.may_start():",
         _CORE,
     ),
     SourceMutant(
         "WaitingReadsOutliveTheLead", "Reads that wait are not aborted when the lead is lost.",
-        "raft/read_rounds.py", "return [*self.asking, *self.waiting]", "return [*self.asking]",
+        "raft/core/read_rounds.py", "return [*self.asking, *self.waiting]", "return [*self.asking]",
         _CORE,
     ),
     SourceMutant(
         "LearnerConfirmsTheLead", "Check-quorum counts learners.",
-        "raft/leader.py", "if follower.contact_ticks < state.shortest_timeout and not follower.is_learner:", "if follower.contact_ticks < state.shortest_timeout:",
+        "raft/core/leader.py", "if follower.contact_ticks < state.shortest_timeout and not follower.is_learner:", "if follower.contact_ticks < state.shortest_timeout:",
         _CORE,
     ),
     SourceMutant(
         "LearnerCommits", "Copies of learners count for the commit index.",
-        "raft/replication.py", "for f in leading.followers.values() if not f.is_learner}", "for f in leading.followers.values()}",
+        "raft/core/replication.py", "for f in leading.followers.values() if not f.is_learner}", "for f in leading.followers.values()}",
         _CORE,
     ),
 )  # fmt: skip
@@ -142,37 +142,37 @@ _READS = (
 _CHAINS = (
     SourceMutant(
         "ReceivedEntriesNeedNotChain", "Entries from a peer need not continue each other by checksum.",
-        "raft/wire_batch.py", "if header.physical_offset != before.end or header.prev_crc != before.crc:", "if header.physical_offset != before.end:",
+        "raft/log/wire_batch.py", "if header.physical_offset != before.end or header.prev_crc != before.crc:", "if header.physical_offset != before.end:",
         _WIRE,
     ),
     SourceMutant(
         "ReceivedEntriesMayLeaveAHole", "Entries from a peer may leave bytes out between each other.",
-        "raft/wire_batch.py", "if header.physical_offset != before.end or header.prev_crc != before.crc:", "if header.prev_crc != before.crc:",
+        "raft/log/wire_batch.py", "if header.physical_offset != before.end or header.prev_crc != before.crc:", "if header.prev_crc != before.crc:",
         _WIRE,
     ),
     SourceMutant(
         "ReceivedTermsGoBack", "Entries from a peer may go back in term.",
-        "raft/wire_batch.py", "if header.term < before.term or header.timestamp < before.timestamp:", "if header.timestamp < before.timestamp:",
+        "raft/log/wire_batch.py", "if header.term < before.term or header.timestamp < before.timestamp:", "if header.timestamp < before.timestamp:",
         _WIRE,
     ),
     SourceMutant(
         "ReceivedTimeGoesBack", "Entries from a peer may go back in log time.",
-        "raft/wire_batch.py", "if header.term < before.term or header.timestamp < before.timestamp:", "if header.term < before.term:",
+        "raft/log/wire_batch.py", "if header.term < before.term or header.timestamp < before.timestamp:", "if header.term < before.term:",
         _WIRE,
     ),
     SourceMutant(
         "ReceivedIndexJumps", "Entries from a peer may leave an index out.",
-        "raft/wire_batch.py", "if header.index != before.index + step:", "if header.index < before.index + step:",
+        "raft/log/wire_batch.py", "if header.index != before.index + step:", "if header.index < before.index + step:",
         _WIRE,
     ),
     SourceMutant(
         "FillerOfAnyLength", "A filler from a peer need not close its segment.",
-        "raft/wire_batch.py", "        if header.size != room:", "        if header.size > room:",
+        "raft/log/wire_batch.py", "        if header.size != room:", "        if header.size > room:",
         _WIRE,
     ),
     SourceMutant(
         "ScanIgnoresTheChain", "A scan of a segment believes an entry that continues another one.",
-        "raft/segment_scan.py", "if header.physical_offset != offset or header.prev_crc != before.crc:", "if header.physical_offset != offset:",
+        "raft/log/segment_scan.py", "if header.physical_offset != offset or header.prev_crc != before.crc:", "if header.physical_offset != offset:",
         _RECOVERY,
     ),
 )  # fmt: skip
@@ -180,37 +180,37 @@ _CHAINS = (
 _RECOVERING = (
     SourceMutant(
         "ValidEntriesInTheLastTurnAreCut", "Valid entries behind damage, behind the end of the last flush turn, are cut off.",
-        "raft/recovery.py", "search_from = latest.end - start if stop.marks.start == start else stop.position + 1", "search_from = self._segment_size",
+        "raft/folder/recovery.py", "search_from = latest.end - start if stop.marks.start == start else stop.position + 1", "search_from = self._segment_size",
         _RECOVERY,
     ),
     SourceMutant(
         "UnreadableMarksAreTorn", "With both flush marks unreadable, valid entries behind damage are cut off.",
-        "raft/recovery.py", "        elif start in stop.marks.unreadable:\n            search_from = stop.position + 1\n        else:", "        else:",
+        "raft/folder/recovery.py", "        elif start in stop.marks.unreadable:\n            search_from = stop.position + 1\n        else:", "        else:",
         _RECOVERY,
     ),
     SourceMutant(
         "DamageBelowTheTurnIsTorn", "Damage in front of the last flush turn is taken for a torn tail.",
-        "raft/recovery.py", "        if offset < latest.start:\n", "        if False:\n",
+        "raft/folder/recovery.py", "        if offset < latest.start:\n", "        if False:\n",
         _RECOVERY,
     ),
     SourceMutant(
         "FloorIsNotChecked", "A log that ends below what was acknowledged is believed.",
-        "raft/recovery.py", "        if end.index < floor:\n", "        if False:\n",
+        "raft/folder/recovery.py", "        if end.index < floor:\n", "        if False:\n",
         _RECOVERY,
     ),
     SourceMutant(
         "GapBetweenSegmentsIsTorn", "Entries in a later segment do not make a gap damage.",
-        "raft/recovery.py", '            raise self._stopped(stop, f"{stop.reason}; valid entries follow in the next file", later + 1)', "            return",
+        "raft/folder/recovery.py", '            raise self._stopped(stop, f"{stop.reason}; valid entries follow in the next file", later + 1)', "            return",
         _RECOVERY,
     ),
     SourceMutant(
         "IndexBelievedAfterACrash", "After a crash an index file above the floor is believed.",
-        "raft/recovery.py", "if not self._state.clean_stop and segment.last_index > self._state.floor_index:", "if False:",
+        "raft/folder/recovery.py", "if not self._state.clean_stop and segment.last_index > self._state.floor_index:", "if False:",
         _RECOVERY,
     ),
     SourceMutant(
         "InterruptedRepairIsForgotten", "A log that an interrupted repair left short is taken for whole.",
-        "raft/recovery.py", "if note is not None and not note.is_reached(offset, self._end(stop.segments).index):", "if False:",
+        "raft/folder/recovery.py", "if note is not None and not note.is_reached(offset, self._end(stop.segments).index):", "if False:",
         _RECOVERY,
     ),
 )  # fmt: skip
@@ -349,13 +349,13 @@ _RETAINED = (
 _TIMERS = (
     SourceMutant(
         "StallGivesEveryTick", "After a stall the core gets every tick of it at once.",
-        "raft/tick_schedule.py", "        if now_ms - self._next_ms > self._stall_ms:\n", "        if False:\n",
-        ("raft/test_tick_schedule.py", "raft/test_quiet_ticks.py"),
+        "raft/core/tick_schedule.py", "        if now_ms - self._next_ms > self._stall_ms:\n", "        if False:\n",
+        ("raft/core/test_tick_schedule.py", "raft/core/test_quiet_ticks.py"),
     ),
     SourceMutant(
         "StallNeverTicks", "A loop that stalls again and again gets no tick.",
-        "raft/tick_schedule.py", "            self._next_ms = now_ms + self._tick_ms\n            return 1", "            self._next_ms = now_ms + self._tick_ms\n            return 0",
-        ("raft/test_tick_schedule.py", "raft/test_quiet_ticks.py"),
+        "raft/core/tick_schedule.py", "            self._next_ms = now_ms + self._tick_ms\n            return 1", "            self._next_ms = now_ms + self._tick_ms\n            return 0",
+        ("raft/core/test_tick_schedule.py", "raft/core/test_quiet_ticks.py"),
     ),
     SourceMutant(
         "NewLeaderGivesNoGrace", "A new leader takes every session for lost that did not call it yet.",
@@ -374,17 +374,17 @@ _TIMERS = (
     ),
     SourceMutant(
         "LogTimeGoesBack", "Log time follows a wall clock that steps back.",
-        "raft/log_time.py", "            self._value = max(self._value + elapsed + min(limit, max(-limit, wanted)), float(self._floor))", "            self._value += elapsed + min(limit, max(-limit, wanted))",
-        ("raft/test_log_time.py",),
+        "raft/core/log_time.py", "            self._value = max(self._value + elapsed + min(limit, max(-limit, wanted)), float(self._floor))", "            self._value += elapsed + min(limit, max(-limit, wanted))",
+        ("raft/core/test_log_time.py",),
     ),
     SourceMutant(
         "TransferNeverEnds", "A hand-over that nobody takes blocks proposals for ever.",
-        "raft/leader.py", "            leading.transfer_to = None\n    leading.heartbeat_elapsed", "            pass\n    leading.heartbeat_elapsed",
+        "raft/core/leader.py", "            leading.transfer_to = None\n    leading.heartbeat_elapsed", "            pass\n    leading.heartbeat_elapsed",
         _CORE,
     ),
     SourceMutant(
         "OpenAppendNeverDropped", "An append that was never sent keeps its follower waiting for ever.",
-        "raft/leader.py", "                follower.on_dropped()\n", "                pass\n",
+        "raft/core/leader.py", "                follower.on_dropped()\n", "                pass\n",
         _CORE,
     ),
 )  # fmt: skip

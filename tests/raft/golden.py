@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ledgermq.proto.entry import HEADER_SIZE, EntryKind
 from ledgermq.proto.record import SectionKind, encode_command, encode_record, encode_section, seal_section
-from ledgermq.raft.files import RealFileSystem
-from ledgermq.raft.storage import StorageConfig, create_data_folder, open_storage
+from ledgermq.raft.disk.files import RealFileSystem
+from ledgermq.raft.folder.storage import StorageConfig, create_data_folder, open_storage
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
 FOLDER = Path(__file__).parent.parent / "fixtures" / "golden-v1"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ledgermq.proto.entry import EntryHeader, EntryKind
-from ledgermq.raft.flusher import SteppedFlusher
-from ledgermq.raft.storage import RaftStorage, StorageConfig, create_data_folder, open_storage
+from ledgermq.raft.folder.storage import RaftStorage, StorageConfig, create_data_folder, open_storage
+from ledgermq.raft.log.flusher import SteppedFlusher
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
 from .simulated_disk import SimulatedDisk

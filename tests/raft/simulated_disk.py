@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ledgermq.raft.files import Buffer, DiskUse, LockedError, write_zeros
-from ledgermq.raft.page_writer import PAGE
+from ledgermq.raft.disk.files import Buffer, DiskUse, LockedError, write_zeros
+from ledgermq.raft.disk.page_writer import PAGE
 from tests.power_cut import FolderMoves, Keep, Write, kept_names, kept_writes, put, relocate
 
 SECTOR = 512

@@ -14,14 +14,14 @@ import pytest
 
 from ledgermq.proto.errors import LayoutError
 from ledgermq.raft.errors import RaftError
-from ledgermq.raft.hard_state import BLOCK, RECORD_SIZE
+from ledgermq.raft.log.hard_state import BLOCK, RECORD_SIZE
 from ledgermq.raft.types import HardState, NodeId, Term
 from tests.power_cut import Keep
 
 from ..sim.mutants_storage import StorageMutant
+from .folder.test_recovery import History, cut_power_at
 from .log_rig import DATA, LogRig, reopen
 from .simulated_disk import PowerCut, SimulatedDisk
-from .test_recovery import History, cut_power_at
 
 
 def read_while_it_runs(seed: int) -> None:

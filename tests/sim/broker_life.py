@@ -35,7 +35,10 @@ from ledgermq.broker.receive import ReceiveWork
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.replica import Replica
 from ledgermq.proto.entry import Buffer, EntryHeader, EntryKind, entry_size
-from ledgermq.raft.driver import _refusal
+from ledgermq.raft.core.outputs import Accepted, BecameLeader, Event, LeaderChanged, SteppedDown
+from ledgermq.raft.drive.driver import _refusal
+from ledgermq.raft.drive.leadership import Leadership
+from ledgermq.raft.drive.proposals import PendingProposals
 from ledgermq.raft.errors import (
     DiskFullError,
     EntryTooLargeError,
@@ -44,9 +47,6 @@ from ledgermq.raft.errors import (
     ProposalLostError,
     RaftError,
 )
-from ledgermq.raft.leadership import Leadership
-from ledgermq.raft.outputs import Accepted, BecameLeader, Event, LeaderChanged, SteppedDown
-from ledgermq.raft.proposals import PendingProposals
 from ledgermq.raft.state_machine import Proposal
 from ledgermq.raft.types import LogIndex
 

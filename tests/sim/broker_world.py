@@ -38,8 +38,8 @@ from ledgermq.broker.state import BrokerState
 from ledgermq.proto.entry import HEADER_SIZE, EntryHeader
 from ledgermq.proto.record import SectionKind, encode_section, seal_section
 from ledgermq.raft.errors import DataFolderError
-from ledgermq.raft.storage import RaftStorage
-from ledgermq.raft.storage_opening import check_state_fits
+from ledgermq.raft.folder.opening import check_state_fits
+from ledgermq.raft.folder.storage import RaftStorage
 from ledgermq.raft.types import LogIndex
 
 from .broker_clients import Clients

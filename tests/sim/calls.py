@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 import grpc.aio
 
-from ledgermq.raft.reset_receiver import END_OF_STREAM
+from ledgermq.raft.reset.receiver import END_OF_STREAM
 
 if TYPE_CHECKING:
     from .node import SimNode

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ledgermq.proto.errors import CorruptError
-from ledgermq.raft.hard_state import DurableState, decode_state
-from ledgermq.raft.segment_keeper import LogFolders
+from ledgermq.raft.log.hard_state import DurableState, decode_state
+from ledgermq.raft.log.segment_keeper import LogFolders
 
 from .atlas import EMPTY_DISK, OLD_DISK
 from .file_system import NO_SEGMENT, ROOMY, FailedSync, Inode, SimFileSystem

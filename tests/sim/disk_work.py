@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ledgermq.raft.errors import StorageError
-from ledgermq.raft.log_writer import Append
-from ledgermq.raft.segment import TRAILER_SIZE
-from ledgermq.raft.segment_keeper import SPARE_SPACE
+from ledgermq.raft.log.segment import TRAILER_SIZE
+from ledgermq.raft.log.segment_keeper import SPARE_SPACE
+from ledgermq.raft.log.writer import Append
 
 if TYPE_CHECKING:
     from .life import Life

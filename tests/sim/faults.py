@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final
 
-from ledgermq.raft.outputs import Role
+from ledgermq.raft.core.outputs import Role
 from ledgermq.raft.types import NodeId
 from tests.power_cut import Keep
 

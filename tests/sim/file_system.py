@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from ledgermq.raft.files import Buffer, DiskUse, LockedError
-from ledgermq.raft.page_writer import PAGE
+from ledgermq.raft.disk.files import Buffer, DiskUse, LockedError
+from ledgermq.raft.disk.page_writer import PAGE
 from tests.power_cut import FolderMoves, Keep, Write, blocks, kept_names, kept_writes, put, relocate
 
 SEGMENT_FOLDER = "commitlog"

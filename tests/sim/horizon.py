@@ -16,7 +16,7 @@ from crc32c import crc32c
 from .invariants import demand
 
 if TYPE_CHECKING:
-    from ledgermq.raft.reset_install import ResetPlan
+    from ledgermq.raft.folder.reset_install import ResetPlan
 
     from .invariants import Invariants
     from .node import SimNode

@@ -17,9 +17,9 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ledgermq.proto.entry import EntryHeader
-from ledgermq.raft.core import RaftCore
-from ledgermq.raft.messages import Message, RequestVote, RequestVoteReply
-from ledgermq.raft.outputs import BecameLeader
+from ledgermq.raft.core.machine import RaftCore
+from ledgermq.raft.core.messages import Message, RequestVote, RequestVoteReply
+from ledgermq.raft.core.outputs import BecameLeader
 from ledgermq.raft.types import LogIndex
 
 if TYPE_CHECKING:

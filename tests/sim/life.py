@@ -15,21 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ledgermq.proto.entry import EntryHeader, EntryKind, entry_size
 from ledgermq.proto.errors import CorruptError
-from ledgermq.raft.checked_frame import header_of, unframed
-from ledgermq.raft.core import RaftCore
-from ledgermq.raft.errors import (
-    DamagedFrameError,
-    DamagedLogError,
-    DiskFullError,
-    InvalidWireError,
-    LogCompactedError,
-    LogTruncatedError,
-    RaftError,
-)
-from ledgermq.raft.hello import Hello
-from ledgermq.raft.log_time import LogTime
-from ledgermq.raft.messages import AppendEntries, Heartbeat, Message
-from ledgermq.raft.outputs import (
+from ledgermq.raft.core.log_time import LogTime
+from ledgermq.raft.core.machine import RaftCore
+from ledgermq.raft.core.messages import AppendEntries, Heartbeat, Message
+from ledgermq.raft.core.outputs import (
     Accepted,
     BecameLeader,
     CaughtUp,
@@ -40,11 +29,22 @@ from ledgermq.raft.outputs import (
     ResetOffered,
     Role,
 )
-from ledgermq.raft.storage import RaftStorage
-from ledgermq.raft.storage_opening import view_of
+from ledgermq.raft.errors import (
+    DamagedFrameError,
+    DamagedLogError,
+    DiskFullError,
+    InvalidWireError,
+    LogCompactedError,
+    LogTruncatedError,
+    RaftError,
+)
+from ledgermq.raft.folder.opening import view_of
+from ledgermq.raft.folder.storage import RaftStorage
+from ledgermq.raft.log.wire_batch import WireBatch, last_index_of
+from ledgermq.raft.transport.checked_frame import header_of, unframed
+from ledgermq.raft.transport.hello import Hello
+from ledgermq.raft.transport.wire import decode, encode_append, encode_control
 from ledgermq.raft.types import LogIndex, NodeId, Term
-from ledgermq.raft.wire import decode, encode_append, encode_control
-from ledgermq.raft.wire_batch import WireBatch, last_index_of
 
 from .disk_work import DiskWork
 from .file_system import ROOMY

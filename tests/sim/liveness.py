@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ledgermq.raft.outputs import Role
+from ledgermq.raft.core.outputs import Role
 from ledgermq.raft.types import NodeId
 
 from .calm import Calm, highest_term

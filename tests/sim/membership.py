@@ -1,4 +1,4 @@
-"""Greetings, incarnations and the right to vote in the simulation: the shell around the rules of raft/bootstrap.py.
+"""Greetings, incarnations and the right to vote in the simulation: the shell around the rules of raft/folder/bootstrap.py.
 
 What `VotingRights` and the transport do with coroutines and streams, done with events: greetings are packets that are
 repeated until they are answered, the member record is stored in simulated time before anybody is answered, and no
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from ledgermq.raft.bootstrap import (
+from ledgermq.raft.errors import DamagedFrameError
+from ledgermq.raft.folder.bootstrap import (
     MemberRecord,
     Refusers,
     Rejoin,
@@ -20,11 +21,10 @@ from ledgermq.raft.bootstrap import (
     known_group_ids,
     may_become_voter,
 )
-from ledgermq.raft.checked_frame import CHECKED_FRAMES
-from ledgermq.raft.errors import DamagedFrameError
-from ledgermq.raft.greeting import encode_greeting, encode_reply, read_greeting, read_reply
-from ledgermq.raft.hello import Hello, Refusal, RefusalKind, Standing, refusal_of
-from ledgermq.raft.storage_opening import is_learner
+from ledgermq.raft.folder.opening import is_learner
+from ledgermq.raft.transport.checked_frame import CHECKED_FRAMES
+from ledgermq.raft.transport.greeting import encode_greeting, encode_reply, read_greeting, read_reply
+from ledgermq.raft.transport.hello import Hello, Refusal, RefusalKind, Standing, refusal_of
 from ledgermq.raft.types import LogIndex, NodeId
 
 if TYPE_CHECKING:

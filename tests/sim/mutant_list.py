@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ledgermq.raft.core import RaftCore
+from ledgermq.raft.core.machine import RaftCore
 
 from .parts import Parts
 from .world import World

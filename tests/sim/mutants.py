@@ -181,7 +181,7 @@ def _row(mutant: Mutant | StorageMutant) -> tuple[int, int, str]:
     """Sort E, C, K, B, R, then the rest; C2 before C10."""
     first = mutant.rows.split(",")[0]
     number = first[1:].split(".")[0]
-    return "ECKBRPV§".index(first[0]), int(number) if number.isdecimal() else 0, mutant.name
+    return "ECKBRPV".index(first[0]), int(number) if number.isdecimal() else 0, mutant.name
 
 
 def _write(section: str, lines: list[str]) -> None:

@@ -26,8 +26,8 @@ from ledgermq.broker.replica import Replica
 from ledgermq.broker.selection import Selector, _Choice
 from ledgermq.broker.state import BrokerState
 from ledgermq.proto.record import SectionHeader
+from ledgermq.raft.drive.leadership import Leadership
 from ledgermq.raft.errors import BusyError
-from ledgermq.raft.leadership import Leadership
 from ledgermq.raft.types import LogIndex, Term
 
 from .mutant_list import patch_mutant

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ledgermq.proto.entry import Buffer
-from ledgermq.raft import follower, greeting
-from ledgermq.raft.checked_frame import HEADER_SIZE
-from ledgermq.raft.core import RaftCore
-from ledgermq.raft.core_config import CoreConfig
-from ledgermq.raft.log_view import LogView
-from ledgermq.raft.messages import AppendEntries, AppendEntriesReply, Heartbeat, Message
-from ledgermq.raft.outputs import (
+from ledgermq.raft.core import follower
+from ledgermq.raft.core.config import CoreConfig
+from ledgermq.raft.core.log_view import LogView
+from ledgermq.raft.core.machine import RaftCore
+from ledgermq.raft.core.messages import AppendEntries, AppendEntriesReply, Heartbeat, Message
+from ledgermq.raft.core.outputs import (
     Accepted,
     BecameLeader,
     Busy,
@@ -26,8 +25,10 @@ from ledgermq.raft.outputs import (
     Role,
     Transferring,
 )
-from ledgermq.raft.persist_queue import PersistQueue
-from ledgermq.raft.term_runs import TermRuns
+from ledgermq.raft.core.persist_queue import PersistQueue
+from ledgermq.raft.core.term_runs import TermRuns
+from ledgermq.raft.transport import greeting
+from ledgermq.raft.transport.checked_frame import HEADER_SIZE
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
 from . import life
@@ -262,7 +263,7 @@ class ProposesAfterItLed(RaftCore):
         return Accepted(first, self.term)
 
 
-@core_mutant("C13, §8")
+@core_mutant("C13, 8")
 class ReadsBeforeItsNoop(RaftCore):
     """A new leader answers reads before it knows what is committed."""
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ledgermq.raft import bootstrap
 from ledgermq.raft.config import RaftConfig
-from ledgermq.raft.core import RaftCore
-from ledgermq.raft.hello import Hello
-from ledgermq.raft.quorum import Majority
+from ledgermq.raft.core.machine import RaftCore
+from ledgermq.raft.core.quorum import Majority
+from ledgermq.raft.folder import bootstrap
+from ledgermq.raft.transport.hello import Hello
 from ledgermq.raft.types import LogIndex, NodeId
 
 from . import membership

@@ -11,16 +11,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ledgermq.raft import reset_install, reset_sender
-from ledgermq.raft.core import RaftCore
-from ledgermq.raft.files import File, FileSystem
-from ledgermq.raft.hard_state import DurableState
-from ledgermq.raft.messages import AppendEntriesReply, Message
-from ledgermq.raft.outputs import Role
-from ledgermq.raft.progress import ProgressState
-from ledgermq.raft.reset_install import ResetPlan
-from ledgermq.raft.reset_receiver import ResetReceiver
-from ledgermq.raft.segment_keeper import LogFolders
+from ledgermq.raft.core.machine import RaftCore
+from ledgermq.raft.core.messages import AppendEntriesReply, Message
+from ledgermq.raft.core.outputs import Role
+from ledgermq.raft.core.progress import ProgressState
+from ledgermq.raft.disk.files import File, FileSystem
+from ledgermq.raft.folder import reset_install
+from ledgermq.raft.folder.reset_install import ResetPlan
+from ledgermq.raft.log.hard_state import DurableState
+from ledgermq.raft.log.segment_keeper import LogFolders
+from ledgermq.raft.reset import sender as reset_sender
+from ledgermq.raft.reset.receiver import ResetReceiver
 
 from .mutant_list import core_mutant, patch_mutant
 from .retention import Retention
@@ -61,7 +62,7 @@ async def _whatever_came(self: ResetReceiver, call: Any, plan: ResetPlan, file: 
 
 
 async def _next_frame(call: Any) -> Any:
-    from ledgermq.raft import reset_receiver
+    from ledgermq.raft.reset import receiver as reset_receiver
 
     return await reset_receiver._next(call, reset_receiver.CHUNK_TIMEOUT_S)
 

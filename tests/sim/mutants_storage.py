@@ -15,23 +15,19 @@ import pytest
 
 from ledgermq.proto.entry import EntryHeader
 from ledgermq.proto.errors import CorruptError
-from ledgermq.raft import (
-    log_reads,
-    log_writer,
-    page_writer,
-    recovery,
-    segment_keeper,
-    segment_scan,
-    wire_batch,
-)
-from ledgermq.raft.files import File, FileSystem
-from ledgermq.raft.hard_state import BLOCK, DurableState, HardStateFile, encode_state
-from ledgermq.raft.identity import read_identity
-from ledgermq.raft.log_writer import LogWriter, Truncate
-from ledgermq.raft.recovery import LogRecovery
-from ledgermq.raft.segment import create_segment
-from ledgermq.raft.segment_keeper import SegmentKeeper
-from ledgermq.raft.tail_cache import TailCache
+from ledgermq.raft.disk import page_writer
+from ledgermq.raft.disk.files import File, FileSystem
+from ledgermq.raft.folder import recovery
+from ledgermq.raft.folder.recovery import LogRecovery
+from ledgermq.raft.log import reads as log_reads
+from ledgermq.raft.log import segment_keeper, segment_scan, wire_batch
+from ledgermq.raft.log import writer as log_writer
+from ledgermq.raft.log.hard_state import BLOCK, DurableState, HardStateFile, encode_state
+from ledgermq.raft.log.identity import read_identity
+from ledgermq.raft.log.segment import create_segment
+from ledgermq.raft.log.segment_keeper import SegmentKeeper
+from ledgermq.raft.log.tail_cache import TailCache
+from ledgermq.raft.log.writer import LogWriter, Truncate
 from ledgermq.raft.types import LogIndex
 
 Patch = tuple[Any, str, Any]

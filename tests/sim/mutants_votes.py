@@ -8,12 +8,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from ledgermq.raft import candidate, follower, leader
-from ledgermq.raft.bootstrap import Rejoin
-from ledgermq.raft.core import RaftCore
-from ledgermq.raft.core_config import CoreConfig
-from ledgermq.raft.log_view import LogView
-from ledgermq.raft.messages import (
+from ledgermq.raft.core import candidate, follower, leader
+from ledgermq.raft.core.config import CoreConfig
+from ledgermq.raft.core.log_view import LogView
+from ledgermq.raft.core.machine import RaftCore
+from ledgermq.raft.core.messages import (
     AppendEntries,
     AppendEntriesReply,
     Heartbeat,
@@ -23,7 +22,8 @@ from ledgermq.raft.messages import (
     RequestVoteReply,
     Resign,
 )
-from ledgermq.raft.outputs import NotLeader, ReadReady, Role
+from ledgermq.raft.core.outputs import NotLeader, ReadReady, Role
+from ledgermq.raft.folder.bootstrap import Rejoin
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
 from .mutant_list import core_mutant, patch_mutant
@@ -99,7 +99,7 @@ class CampaignsBeforeItsVoteIsDurable(RaftCore):
             super().send_when_durable(message)
 
 
-@core_mutant("E5, §5.4.1")
+@core_mutant("E5, 5.4.1")
 class VotesForAnyLog(RaftCore):
     """A candidate with an older log gets the vote."""
 
@@ -241,7 +241,7 @@ class LeadsWithoutAQuorum(RaftCore):
         super().tick()
 
 
-@core_mutant("E14, §8")
+@core_mutant("E14, 8")
 class ReadsWithoutAsking(RaftCore):
     """A leader answers reads without making sure that it still leads: it may have slept."""
 

@@ -1,6 +1,6 @@
 """The wires: every directed link delays, loses, repeats, reorders, clogs, and can be cut one way.
 
-The shapes are those of raft.md §4.6: isolation, halves, chain, ring of overlapping majorities, bridge, one way.
+The shapes are those of raft.md 4.6: isolation, halves, chain, ring of overlapping majorities, bridge, one way.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ledgermq.raft.config import Member, RaftConfig
-from ledgermq.raft.core import RaftCore
+from ledgermq.raft.core.machine import RaftCore
+from ledgermq.raft.core.reign import Replication
 from ledgermq.raft.errors import DamagedLogError, DataFolderError, DiskFullError
-from ledgermq.raft.reign import Replication
-from ledgermq.raft.reset_install import ResetPlan
-from ledgermq.raft.storage import Machine, RaftStorage, StorageConfig, create_data_folder, open_storage
-from ledgermq.raft.storage_opening import check_state_fits, open_node_storage, storage_config
+from ledgermq.raft.folder.opening import check_state_fits, open_node_storage, storage_config
+from ledgermq.raft.folder.reset_install import ResetPlan
+from ledgermq.raft.folder.storage import Machine, RaftStorage, StorageConfig, create_data_folder, open_storage
 from ledgermq.raft.types import LogIndex, NodeId
 from tests.power_cut import Keep
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ledgermq.raft.core import RaftCore
+from ledgermq.raft.core.machine import RaftCore
 
 from .file_system import SimFileSystem
 from .state import DigestState, SimState

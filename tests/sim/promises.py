@@ -17,9 +17,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ledgermq.raft.hello import Standing
-from ledgermq.raft.messages import AppendEntriesReply, HeartbeatReply, Message, RequestVote, RequestVoteReply
-from ledgermq.raft.outputs import Role
+from ledgermq.raft.core.messages import (
+    AppendEntriesReply,
+    HeartbeatReply,
+    Message,
+    RequestVote,
+    RequestVoteReply,
+)
+from ledgermq.raft.core.outputs import Role
+from ledgermq.raft.transport.hello import Standing
 
 from .atlas import POWER_LOST
 from .disk_faults import durable_vote

@@ -9,8 +9,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ledgermq.raft.errors import DamagedLogError, DataFolderError, DiskFullError
-from ledgermq.raft.refetch import RefetchService, RefetchSource
-from ledgermq.raft.start_repair import StartRepair
+from ledgermq.raft.repair.at_start import StartRepair
+from ledgermq.raft.repair.refetch import RefetchService, RefetchSource
 from ledgermq.raft.types import LogIndex
 
 from . import retention
@@ -20,7 +20,7 @@ from .parts import NoMetrics
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ledgermq.raft.storage import RaftStorage
+    from ledgermq.raft.folder.storage import RaftStorage
 
     from .life import Life
     from .node import SimNode

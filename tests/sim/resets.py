@@ -14,13 +14,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ledgermq.raft import log_repair, refetch, reset_install, reset_receiver, reset_sender, segment_pins
+from ledgermq.raft.core.outputs import ResetOffered
+from ledgermq.raft.disk.files import FileSystem
 from ledgermq.raft.errors import RaftError, StateTransferError
-from ledgermq.raft.files import FileSystem
-from ledgermq.raft.outputs import ResetOffered
-from ledgermq.raft.reset_install import ResetPlan
-from ledgermq.raft.resets import Resets
-from ledgermq.raft.segment_keeper import LogFolders
+from ledgermq.raft.folder import reset_install
+from ledgermq.raft.folder.reset_install import ResetPlan
+from ledgermq.raft.log import rewrite as log_repair
+from ledgermq.raft.log.segment_keeper import LogFolders
+from ledgermq.raft.repair import refetch
+from ledgermq.raft.reset import receiver as reset_receiver
+from ledgermq.raft.reset import segment_pins
+from ledgermq.raft.reset import sender as reset_sender
+from ledgermq.raft.reset.decision import Resets
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
 from . import retention
@@ -96,7 +101,7 @@ class Outgoing:
 
 
 class SimTransfer:
-    """Implements `ledgermq.raft.state_transfer.StateTransfer` with the node's checkpoint."""
+    """Implements `ledgermq.raft.reset.state_transfer.StateTransfer` with the node's checkpoint."""
 
     def __init__(self, node: SimNode) -> None:
         self._node = node

@@ -12,8 +12,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ledgermq.broker.retention_policy import DeletionPace, Expiry, expired_before, oldest_before
-from ledgermq.raft.checked_file import read_record, write_record
-from ledgermq.raft.files import FileSystem
+from ledgermq.raft.disk.checked_file import read_record, write_record
+from ledgermq.raft.disk.files import FileSystem
 from ledgermq.raft.types import LogIndex
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ledgermq.raft.core import RaftCore
-from ledgermq.raft.messages import AppendEntriesReply, Heartbeat, Message, RequestVoteReply
-from ledgermq.raft.outputs import Role
+from ledgermq.raft.core.machine import RaftCore
+from ledgermq.raft.core.messages import AppendEntriesReply, Heartbeat, Message, RequestVoteReply
+from ledgermq.raft.core.outputs import Role
 from ledgermq.raft.types import NodeId, Term
 
 STRANGER = NodeId("n9")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ledgermq.proto.entry import EntryKind, decode_header, encode_entry
-from ledgermq.raft.checked_file import write_record
-from ledgermq.raft.identity import Manifest, write_manifest
-from ledgermq.raft.page_writer import PAGE
+from ledgermq.raft.disk.checked_file import write_record
+from ledgermq.raft.disk.page_writer import PAGE
+from ledgermq.raft.log.identity import Manifest, write_manifest
 from ledgermq.raft.types import LogIndex, Term
 from tests.power_cut import Keep
 

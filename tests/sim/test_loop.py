@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from ledgermq.raft.reset_receiver import END_OF_STREAM
+from ledgermq.raft.reset.receiver import END_OF_STREAM
 
 from .calls import Call, Packet
 from .loop import SimLoop

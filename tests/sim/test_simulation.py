@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.raft.recovery import LogRecovery
+from ledgermq.raft.folder.recovery import LogRecovery
 
 from .file_system import SimFileSystem
 from .mutants_votes import ForgetsItsTerm

@@ -13,9 +13,9 @@ from itertools import count
 
 import pytest
 
-from ledgermq.raft.messages import Message
-from ledgermq.raft.outputs import BecameLeader
-from ledgermq.raft.tick_schedule import TickSchedule
+from ledgermq.raft.core.messages import Message
+from ledgermq.raft.core.outputs import BecameLeader
+from ledgermq.raft.core.tick_schedule import TickSchedule
 from tests.raft.core_cluster import make_core
 
 NAMES = ("n1", "n2", "n3")

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ledgermq.raft.core import RaftCore
+from ledgermq.raft.core.machine import RaftCore
 from ledgermq.raft.errors import DiskFullError, NewerFolderError, OldHardStateError
 from ledgermq.raft.types import NodeId
 

@@ -1,0 +1,43 @@
+"""What a RaftCore must be told. Times are ticks; the shell decides how long a tick is (10 ms by default)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..types import NO_TERM, NodeId, Term
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreConfig:
+    """Settings of one core. Invariant: 2 * heartbeat_ticks <= election_ticks_min < election_ticks_max."""
+
+    node_id: NodeId
+    voters: tuple[NodeId, ...]
+    non_voters: tuple[NodeId, ...] = ()  # members that get the log and never vote, lead or count for commit
+    heartbeat_ticks: int = 7
+    election_ticks_min: int = 40  # also: how long a silent leader is protected, and a lonely one leads
+    election_ticks_max: int = 80  # exclusive
+    forget_ticks_max: int = 5  # campaign within this many ticks after the leader was found dead
+    suspect_ticks_max: int = 60  # campaign timer after a broken connection that was not refused: 10 to this
+    patience_ticks_max: int = 160  # election timeouts grow by at most so many on a machine that is late
+    lateness_window_ticks: int = 1500  # lateness is forgotten after one to two of these
+    max_inflight_messages: int = 256  # per follower
+    max_inflight_bytes: int = 8 << 20  # per follower
+    max_append_bytes: int = 1 << 20  # of one AppendEntries
+    max_uncommitted_bytes: int = 64 << 20
+    first_term: Term = (
+        NO_TERM  # of the group, or of its generation: the first leader of all may be in a later one
+    )
+
+    def __post_init__(self) -> None:
+        if self.node_id not in self.members:
+            raise ValueError(f"{self.node_id} is not one of the members {', '.join(self.members)}")
+        if len(set(self.members)) != len(self.members):
+            raise ValueError(f"a member is named twice: {', '.join(self.members)}")
+        if not 0 < 2 * self.heartbeat_ticks <= self.election_ticks_min < self.election_ticks_max:
+            raise ValueError("need 0 < 2 * heartbeat_ticks <= election_ticks_min < election_ticks_max")
+
+    @property
+    def members(self) -> tuple[NodeId, ...]:
+        """Everybody who gets the log, this node included."""
+        return (*self.voters, *self.non_voters)

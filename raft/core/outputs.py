@@ -1,0 +1,196 @@
+"""What a RaftCore wants its shell to do, and what it answers to local calls. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ledgermq.proto.values import value
+
+from ..types import HardState, LogIndex, NodeId, Term
+from .messages import Message
+
+IndexRange = tuple[LogIndex, LogIndex]
+"""(lo, hi), both inclusive."""
+
+
+class Role(Enum):
+    """What a node is in its current term. A learner is a follower with `is_voter` False."""
+
+    FOLLOWER = "follower"
+    PRE_CANDIDATE = "pre_candidate"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+    RESETTING = "resetting"  # silent until the shell has installed the leader's state and started a new core
+    FAULTED = "faulted"
+
+
+@value
+class Persist:
+    """One storage operation: hard state, then truncation, then append; in this order, and in order of `seq`.
+
+    Report `storage_done(seq)` when it and every earlier one are on stable storage.
+    """
+
+    seq: int
+    hard_state: HardState | None = None
+    truncate_from: LogIndex | None = None  # cut off the entries >= this
+    # Leader: entries just proposed (or the no-op); follower: of the last AppendEntries
+    append: IndexRange | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BecameLeader:
+    """The shell must build the no-op entry `noop_index` of `term`: `persist.append` of this output covers it."""
+
+    term: Term
+    noop_index: LogIndex
+
+
+@dataclass(frozen=True, slots=True)
+class SteppedDown:
+    """No longer the leader of `term`. Proposals above the commit index have an unknown fate."""
+
+    term: Term
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderChanged:
+    """Another leader is known, or none, or the term moved."""
+
+    leader_id: NodeId | None
+    term: Term
+
+
+@dataclass(frozen=True, slots=True)
+class TransferAborted:
+    """The hand-over took too long; this node leads on and takes proposals again."""
+
+    to: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """A learner holds everything that was committed when it came back: the shell may call `promote_to_voter`."""
+
+    index: LogIndex
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerBehind:
+    """A follower needs entries below the first retained index: only a reset can help it."""
+
+    node_id: NodeId
+    next_index: LogIndex
+
+
+@dataclass(frozen=True, slots=True)
+class ResetOffered:
+    """The leader of `term` no longer has what this follower needs: fetch its state, then call `begin_reset`.
+
+    Told with every offer, a few times a second, until the follower holds the base.
+    """
+
+    leader_id: NodeId
+    term: Term
+    base_index: LogIndex  # the entry before the leader's first one; committed
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerLostEntries:
+    """A voter does not have what it acknowledged: its disk lost bytes after it said that they were on it."""
+
+    node_id: NodeId
+    acknowledged_index: LogIndex
+    last_index: LogIndex  # newest entry of it that may agree with the leader's log
+
+
+@dataclass(frozen=True, slots=True)
+class Faulted:
+    """The core is silent for ever; the process must stop with `reason`."""
+
+    reason: str
+
+
+Event = (
+    BecameLeader
+    | SteppedDown
+    | LeaderChanged
+    | TransferAborted
+    | CaughtUp
+    | FollowerBehind
+    | ResetOffered
+    | FollowerLostEntries
+    | Faulted
+)
+
+
+@value
+class ReadReady:
+    """A read may be served once `index` is applied."""
+
+    context: object
+    index: LogIndex
+
+
+@dataclass(slots=True)
+class Output:
+    """One turn's decisions. The order inside is free, except that `persist` is queued before anything later.
+
+    There is no list of held messages: the core itself keeps every message that needs the disk until `storage_done`
+    and drops it when the term has moved (rules P2, P4, P5, P9). All of `send` may go at once.
+    """
+
+    persist: Persist | None = None
+    send: list[Message] = field(default_factory=list)
+    commit_index: LogIndex | None = None  # it moved to this: acknowledge own proposals up to here
+    committed: IndexRange | None = None  # apply these: committed, and durable here (rule P14)
+    events: list[Event] = field(default_factory=list)
+    reads: list[ReadReady] = field(default_factory=list)
+    reads_aborted: list[object] = field(default_factory=list)  # contexts; ask again
+    aborted: list[IndexRange] = field(default_factory=list)  # own proposals whose fate is now unknown
+
+
+@value
+class Accepted:
+    """The proposal got `first_index` and the indexes after it, in `term`. It is not committed yet."""
+
+    first_index: LogIndex
+    term: Term
+
+
+@dataclass(frozen=True, slots=True)
+class NotLeader:
+    """Refused, nothing happened."""
+
+    leader_hint: NodeId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Refused: too many bytes wait for commit. Nothing happened."""
+
+    uncommitted_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transferring:
+    """Refused: the lead is being handed over. Nothing happened."""
+
+    to: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerProgress:
+    """What a leader knows of one follower, for the status page."""
+
+    node_id: NodeId
+    state: str  # probe | replicate | reset
+    match_index: LogIndex
+    next_index: LogIndex
+    contact_ticks: int  # since anything was heard from it
+    is_learner: bool
+    inflight_messages: int
+    inflight_bytes: int
+    stable_index: LogIndex  # as it reported it
+    commit_index: LogIndex  # as it reported it

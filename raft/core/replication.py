@@ -1,0 +1,155 @@
+"""How a leader brings its followers' logs to its own, and learns what is committed (5.3, 5.4.2).
+
+Owns: appends, their replies, the commit index of a leader. Must not: change roles.
+Invariants: at most one AppendEntries with entries is open per follower; commit is counted from durable copies of
+voters only, the leader's own included, and only for an entry of the leader's term (P8, P10).
+"""
+
+from __future__ import annotations
+
+from ..types import LogIndex
+from .leader_state import LeaderState
+from .messages import AppendEntries, AppendEntriesReply, HeartbeatReply
+from .outputs import FollowerBehind, FollowerLostEntries
+from .progress import Progress, ProgressState
+from .state import CoreState
+
+
+def send_appends(state: CoreState, leading: LeaderState) -> None:
+    """Give every follower that has room the next message."""
+    last_index = state.log.last_index
+    for follower in leading.followers.values():
+        if follower.state is ProgressState.REPLICATE and follower.next_index > last_index:
+            if follower.wants_commit and _owes_commit(state, follower):
+                _send_empty(state, follower)
+        elif follower.may_send(state.config.max_inflight_messages, state.config.max_inflight_bytes):
+            _send_append(state, follower)
+
+
+def advance_commit(state: CoreState, leading: LeaderState, moved_to: LogIndex) -> bool:
+    """Commit what a quorum holds durably, one node now up to `moved_to`; return whether the commit index moved."""
+    if moved_to <= state.commit_index:
+        return False
+    match = {f.node_id: f.match_index for f in leading.followers.values() if not f.is_learner}
+    match[state.node_id] = state.own_match_index()
+    index = state.quorum.committed_index(match)
+    if index <= state.commit_index or not state.may_commit_by_counting(index):
+        return False
+    state.commit_to(index)
+    leading.free_up_to(index)
+    return True
+
+
+def on_append_reply(state: CoreState, leading: LeaderState, message: AppendEntriesReply) -> bool:
+    """Take an acknowledgement or a refusal; return whether the commit index moved."""
+    follower = leading.followers[message.from_]
+    _hear(state, follower, message)
+    if message.match_index > state.last_index or message.hint_index > state.last_index:
+        return False  # it speaks of entries that we never had
+    if not message.success:
+        hint = state.log.last_at_most(message.hint_index, message.hint_term)
+        if follower.denies_match(message):
+            # Its disk broke its word. What it lost is sent again; a commit index that counted it does not go back.
+            state.emit(FollowerLostEntries(follower.node_id, follower.match_index, hint))
+            follower.forget(hint)
+        else:
+            follower.on_refusal(message, hint)
+        return False
+    if follower.state is ProgressState.RESET and message.match_index < state.log.base_index:
+        return False
+    return follower.on_success(message.match_index) and advance_commit(state, leading, message.match_index)
+
+
+def on_heartbeat_reply(state: CoreState, leading: LeaderState, message: HeartbeatReply) -> bool:
+    """It lives: probe again what may have been lost; return whether the commit index moved."""
+    follower = leading.followers[message.from_]
+    was_learner = follower.is_learner
+    _hear(state, follower, message)
+    _probe_again(state, follower, message)
+    counts_now = was_learner and not follower.is_learner
+    return counts_now and advance_commit(state, leading, follower.match_index)
+
+
+def _probe_again(state: CoreState, follower: Progress, message: HeartbeatReply) -> None:
+    follower.stable_index = message.stable_index
+    follower.commit_index = message.commit_index
+    if follower.state is not ProgressState.REPLICATE:
+        follower.on_alive()
+        return
+    is_outstanding = follower.next_index - 1 > follower.match_index
+    is_behind = message.commit_index < min(follower.match_index, state.commit_index)
+    if (is_outstanding or is_behind) and not follower.acked and follower.open_append is None:
+        # Refused when something before it was lost, acknowledged when an answer was
+        _send_empty(state, follower)
+    follower.acked = False
+
+
+def _hear(state: CoreState, follower: Progress, message: AppendEntriesReply | HeartbeatReply) -> None:
+    state.note_peer_heard(follower.contact_ticks)
+    follower.contact_ticks = 0
+    follower.wants_commit = message.wants_commit
+    if message.is_learner and not follower.is_learner:
+        follower.forget()
+    follower.is_learner = message.is_learner
+
+
+def _owes_commit(state: CoreState, follower: Progress) -> bool:
+    return follower.sent_commit < min(state.commit_index, follower.match_index)
+
+
+def _send_append(state: CoreState, follower: Progress) -> None:
+    prev = LogIndex(follower.next_index - 1)
+    prev_term = state.log.term(prev)
+    if prev_term is None and follower.state is not ProgressState.RESET:
+        state.emit(FollowerBehind(follower.node_id, follower.next_index))
+        follower.become_reset()
+    if follower.state is ProgressState.RESET or prev_term is None or prev >= state.last_index:
+        follower.on_probed()
+        _send_empty(state, follower)
+        return
+    lo, hi = follower.next_index, state.last_index
+    room = state.config.max_inflight_bytes - follower.inflight_bytes
+    message = AppendEntries(
+        state.term,
+        state.node_id,
+        follower.node_id,
+        prev,
+        prev_term,
+        lo,
+        hi,
+        state.commit_index,
+        state.log.between(lo, hi),
+        max_bytes=min(state.config.max_append_bytes, room),
+    )
+    follower.open_append = message
+    follower.open_ticks = 0
+    follower.sent_commit = max(follower.sent_commit, min(state.commit_index, prev))
+    state.send(message)
+
+
+def _send_empty(state: CoreState, follower: Progress) -> None:
+    """Ask whether the logs agree at the last entry sent (of a follower to be reset: at our base)."""
+    prev = LogIndex(follower.next_index - 1)
+    is_reset = follower.state is ProgressState.RESET
+    if is_reset:
+        prev = state.log.base_index
+        follower.next_index = LogIndex(prev + 1)
+    prev_term = state.log.term(prev)
+    # All that is under way was lost, and retention deleted it here: begin at what it has
+    if prev_term is None:
+        follower.become_probe()
+        return
+    follower.sent_commit = max(follower.sent_commit, min(state.commit_index, prev))
+    state.send(
+        AppendEntries(
+            state.term,
+            state.node_id,
+            follower.node_id,
+            prev,
+            prev_term,
+            LogIndex(prev + 1),
+            prev,
+            state.commit_index,
+            offers_reset=is_reset,
+        )
+    )

@@ -1,0 +1,360 @@
+"""What a RaftCore remembers, and the primitive steps that every role shares.
+
+Owns: term and vote, the log's shape, commit index, timers, and the outgoing messages, including those that wait for
+the disk. Must not: decide by role; the role modules (`follower`, `candidate`, `leader`, `votes`) do that.
+
+Invariants, by rule of the persistence rules:
+- a message leaves only when the term it carries is durable; grants, vote requests and append acknowledgements leave
+  only when every operation queued before them is (P2, P4, P5), and never after the term has moved (P9);
+- commit_index never decreases, and the log is never cut at or below it (P12);
+- what is given out to apply is <= min(commit_index, stable_index) (P14).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import replace
+from typing import Final
+
+from ..types import LAST_TERM, MAX_TERM_JUMP, HardState, LogIndex, NodeId, Term
+from .config import CoreConfig
+from .lateness import Lateness
+from .leader_state import LeaderState
+from .log_view import LogView
+from .messages import AppendEntriesReply, Message, TermRun
+from .outputs import Event, Faulted, LeaderChanged, Output, ReadReady, Role, SteppedDown
+from .persist_queue import PersistQueue
+from .quorum import Majority, Quorum
+from .term_runs import TermRuns
+
+#: So many ticks decide nothing where no tick ever does.
+NEVER: Final = 1 << 30
+
+
+class CoreState:
+    """Fields and shared steps. `RaftCore` adds the inputs."""
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        hard_state: HardState,
+        log_view: LogView,
+        rng: random.Random,
+        quorum: Quorum | None = None,
+    ) -> None:
+        self.config = config
+        self.node_id = config.node_id
+        self.peers = tuple(member for member in config.members if member != config.node_id)
+        self.quorum: Quorum = quorum or Majority(config.voters)
+        self.is_held = False  # it waits to hear whether somebody took its place
+        self.rng = rng
+        self.term: Term = hard_state.term
+        self.voted_for: NodeId | None = hard_state.voted_for
+        self.is_voter: bool = hard_state.is_voter
+        self.role = Role.FOLLOWER
+        self.is_silent = False  # FAULTED or RESETTING: it takes no input and says nothing any more
+        self.leader_id: NodeId | None = None
+        self.resigned_in = Term(0)  # the last term whose leader told us that it leads no longer
+        self.log = TermRuns(log_view.first_index, log_view.base_term, log_view.term_runs, log_view.last_index)
+        self.disk = PersistQueue(log_view.stable_index)
+        self.applied_index = LogIndex(max(log_view.applied_index, self.log.base_index))
+        self.state_index = log_view.state_index  # what was received in a reset is whole from this entry on
+        hint = min(hard_state.commit_hint, log_view.last_index)
+        self.commit_index = LogIndex(max(hint, self.applied_index))
+        self.verified_index = LogIndex(0)  # our log equals that of the leader of `term` up to here (P11)
+        self.elapsed = 0  # ticks since the leader was heard, or the timer was set
+        self.timeout = 0  # campaign at this many, and as many more as `patience` says
+        self.silence = 0  # ticks without the leader before this campaign, while it may still live
+        self.timer_lateness = Lateness(config.patience_ticks_max)  # of this node's own timers
+        self.peer_lateness = Lateness(config.patience_ticks_max)  # of heartbeats, or of the answers to them
+        self.window_elapsed = 0
+        self.patience = 0  # ticks by which each election timeout is longer now
+        self.votes: dict[NodeId, bool] = {}  # by voter, in the present campaign: a duplicate changes nothing
+        self.self_vote_seq = 0  # our own vote counts when this operation is done (P4)
+        self.leading: LeaderState | None = None  # exactly when role is LEADER
+        self.wants_commit = False
+        # Of reads that we forwarded to the leader. It starts anywhere: an answer to a question of before a restart
+        # must not be taken for one of now.
+        self.read_number = rng.getrandbits(62)
+        self.forwarded_reads: dict[int, tuple[object, int]] = {}  # number -> (context, age in ticks)
+        self.caught_up_number = 0  # the forwarded read that a learner waits for; 0 = none
+        self.caught_up_index: LogIndex | None = None
+        self.caught_up_told = False
+        self.fault: str | None = None
+        self._out = Output()
+        self._told_commit = self.commit_index
+        self._held_for_term: deque[tuple[int, Message]] = deque()  # (operation, message), oldest first
+        self._held_for_log: deque[tuple[int, Message]] = deque()
+        self.reset_timer()
+
+    # --- what it knows ---------------------------------------------------------------------------------------
+    @property
+    def first_index(self) -> LogIndex:
+        return self.log.first_index
+
+    @property
+    def last_index(self) -> LogIndex:
+        return self.log.last_index
+
+    @property
+    def last_term(self) -> Term:
+        return self.log.last_term
+
+    @property
+    def stable_index(self) -> LogIndex:
+        """Durable here up to this entry."""
+        return self.disk.stable_index
+
+    @property
+    def may_vote(self) -> bool:
+        """A configured voter may, unless its vote does not count yet (a learner, P19)."""
+        return self.is_voter and self.node_id in self.quorum.voters
+
+    @property
+    def may_campaign(self) -> bool:
+        """Who may not vote may not, nor a node that lacks entries of the state that it was reset to (it could not win).
+
+        One that holds them and has not heard that they are committed must: perhaps nobody else can win.
+        """
+        is_complete = self.last_index >= self.state_index
+        return self.may_vote and not self.is_held and is_complete and self.term < LAST_TERM
+
+    def may_be_reached(self, term: Term) -> bool:
+        """Tell whether a peer can have come to `term` by elections; who knows nothing of its group yet believes it.
+
+        A term is never taken back, so one wrong word that was believed would end the group for good.
+        """
+        if not self.term and not self.is_voter:
+            return term <= LAST_TERM
+        return term <= min(max(self.term, self.config.first_term) + MAX_TERM_JUMP, LAST_TERM)
+
+    @property
+    def hard_state(self) -> HardState:
+        """What to write at a clean stop. The hint covers only entries that are durable (P13)."""
+        return HardState(self.term, self.voted_for, min(self.commit_index, self.stable_index), self.is_voter)
+
+    # --- term, vote, role ------------------------------------------------------------------------------------
+    def set_term(self, term: Term, voted_for: NodeId | None) -> None:
+        """Enter a higher term. The vote of a term is never cleared inside it."""
+        assert term > self.term, "terms only grow"
+        self.term = term
+        self.voted_for = voted_for
+        self.verified_index = LogIndex(0)
+        self.save_hard_state()
+
+    def vote_for(self, candidate: NodeId) -> None:
+        """Give this term's vote. Hold what tells of it until it is durable."""
+        assert self.voted_for in (None, candidate), "one vote per term"
+        if self.voted_for is None:
+            self.voted_for = candidate
+            self.save_hard_state()
+
+    def save_hard_state(self) -> None:
+        self.disk.set_hard_state(self.hard_state)
+
+    def set_leader(self, leader_id: NodeId | None, *, new_term: bool = False) -> None:
+        """Believe in a leader, or in none. Reads that were forwarded to another one must be asked again."""
+        if leader_id == self.leader_id and not new_term:
+            return
+        self.leader_id = leader_id
+        self.emit(LeaderChanged(leader_id, self.term))
+        self._abort_forwarded_reads()
+
+    def end_lead(self) -> None:
+        """Drop what only a leader has; its undecided proposals and reads get an unknown fate."""
+        leading = self.leading
+        if leading is None:
+            return
+        self.leading = None
+        self._out.events.append(SteppedDown(self.term))
+        if self.last_index > self.commit_index:
+            self._out.aborted.append((LogIndex(self.commit_index + 1), self.last_index))
+        for reader in leading.reads.everyone():
+            if reader.node_id is None:
+                self.abort_read(reader.context)
+
+    def reset_timer(self, lowest: int | None = None, limit: int | None = None) -> None:
+        """Draw a new timeout from [lowest, limit) ticks, the election timeout by default (5.2)."""
+        self.elapsed = 0
+        low = self.config.election_ticks_min if lowest is None else lowest
+        high = self.config.election_ticks_max if limit is None else limit
+        self.timeout = self.rng.randrange(low, max(high, low + 1))
+
+    def protects_leader(self, candidate: NodeId) -> bool:
+        """Tell whether a leader was heard within the shortest election timeout: then no vote may depose it.
+
+        A leader that asks for votes itself leads no longer: it heard no majority for a while.
+        """
+        return self.leader_id not in (None, candidate) and self.elapsed < self.shortest_timeout
+
+    @property
+    def shortest_timeout(self) -> int:
+        """For so many ticks a silent leader is protected, and leads without an answer of a majority."""
+        return self.config.election_ticks_min + self.patience
+
+    @property
+    def ticks_to_campaign(self) -> int:
+        """What the timer has left. A timeout that was shortened, because the leader is known to be gone, is not stretched."""
+        stretched = self.patience if self.timeout >= self.config.election_ticks_min else 0
+        return self.timeout + stretched - self.elapsed
+
+    def note_timer_late(self, ticks: int) -> None:
+        self.timer_lateness.note(ticks)
+        self._be_patient()
+
+    def note_peer_heard(self, ticks: int) -> None:
+        """A peer was heard `ticks` after the last time; with every heartbeat interval it should be."""
+        if ticks > 2 * self.config.heartbeat_ticks:
+            self.peer_lateness.note(ticks - self.config.heartbeat_ticks)
+            self._be_patient()
+
+    def count_window_tick(self) -> None:
+        """Forget lateness in time: a machine that has CPU again fails over as fast as before."""
+        self.window_elapsed += 1
+        if self.window_elapsed >= self.config.lateness_window_ticks:
+            self.window_elapsed = 0
+            self.timer_lateness.roll()
+            self.peer_lateness.roll()
+            self._be_patient()
+
+    def _be_patient(self) -> None:
+        late = max(self.timer_lateness.ticks, self.peer_lateness.ticks)
+        is_starved = late > self.config.heartbeat_ticks  # less is what every machine does now and then
+        self.patience = min(3 * late, self.config.patience_ticks_max) if is_starved else 0
+
+    # --- log and commit --------------------------------------------------------------------------------------
+    def append_runs(self, lo: LogIndex, hi: LogIndex, runs: tuple[TermRun, ...]) -> None:
+        """Append entries lo..hi to the log's shape, and ask for their durability."""
+        self.log.append_runs(runs, hi)
+        self.disk.append(lo, hi)
+
+    def truncate_from(self, index: LogIndex) -> bool:
+        """Cut off the entries >= `index`; at or below the commit index fault instead (P12), and return False."""
+        if index <= self.commit_index:
+            self.fail(f"asked to cut off entry {index}, but entry {self.commit_index} is committed")
+            return False
+        self.log.truncate_from(index)
+        self.disk.truncate_from(index)
+        self.verified_index = min(self.verified_index, LogIndex(index - 1))
+        return True
+
+    def commit_to(self, index: LogIndex) -> bool:
+        """Raise the commit index, never lower it, never beyond the log; return whether it moved."""
+        index = min(index, self.last_index)
+        if index <= self.commit_index:
+            return False
+        self.commit_index = index
+        return True
+
+    def own_match_index(self) -> LogIndex:
+        """How much of the log this node counts for itself: only what is durable (P8)."""
+        return self.disk.stable_index
+
+    def may_commit_by_counting(self, index: LogIndex) -> bool:
+        """5.4.2: only an entry of the leader's own term is committed by counting copies (P10)."""
+        return self.log.term(index) == self.term
+
+    # --- output ----------------------------------------------------------------------------------------------
+    def emit(self, event: Event) -> None:
+        self._out.events.append(event)
+
+    def ready(self, read: ReadReady) -> None:
+        self._out.reads.append(read)
+
+    def abort_read(self, context: object) -> None:
+        self._out.reads_aborted.append(context)
+
+    def send(self, message: Message) -> None:
+        """Send as soon as the present term is durable: at once, nearly always."""
+        if self.disk.hard_state_seq > self.disk.done_seq:
+            self._held_for_term.append((self.disk.hard_state_seq, message))
+        else:
+            self._out.send.append(message)
+
+    def send_when_durable(self, message: Message) -> None:
+        """Send once everything that was asked of the storage until now is durable."""
+        if self.disk.last_seq > self.disk.done_seq:
+            self._held_for_log.append((self.disk.last_seq, message))
+        else:
+            self._out.send.append(message)
+
+    def release_held(self) -> None:
+        """Send what waited for the operations that are done now; messages of a past term are dropped (P9)."""
+        if not self._held_for_term and not self._held_for_log:
+            return
+        acknowledged: dict[NodeId, AppendEntriesReply] = {}
+        done = self.disk.done_seq
+        for queue in (self._held_for_term, self._held_for_log):
+            while queue and queue[0][0] <= done:
+                message = queue.popleft()[1]
+                if message.term < self.term:
+                    continue
+                if not isinstance(message, AppendEntriesReply) or not message.success:
+                    self._out.send.append(message)
+                    continue
+                newest = acknowledged.get(message.to)
+                if newest is None or newest.match_index < message.match_index:
+                    acknowledged[message.to] = message  # acknowledgements are cumulative: one is enough
+        for message in acknowledged.values():
+            if message.match_index > self.stable_index:
+                message = replace(message, match_index=self.stable_index)
+            self._out.send.append(message)
+
+    def fail(self, reason: str) -> None:
+        """Stop for ever: forget what was to be sent, say why."""
+        if self.fault is not None:
+            return
+        self.fault = reason
+        self.end_lead()
+        self.fall_silent(Role.FAULTED)
+        self.emit(Faulted(reason))
+
+    def fall_silent(self, role: Role) -> None:
+        """Say nothing any more, not even what waits for the disk."""
+        self.role = role
+        self.is_silent = True
+        self.leader_id = None
+        self._held_for_term.clear()
+        self._held_for_log.clear()
+        self._out.send.clear()
+        self._abort_forwarded_reads()
+
+    def take_output(self) -> Output | None:
+        """Return one turn's decisions. Messages go with the last storage operation of a turn, never before it."""
+        if self.is_silent:
+            return self._take_last_words()
+        disk, out = self.disk, self._out
+        if disk.has_any:
+            if disk.has_several:
+                return Output(persist=disk.take())
+            out.persist = disk.take()
+        commit_index, apply_to = self.commit_index, disk.stable_index
+        if commit_index > self._told_commit:
+            out.commit_index = self._told_commit = commit_index
+        if commit_index < apply_to:
+            apply_to = commit_index
+        if apply_to > self.applied_index:
+            out.committed = (LogIndex(self.applied_index + 1), apply_to)
+            self.applied_index = apply_to
+        if not (
+            out.persist or out.send or out.committed or out.commit_index or out.events or out.reads
+            or out.reads_aborted or out.aborted
+        ):  # fmt: skip
+            return None
+        self._out = Output()
+        return out
+
+    def _take_last_words(self) -> Output | None:
+        out = self._out
+        if not (out.events or out.reads_aborted):
+            return None
+        self._out = Output()
+        return Output(events=out.events, reads_aborted=out.reads_aborted, aborted=out.aborted)
+
+    def _abort_forwarded_reads(self) -> None:
+        for number, (context, _) in self.forwarded_reads.items():
+            if number != self.caught_up_number:
+                self._out.reads_aborted.append(context)
+        self.forwarded_reads.clear()
+        self.caught_up_number = 0

@@ -1,0 +1,141 @@
+"""Hands committed entries to the state machine, in order, a slice at a time.
+
+Owns: `applied_index` and who waits for it. Must not: apply what is not committed and durable here (P14), nor hold the
+loop for longer than a slice: heartbeats must never be late. A state machine that raises faults the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+
+from ledgermq.proto.entry import EntryHeader
+
+from ..errors import DamagedLogError, NodeStoppedError, RaftError
+from ..log.commit_log import CommitLog
+from ..state_machine import StateMachine
+from ..types import LogIndex
+
+Entries = Sequence[tuple[EntryHeader, memoryview]]
+
+
+class Applier:
+    """Use: `advance(index)` as commit moves; `await wait(index)`; `close(reason)`."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        state_machine: StateMachine,
+        slice_bytes: int,
+        on_applied: Callable[[], None],
+        on_failed: Callable[[str], None],
+        on_damaged: Callable[[DamagedLogError], bool],
+    ) -> None:
+        """`on_damaged` begins a repair, after which `resume` is called; False: there is none, the node fails."""
+        self.applied_index = state_machine.last_applied_index
+        self._log = log
+        self._state_machine = state_machine
+        self._slice_bytes = slice_bytes
+        self._on_applied = on_applied
+        self._on_failed = on_failed
+        self._on_damaged = on_damaged
+        self._is_stalled = False  # damage is being repaired
+        self._target = self.applied_index
+        self._scheduled: asyncio.Handle | None = None
+        self._cold_read: asyncio.Task[None] | None = None
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap of (index, order, future)
+        self._order = itertools.count()
+        self._closed = ""
+
+    def advance(self, index: LogIndex) -> None:
+        """Entries up to `index` may be applied. Applies the first slice at once."""
+        self._target = max(self._target, index)
+        if self._scheduled is None and self._cold_read is None and not self._closed and not self._is_stalled:
+            self._apply_slice()
+
+    def resume(self) -> None:
+        """A repair is done: read again."""
+        if self._is_stalled:
+            self._is_stalled = False
+            self.advance(self._target)
+
+    async def wait(self, index: LogIndex) -> None:
+        """Return when `applied_index >= index`. Raises: NodeStoppedError."""
+        if self._closed:
+            raise NodeStoppedError(self._closed)
+        if self.applied_index >= index:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (index, next(self._order), future))
+        await future
+
+    async def close(self, reason: str) -> None:
+        """Apply nothing more and fail those who wait."""
+        self.halt(reason)
+        if self._cold_read is not None:
+            await asyncio.wait([self._cold_read])
+
+    def halt(self, reason: str) -> None:
+        """The synchronous part of `close`."""
+        self._closed = self._closed or reason
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
+        if self._cold_read is not None:
+            self._cold_read.cancel()
+        for _, _, future in self._waiting:
+            if not future.done():
+                future.set_exception(NodeStoppedError(reason))
+                future.exception()
+        self._waiting.clear()
+
+    def _apply_slice(self) -> None:
+        self._scheduled = None
+        if self.applied_index >= self._target or self._closed:
+            return
+        lo = LogIndex(self.applied_index + 1)
+        try:
+            entries = self._log.entries_nowait(lo, self._target, self._slice_bytes)
+        except DamagedLogError as error:
+            self._is_stalled = self._on_damaged(error)
+            return
+        except RaftError as error:
+            self._on_failed(f"committed entry {lo} cannot be read: {error}")
+            return
+        if entries is None:
+            self._cold_read = asyncio.get_running_loop().create_task(self._apply_cold(lo))
+            return
+        self._apply(entries)
+
+    async def _apply_cold(self, lo: LogIndex) -> None:
+        try:
+            entries = await self._log.entries(lo, self._target, self._slice_bytes)
+        except DamagedLogError as error:
+            self._is_stalled = self._on_damaged(error)
+            return
+        except RaftError as error:
+            self._on_failed(f"committed entry {lo} cannot be read: {error}")
+            return
+        finally:
+            self._cold_read = None
+        if not self._closed:
+            self._apply(entries)
+
+    def _apply(self, entries: Entries) -> None:
+        """Apply one slice; the next one gets its own turn of the loop."""
+        try:
+            self._state_machine.apply(entries)
+        except Exception as error:  # noqa: BLE001 (whatever it is: replicas that differ are worse than one that stops)
+            self._on_failed(f"state machine failed at entry {entries[0][0].index}: {error!r}")
+            return
+        self.applied_index = LogIndex(entries[-1][0].index)
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= self.applied_index:
+            future = heapq.heappop(waiting)[2]
+            if not future.done():
+                future.set_result(None)
+        self._on_applied()
+        if self.applied_index < self._target and self._scheduled is None and not self._closed:
+            self._scheduled = asyncio.get_running_loop().call_soon(self._apply_slice)

@@ -1,0 +1,532 @@
+"""Carries out what the core decides: log, streams, proposals, apply, in the order that the rules ask for.
+
+Owns: the one place where the core is fed and polled. Must not: decide anything about Raft. Invariants: after every
+input the core is polled until it has nothing more to say, before the next input; a message's entries are verified
+before the core sees it; callbacks of the state machine run after the core's turn, never inside it. An exception that
+nobody expects faults the node: the core may have counted what the log does not hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from ledgermq.proto.entry import MAX_SECTION_COUNT, Buffer, EntryHeader, EntryKind, entry_size
+from ledgermq.proto.errors import CorruptError
+
+from ..core.leader_state import LeaderState
+from ..core.log_time import MAX_AHEAD_MS, LogTime
+from ..core.machine import RaftCore
+from ..core.messages import AppendEntries, Heartbeat, Message
+from ..core.outputs import (
+    Accepted,
+    BecameLeader,
+    Busy,
+    Event,
+    NotLeader,
+    Output,
+    Persist,
+    ReadReady,
+    Role,
+    SteppedDown,
+)
+from ..core.tick_schedule import Clock, NoClock
+from ..errors import (
+    BusyError,
+    DamagedLogError,
+    DiskFullError,
+    EntryTooLargeError,
+    InvalidWireError,
+    LogCompactedError,
+    LogTruncatedError,
+    NodeStoppedError,
+    NotLeaderError,
+    RaftError,
+    TransferringError,
+    defect_text,
+)
+from ..log.commit_log import CommitLog
+from ..log.durable_reports import DurableReports
+from ..log.wire_batch import WireBatch, last_index_of
+from ..metrics import RaftMetrics
+from ..state_machine import Proposal
+from ..transport.hello import Hello
+from ..transport.links import Transport
+from ..transport.outgoing_frames import AppendFrames
+from ..transport.wire import decode
+from ..types import LogIndex, NodeId
+from .applier import Applier
+from .copies import Copies
+from .proposals import PendingProposals
+
+logger = logging.getLogger(__name__)
+
+RaftTransport = Transport[Message | Hello, tuple[bytes, bytes]]
+
+
+class DriverOwner(Protocol):
+    """The node above: told after the core's turn."""
+
+    def on_event(self, event: Event) -> None: ...
+
+    def on_read(self, read: ReadReady) -> None: ...
+
+    def on_read_aborted(self, context: object) -> None: ...
+
+    def on_fault(self, reason: str) -> None: ...
+
+    def on_damage(self, error: DamagedLogError) -> None: ...
+
+
+class Driver:
+    """All methods on the loop thread."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        core: RaftCore,
+        log: CommitLog,
+        log_time: LogTime,
+        transport: RaftTransport,
+        applier: Applier,
+        owner: DriverOwner,
+        metrics: RaftMetrics,
+    ) -> None:
+        self.node_id = node_id
+        self.core = core
+        self.log = log
+        self.log_time = log_time
+        self.proposals = PendingProposals()
+        self.clock: Clock = NoClock()  # the node sets the one that ticks
+        self.closed = False
+        self.copies = Copies(core)
+        self.last_persist_seq = 0
+        self.reports: DurableReports | None = None  # set when the storage runs
+        self._commits_alone = core.quorum.is_reached([node_id])
+        self._done_seq = 0  # persist operations up to here are durable
+        self._to_apply = LogIndex(0)
+        self._links, self._transport = transport.links, transport
+        self._time_refused = False  # logged when it begins
+        self._ahead: set[NodeId] = set()  # peers that said a term that cannot be; logged once each
+        self._applier = applier
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._batch: WireBatch | None = None  # entries of the AppendEntries that is being stepped
+        self._pump_scheduled = False
+        self._promised_timestamp = 0  # what `next_timestamp` said since the last pump
+        self._led: LeaderState | None = None  # at the last look at the clock
+        self._after: deque[Callable[[], None]] = deque()
+        self._reading: dict[NodeId, asyncio.Task[None]] = {}  # cold reads for followers that are far behind
+        # lo, hi, max, generation, bytes
+        self._last_read: tuple[LogIndex, LogIndex, int, int, bytes] | None = None
+        self._shipped: dict[NodeId, LogIndex] = {}  # first entry of what was last sent to each
+        self._frames = AppendFrames()
+        self._dropped = {
+            reason: metrics.counter("ledgermq_raft_messages_dropped_total", reason)
+            for reason in ("unreadable", "entries", "disk_full", "term", "log_time")
+        }
+        self._proposed = metrics.counter("ledgermq_raft_proposals_total")
+        self._lost = metrics.counter("ledgermq_raft_proposals_lost_total")
+
+    # --- inputs --------------------------------------------------------------------------------------------
+    def propose(self, parts: list[Buffer], section_count: int, *, urgent: bool = False) -> Proposal:
+        """Append one RECORDS entry. See RaftNode.propose."""
+        size = entry_size(sum(map(len, parts)))
+        if size > self.log.max_entry_size:
+            raise EntryTooLargeError(size, self.log.max_entry_size)
+        # Checked before the core counts an entry that could not be built
+        if section_count > MAX_SECTION_COUNT:
+            raise EntryTooLargeError(section_count, MAX_SECTION_COUNT, "sections")
+        self.log.check_proposal(size, urgent=urgent)
+        try:
+            answer = self.core.propose([size])
+            if type(answer) is Accepted:
+                header = self._stage(answer, parts, section_count)
+        except Exception as error:  # a bug of ours, of any kind
+            # The core may count an entry that the log does not hold: nobody may hear of it.
+            self.defect("appending an entry", error)
+            raise NodeStoppedError("this node stops; nothing was appended") from error
+        if type(answer) is not Accepted:
+            raise _refusal(answer)
+        proposal = Proposal(header, self._loop.create_future())
+        self.proposals.append(proposal)
+        self._proposed.inc()
+        if not self._pump_scheduled:  # the proposals of one turn share a flush and a message per follower
+            self._pump_scheduled = True
+            self._loop.call_soon(self.settle)
+        return proposal
+
+    def _stage(self, answer: Accepted, parts: list[Buffer], section_count: int) -> EntryHeader:
+        return self.log.stage_entry(
+            EntryKind.RECORDS,
+            parts,
+            section_count=section_count,
+            index=answer.first_index,
+            term=answer.term,
+            timestamp=self.next_timestamp(),
+        )
+
+    def next_timestamp(self) -> int:
+        """Log time (ms): on the leader exactly what a proposal gets that is made in the same turn of the loop."""
+        if self.core.role is not Role.LEADER:
+            return self.log_time.estimate(time.time() * 1000, time.monotonic() * 1000)
+        if not self._promised_timestamp:
+            self._promised_timestamp = self._lead_timestamp()
+        return self._promised_timestamp
+
+    def _lead_timestamp(self) -> int:
+        return self.log_time.lead(time.time() * 1000, time.monotonic() * 1000)
+
+    def on_frame(self, peer: NodeId, frame: Buffer) -> Hello | None:
+        """Step the messages of one frame; return the news about the sender that came with them."""
+        if self.closed:
+            return None
+        try:
+            messages, hello, entries = decode(frame, peer, self.node_id)
+        except CorruptError as error:
+            self._dropped["unreadable"].inc()
+            logger.warning("frame dropped peer=%s reason=%r", peer, str(error))
+            return None
+        for message in messages:
+            self.step(message, entries)
+        return hello
+
+    def step(self, message: Message, entries: memoryview) -> None:
+        """Give the core one message and carry out what follows."""
+        if self.reports is not None:
+            self.reports.look()  # before an acknowledgement, which may make it matter
+        self.settle()
+        if message.term > self.core.term and not self.core.may_be_reached(message.term):
+            self._refuse_term(message)
+            return
+        if type(message) is AppendEntries and not message.is_empty and not self._verify(message, entries):
+            return
+        self.core.step(message)
+        if type(message) is Heartbeat:
+            self._observe_time(message)
+        self.pump()
+        self.copies.look()
+
+    def _observe_time(self, heartbeat: Heartbeat) -> None:
+        """Follow the log time of the leader, and of nobody else."""
+        core = self.core
+        if (heartbeat.from_, heartbeat.term) != (core.leader_id, core.term) or core.role is Role.LEADER:
+            return
+        followed = self.log_time.observe(heartbeat.log_time_ms, time.time() * 1000, time.monotonic() * 1000)
+        if not followed:
+            self._dropped["log_time"].inc()
+        if followed is self._time_refused:
+            self._time_refused = not followed
+            if not followed:
+                logger.warning(
+                    "log time not followed node=%s leader=%s: its heartbeats are more than %d s ahead of the log and of "
+                    "the clocks of this node; check the time services of both",
+                    self.node_id, heartbeat.from_, MAX_AHEAD_MS // 1000,
+                )  # fmt: skip
+
+    def _refuse_term(self, message: Message) -> None:
+        """End the connection that brought a term that cannot be; a sender that is in it is refused at its greeting."""
+        self._dropped["term"].inc()
+        if message.from_ not in self._ahead:
+            self._ahead.add(message.from_)
+            logger.error(
+                "term refused node=%s peer=%s: its message says term %d, and no number of elections leads there from term"
+                " %d; the connection ends", self.node_id, message.from_, message.term, self.core.term,
+            )  # fmt: skip
+        self._transport.end_incoming(message.from_)
+
+    def ticks(self, count: int) -> None:
+        """Give the core `count` ticks."""
+        with self.defects_fault("a tick of the clock"):
+            if self.reports is not None:
+                self.reports.look()
+            self.settle()
+            quiet = self.core.quiet_ticks()
+            for number in range(count):
+                if self.closed:
+                    return
+                self.core.tick()
+                if number >= quiet:
+                    self.pump()
+
+    def storage_done(self, seq: int) -> None:
+        """Everything up to persist operation `seq` is durable."""
+        if not self.closed:
+            self.settle()
+            self._done_seq = seq
+            self.core.storage_done(seq)
+            self.pump()
+            if self._to_apply > self._applier.applied_index:
+                self._apply_soon()
+
+    def settle(self) -> None:
+        """Carry out what proposals and the clock have left to do: due before any other input, which all end with `pump`."""
+        if self._pump_scheduled:
+            self.pump()
+        if ticks := self.clock.before_input():
+            with self.defects_fault("ticks that decide nothing"):
+                for _ in range(ticks):
+                    self.core.tick()
+
+    def pump(self) -> None:
+        """Carry out everything that the core has decided."""
+        self._pump_scheduled = False
+        self._promised_timestamp = 0
+        poll, after = self.core.poll, self._after
+        try:
+            while not self.closed and (output := poll()) is not None:
+                self._carry_out(output)
+            self._batch = None  # callbacks may propose: what is staged then is not from this message
+            while after:
+                after.popleft()()
+            leading = self.core.leading
+            if leading is None or leading is not self._led:  # else nothing is due before its next heartbeat
+                self._led = leading
+                self.clock.after_input()
+        except Exception as error:  # noqa: BLE001 (as `defects_fault`, without its cost)
+            self.defect("carrying out what the core decided", error)
+
+    def has_stuck_streams(self) -> bool:
+        """Tell whether a stream of appends was opened anew because it carried nothing, and nothing has arrived since."""
+        return any(link.append.was_stuck for link in self._links.values())
+
+    def is_cut_off(self, peer: NodeId) -> bool:
+        """Tell whether appends to a follower do not arrive, on a new connection either; its disk has no part in that."""
+        return self._links[peer].append.is_stalled()
+
+    def close(self) -> None:
+        """Carry out nothing more."""
+        self.closed = True
+        self.copies.end()
+        for task in self._reading.values():
+            task.cancel()
+        self._lost.inc(self.proposals.lost("this node stops"))
+
+    @contextmanager
+    def defects_fault(self, doing: str) -> Iterator[None]:
+        """Fault the node on whatever comes out: expected refusals never get this far."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 (a bug of ours, of any kind)
+            self.defect(doing, error)
+
+    def defect(self, doing: str, error: Exception) -> None:
+        """Fault the node on an exception that nobody expected."""
+        logger.error("defect node=%s", self.node_id, exc_info=error)
+        self._owner.on_fault(defect_text(doing, error))
+
+    # --- outputs -------------------------------------------------------------------------------------------
+    def _carry_out(self, output: Output) -> None:
+        for event in output.events:
+            if type(event) is BecameLeader:
+                if not self._stage_noop(event):
+                    return
+            elif type(event) is SteppedDown:
+                self.copies.end()
+                self._lost.inc(self.proposals.lost("this node no longer leads"))
+        persist = output.persist
+        # A leader's new entries go to the followers first: what they have flushed commits without this node's own flush,
+        # whose thread takes the interpreter away as soon as it has something to do.
+        # Not so a master: only its own flush commits.
+        is_urgent = persist is not None and (
+            self._commits_alone or persist.hard_state is not None or self.core.role is not Role.LEADER
+        )
+        if persist is not None and is_urgent and not self._persist(persist, is_patient=False):
+            return
+        for message in output.send:
+            self._send(message)
+        if persist is not None and not is_urgent and not self._persist(persist, is_patient=True):
+            return
+        if output.commit_index is not None:
+            self.proposals.committed(output.commit_index)
+        after, owner = self._after, self._owner
+        if output.committed is not None:
+            self._to_apply = output.committed[1]
+            # A follower's flusher thread needs the interpreter now; what is committed is applied while the disk works on
+            # nothing, when the acknowledgement is on its way.
+            if self.core.role is Role.LEADER or self._done_seq >= self.last_persist_seq:
+                self._apply_soon()
+        for event in output.events:
+            after.append(partial(owner.on_event, event))
+        for read in output.reads:
+            after.append(partial(owner.on_read, read))
+        for context in output.reads_aborted:
+            after.append(partial(owner.on_read_aborted, context))
+
+    def _apply_soon(self) -> None:
+        """Apply behind the answers and acknowledgements that this turn has set off: two turns of the loop later."""
+        self._loop.call_soon(self._loop.call_soon, self._apply)
+
+    def _apply(self) -> None:
+        self._applier.advance(self._to_apply)
+
+    def _stage_noop(self, event: BecameLeader) -> bool:
+        """Build the entry that opens the term; return whether it could be. `persist.append` of the same output covers it."""
+        try:
+            self.log.stage_entry(
+                EntryKind.NOOP,
+                [],
+                section_count=0,
+                index=event.noop_index,
+                term=event.term,
+                timestamp=self._lead_timestamp(),
+            )
+        except RaftError as error:
+            self._owner.on_fault(f"the first entry of term {event.term} cannot be stored: {error}")
+            return False
+        return True
+
+    def _persist(self, persist: Persist, *, is_patient: bool) -> bool:
+        """Queue one storage operation; return whether it could be.
+
+        `is_patient`: nothing depends on it before a peer answers, which wakes the loop as well.
+        """
+        if self.reports is not None:
+            if is_patient and persist.seq == self._done_seq + 1:
+                self.reports.be_patient()
+            else:
+                self.reports.hurry()
+        try:
+            if persist.truncate_from is not None:
+                self.log.truncate_from(persist.truncate_from)
+            if persist.append is not None and self._batch is not None:
+                self.log.stage_wire(self._batch, persist.append[0])
+            self.log.persist(persist.seq, persist.hard_state)
+            self.last_persist_seq = persist.seq
+        except RaftError as error:
+            # Accepted by the core and yet not storable: nothing true can be said any more.
+            self._owner.on_fault(f"entries from the leader cannot be stored: {error}")
+            return False
+        return True
+
+    def _verify(self, message: AppendEntries, entries: memoryview) -> bool:
+        """Check an AppendEntries' bytes before the core sees it; keep them for `_persist`."""
+        try:
+            batch = self.log.check_wire(entries, message.prev_term)
+            if (
+                batch.first_index != message.lo
+                or batch.last_index != message.hi
+                or tuple(batch.term_runs()) != message.term_runs
+            ):
+                raise InvalidWireError("the entries are not those that the message names")
+            self.log.check_room(len(entries))
+        except (InvalidWireError, CorruptError) as error:
+            self._dropped["entries"].inc()
+            logger.warning("entries dropped peer=%s lo=%d reason=%r", message.from_, message.lo, str(error))
+            return False
+        except DiskFullError:
+            self._dropped["disk_full"].inc()
+            return False
+        self.log_time.observe_entry(batch.headers[-1].timestamp, time.time() * 1000, time.monotonic() * 1000)
+        self._batch = batch
+        return True
+
+    # --- sending -------------------------------------------------------------------------------------------
+    def _send(self, message: Message) -> None:
+        if type(message) is AppendEntries and not message.is_empty:
+            self._send_entries(message)
+            return
+        if type(message) is Heartbeat:
+            message = replace(message, log_time_ms=self._lead_timestamp())
+        self._links[message.to].control.put(message)
+
+    def _send_entries(self, message: AppendEntries) -> None:
+        """Read the entries and send them; a follower far behind is read for in a task."""
+        if not self._links[message.to].append.connected:
+            self.core.append_dropped(message)
+            return
+        try:
+            data = self._read_nowait(message)
+        except (LogTruncatedError, LogCompactedError):
+            self.core.append_dropped(message)
+            return
+        except DamagedLogError as error:
+            self._owner.on_damage(error)
+            self.core.append_dropped(message)
+            return
+        except RaftError as error:
+            self._owner.on_fault(f"entry {message.lo} cannot be read for {message.to}: {error}")
+            return
+        if data is not None:
+            self._ship(message, data)
+            return
+        self._reading[message.to] = self._loop.create_task(self._send_cold(message))
+
+    def _read_nowait(self, message: AppendEntries) -> bytes | None:
+        """Read the wire bytes; both followers usually want the same ones."""
+        lo, hi, size, generation = message.lo, message.hi, message.max_bytes, self.log.generation
+        last = self._last_read
+        if last is not None and last[:4] == (lo, hi, size, generation):
+            return last[4]
+        data = self.log.read_wire_nowait(lo, hi, size)
+        if data is not None:
+            self._last_read = (lo, hi, size, generation, data)
+        return data
+
+    async def _send_cold(self, message: AppendEntries) -> None:
+        with self.defects_fault(f"reading entries for {message.to}"):
+            await self._read_and_ship(message)
+
+    async def _read_and_ship(self, message: AppendEntries) -> None:
+        generation = self.log.generation
+        try:
+            data = await self.log.read_wire(message.lo, message.hi, message.max_bytes)
+        except (LogTruncatedError, LogCompactedError):
+            data = b""
+        except DamagedLogError as error:
+            data = b""
+            self._owner.on_damage(error)
+        except RaftError as error:
+            self._owner.on_fault(f"entry {message.lo} cannot be read for {message.to}: {error}")
+            return
+        finally:
+            self._reading.pop(message.to, None)
+        if self.closed:
+            return
+        self.settle()
+        if data and generation == self.log.generation and self._links[message.to].append.connected:
+            self._ship(message, data)
+        else:
+            self.core.append_dropped(message)
+        self.pump()
+
+    def forget_reads(self) -> None:
+        """What was read before a repair is used no more."""
+        self._last_read = None
+        self._frames.forget()
+
+    def _ship(self, message: AppendEntries, data: bytes) -> None:
+        hi = last_index_of(data)
+        suspect = hi not in range(message.lo, message.hi + 1) or self._shipped.get(message.to) == message.lo
+        if suspect and not self._is_whole(message, data):
+            self.core.append_dropped(message)
+            return
+        self._shipped[message.to] = message.lo
+        shortened = message if hi == message.hi else message.shortened(hi, len(data))
+        self._links[message.to].append.put(self._frames.encode(shortened, data))
+        self.core.append_sent(message, hi, len(data))
+
+    def _is_whole(self, message: AppendEntries, data: bytes) -> bool:
+        """Verify what is sent once more: perhaps the follower could not use it, because it is damaged here."""
+        try:
+            self.log.verify(data, message.lo)
+        except DamagedLogError as error:
+            self._owner.on_damage(error)
+            return False
+        return True
+
+
+def _refusal(answer: NotLeader | Busy | object) -> RaftError:
+    if isinstance(answer, NotLeader):
+        return NotLeaderError(answer.leader_hint)
+    if isinstance(answer, Busy):
+        return BusyError(f"{answer.uncommitted_bytes} bytes wait for commit; try again in a moment")
+    to = getattr(answer, "to", "")
+    return TransferringError(str(to))

@@ -1,0 +1,237 @@
+"""What the loss, the gain and the hand-over of the lead mean outside the core: callbacks, waiting calls, log lines.
+
+Owns: whether this node is ready to serve as the leader (its no-op is applied), the hand-over under way. Must not:
+decide who leads. A state machine whose callback raises faults the node.
+
+A leader whose own disk stands still goes on acknowledging, by the flushes of the others, but shows nothing new: a node
+applies only what is durable there (P14). So it hands the lead over; so does one that makes lost or received state whole
+first, and serves nothing until then. One whose appends do not arrive, although it is heard and
+its connections are new, commits nothing: it resigns, for somebody whose appends do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ..config import RaftConfig
+from ..core.machine import RaftCore
+from ..core.outputs import FollowerBehind, FollowerLostEntries, Role
+from ..errors import NotLeaderError, TransferFailedError
+from ..metrics import RaftMetrics
+from ..state_machine import StateMachine
+from ..types import LogIndex, NodeId, Term
+from .driver import Driver
+
+logger = logging.getLogger(__name__)
+
+
+class Leadership:
+    """Fed by RaftNode with the core's events and with the progress of apply."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        core: RaftCore,
+        driver: Driver,
+        state_machine: StateMachine,
+        metrics: RaftMetrics,
+        fail: Callable[[str], None],
+    ) -> None:
+        self.ready_term: Term | None = None  # the no-op of this term, which this node leads, is applied
+        self._config = config
+        self._core = core
+        self._driver = driver
+        self._state_machine = state_machine
+        self._elections = metrics.counter("ledgermq_raft_elections_total")
+        self._changes = metrics.counter("ledgermq_raft_leader_changes_total")
+        self._fail = fail
+        self._noop_index = LogIndex(0)
+        self._transfer: asyncio.Future[NodeId] | None = None
+        self._target: NodeId | None = None  # of that
+        self._gone: set[NodeId] = set()  # were connected and cannot be any more
+        self._stood_at: LogIndex | None = None  # what was durable at the last look, when more was committed
+        self._moving: asyncio.Task[None] | None = None
+        self._look_timer: asyncio.TimerHandle | None = None
+
+    def gained(self, term: Term, noop_index: LogIndex, applied_index: LogIndex) -> None:
+        """This node leads `term`; it is ready when its no-op is applied."""
+        self._noop_index = noop_index
+        self._elections.inc()
+        logger.info("leads node=%s group=%s term=%d", self._config.node_id, self._config.group, term)
+        self.applied(applied_index)  # alone in its group: the no-op may be applied already
+
+    def lost(self, term: Term) -> None:
+        """This node leads no longer."""
+        self.ready_term = None
+        self._noop_index = LogIndex(0)
+        logger.info("leads no longer node=%s term=%d", self._config.node_id, term)
+        self._guarded(lambda: self._state_machine.on_leader_lost(term))
+
+    def changed(self, leader: NodeId | None, term: Term) -> None:
+        """Another leader is known, or none."""
+        if leader is None:  # taken for dead, or a vote was asked for: time lines of failovers need the moment
+            logger.info("no leader node=%s term=%d", self._config.node_id, term)
+        else:
+            self._changes.inc()
+            logger.info("leader node=%s leader=%s term=%d", self._config.node_id, leader, term)
+            if leader != self._config.node_id and self._transfer is not None and not self._transfer.done():
+                self._transfer.set_result(leader)
+        self._guarded(lambda: self._state_machine.on_leader_changed(leader, term))
+
+    def applied(self, index: LogIndex) -> None:
+        """Entries up to `index` are applied: perhaps the no-op that opens this node's term."""
+        if self.ready_term is None and self._noop_index and index >= self._noop_index:
+            term, now = self._core.term, self._driver.next_timestamp()
+            self.ready_term = term
+            self._guarded(lambda: self._state_machine.on_leader_ready(term, now))
+
+    async def transfer(self, to: NodeId | None) -> NodeId:
+        """Hand the lead over; see RaftNode.transfer_leadership."""
+        if self._transfer is not None:
+            raise TransferFailedError("another hand-over is under way; wait for it")
+        self._driver.settle()
+        target = self._core.transfer_leadership(to)
+        if target is None:
+            raise TransferFailedError("no follower is near enough to take over; see ledgermq cluster status")
+        if not isinstance(target, str):
+            raise NotLeaderError(target.leader_hint)
+        self._transfer, self._target = asyncio.get_running_loop().create_future(), target
+        self._driver.pump()
+        self._end_if_gone()
+        limit_ms = self._config.election_ms_max
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                return await self._transfer
+        except TimeoutError:
+            raise TransferFailedError(f"{target} did not take over in {limit_ms} ms") from None
+        finally:
+            self._transfer = self._target = None
+
+    def link_changed(self, peer: NodeId, *, gone: bool) -> None:
+        """A node was connected to, or cannot be any more: then it takes no lead over, and nobody need wait for that."""
+        if gone:
+            self._gone.add(peer)
+            self._end_if_gone()
+        else:
+            self._gone.discard(peer)
+
+    def _end_if_gone(self) -> None:
+        if self._target in self._gone:
+            self.transfer_failed(f"{self._target} is gone; see ledgermq cluster status")
+
+    def look_at_disk(self) -> None:
+        """Hand the lead over when nothing was flushed here since the last look, while the others went on.
+
+        Call it every few seconds: a disk that is only slow has flushed something meanwhile.
+        """
+        core, stood_at = self._core, self._stood_at
+        is_behind = core.role is Role.LEADER and core.stable_index < core.commit_index
+        self._stood_at = core.stable_index if is_behind else None
+        if is_behind and core.stable_index == stood_at:
+            self._begin_to_move(
+                f"disk stands still durable={core.stable_index} committed={core.commit_index}"
+            )
+
+    def look_at_state(self, needs_entries_to: LogIndex) -> None:
+        """Hand the lead over while the state is not whole here: that may take minutes, and another one may serve at once.
+
+        Call it every few seconds. `needs_entries_to`: as of the StateTransfer; 0: it is whole.
+        """
+        core = self._core
+        if needs_entries_to and core.role is Role.LEADER and len(core.quorum.voters) > 1:
+            self._begin_to_move(f"state is not whole before entry {needs_entries_to}")
+
+    def _begin_to_move(self, reason: str) -> None:
+        if self._moving is None:
+            logger.warning("%s node=%s: handing the lead over", reason, self._config.node_id)
+            self._moving = asyncio.get_running_loop().create_task(self._move_away())
+
+    def stream_stuck(self) -> None:
+        """A stream of appends carried nothing and is opened anew: see whether that helps."""
+        if self._look_timer is None:
+            loop = asyncio.get_running_loop()
+            delay_s = self._config.stream_limits().stall_s / 2
+            self._look_timer = loop.call_later(delay_s, self._look_at_streams)
+
+    def _look_at_streams(self) -> None:
+        """Resign when appends reach no majority of those that are heard; come again until all streams move."""
+        self._look_timer = None
+        core, driver = self._core, self._driver
+        if driver.closed or core.role is not Role.LEADER or not driver.has_stuck_streams():
+            return
+        limit = self._config.election_ms_min // self._config.tick_ms
+        heard = {p.node_id for p in core.progress() if p.contact_ticks < limit and not p.is_learner}
+        cut_off = {peer for peer in heard if driver.is_cut_off(peer)}
+        if core.quorum.is_reached([core.node_id, *heard - cut_off]) or not core.quorum.is_reached(
+            [core.node_id, *heard]
+        ):
+            self.stream_stuck()
+            return
+        logger.warning(
+            "appends do not arrive node=%s at=%s: it leads no longer, another node may reach them",
+            core.node_id, ",".join(sorted(cut_off)),
+        )  # fmt: skip
+        driver.settle()
+        core.resign()
+        driver.pump()
+
+    async def _move_away(self) -> None:
+        try:
+            leader = await self.transfer(None)
+            logger.info("lead handed over node=%s to=%s", self._config.node_id, leader)
+        except (TransferFailedError, NotLeaderError) as error:
+            # Tried again at the next look
+            logger.warning("lead not handed over node=%s reason=%r", self._config.node_id, str(error))
+        finally:
+            self._moving = None
+
+    async def hand_over(self) -> None:
+        """Transfer the lead; when nobody takes it, resign so that the others need not wait for a timeout."""
+        node = self._config.node_id
+        try:
+            leader = await self.transfer(None)
+            logger.info("lead handed over node=%s to=%s", node, leader)
+        except (TransferFailedError, NotLeaderError) as error:
+            logger.warning("lead not handed over node=%s reason=%r", node, str(error))
+            self._driver.settle()
+            self._core.resign()
+            self._driver.pump()
+            await asyncio.sleep(0.02)  # lets the streams take the message
+
+    async def close(self, reason: str) -> None:
+        """End a hand-over that is under way, whoever wanted it."""
+        self.transfer_failed(reason)
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        if (moving := self._moving) is not None:
+            moving.cancel()
+            await asyncio.gather(moving, return_exceptions=True)
+
+    def transfer_failed(self, reason: str) -> None:
+        """A hand-over that is under way will not happen."""
+        if self._transfer is not None and not self._transfer.done():
+            self._transfer.set_exception(TransferFailedError(reason))
+
+    def follower_in_trouble(self, event: FollowerBehind | FollowerLostEntries, first_index: LogIndex) -> None:
+        """Tell what a person must do about a follower; the log of this node starts at `first_index`."""
+        if isinstance(event, FollowerBehind):
+            logger.warning(
+                "%s needs entry %d, which retention deleted here (the log starts at %d): it is offered this node's "
+                "state, and continues from there",
+                event.node_id, event.next_index, first_index,
+            )  # fmt: skip
+        else:
+            logger.error(
+                "%s acknowledged entry %d and has only %d: its disk lost what it had flushed. It is sent again. "
+                "Check that disk and its write cache; replace it and start the node with: ledgermq broker --rejoin",
+                event.node_id, event.acknowledged_index, event.last_index,
+            )  # fmt: skip
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # whatever it is, replicas would differ: the node stops
+            logger.exception("state machine failed node=%s", self._config.node_id)
+            self._fail(f"state machine failed: {error!r}")

@@ -1,0 +1,82 @@
+"""Read-index requests: all that come in one turn of the loop share one question to the quorum.
+
+Owns: the open batches, which are also the core's contexts. A request never joins a batch that was already asked:
+its answer would not include what was committed in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ..core.machine import RaftCore
+from ..core.outputs import ReadReady
+from ..errors import NotLeaderError
+from ..types import LogIndex
+
+Batch = asyncio.Future[LogIndex]
+
+
+class ReadBatcher:
+    """`timeout_s` bounds a question whose answer was lost with a connection."""
+
+    def __init__(
+        self, core: RaftCore, settle: Callable[[], None], pump: Callable[[], None], timeout_s: float
+    ) -> None:
+        self._core = core
+        self._settle = settle
+        self._pump = pump
+        self._timeout_s = timeout_s
+        self._collecting: Batch | None = None
+        self._asked: set[Batch] = set()
+
+    async def read_index(self) -> LogIndex:
+        """Ask together with the others of this turn. Raises: NotLeaderError."""
+        if self._collecting is None:
+            loop = asyncio.get_running_loop()
+            self._collecting = loop.create_future()
+            loop.call_soon(self._ask)
+        batch = self._collecting
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.shield(batch)
+        except TimeoutError:
+            self._fail(batch)
+            raise NotLeaderError(self._core.leader_id) from None
+
+    def ready(self, read: ReadReady) -> None:
+        """The core answered."""
+        batch = read.context
+        assert isinstance(batch, asyncio.Future)
+        self._asked.discard(batch)
+        if not batch.done():
+            batch.set_result(read.index)
+
+    def aborted(self, context: object) -> None:
+        """The core cannot answer: the leader changed."""
+        assert isinstance(context, asyncio.Future)
+        self._fail(context)
+
+    def close(self) -> None:
+        """Fail everything that is open."""
+        if self._collecting is not None:
+            self._fail(self._collecting)
+            self._collecting = None
+        for batch in list(self._asked):
+            self._fail(batch)
+
+    def _ask(self) -> None:
+        batch, self._collecting = self._collecting, None
+        if batch is None:
+            return
+        self._settle()  # proposals of this turn come first
+        self._asked.add(batch)
+        if self._core.read_index(batch) is not None:
+            self._fail(batch)
+        self._pump()
+
+    def _fail(self, batch: Batch) -> None:
+        self._asked.discard(batch)
+        if not batch.done():
+            batch.set_exception(NotLeaderError(self._core.leader_id))
+            batch.exception()

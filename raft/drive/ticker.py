@@ -1,0 +1,93 @@
+"""The clock of the node: turns the monotonic clock into ticks, and measures how late the event loop runs.
+
+Owns: one timer. It sleeps until the next tick in which the core decides something; ticks in between are given before the
+next input, or with that tick, so that the core always knows the time when it decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+from ..core.tick_schedule import TickSchedule
+
+#: A timer is set anew for a sleep that is so much longer: once per heartbeat of an idle leader, seldom under load.
+WORTH_A_TIMER_MS: Final = 50
+
+
+class Ticker:
+    """Calls `on_ticks(count)` on the loop; `on_lateness(seconds)` with each firing.
+
+    Call `before_input` before, and `after_input` after, anything that the core is told.
+    """
+
+    def __init__(
+        self,
+        tick_ms: int,
+        stall_ms: float,
+        on_ticks: Callable[[int], None],
+        on_lateness: Callable[[float], None],
+        quiet_ticks: Callable[[], int],
+    ) -> None:
+        """`quiet_ticks()` tells how many of the next ticks decide nothing."""
+        self._tick_ms = tick_ms
+        self._stall_ms = stall_ms
+        self._on_ticks = on_ticks
+        self._on_lateness = on_lateness
+        self._quiet_ticks = quiet_ticks
+        self._schedule: TickSchedule | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Start ticking."""
+        self._schedule = TickSchedule(self._tick_ms, self._stall_ms, _now_ms())
+        self._arm(self._schedule)
+
+    def stop(self) -> None:
+        """Tick no more."""
+        self._schedule = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def before_input(self) -> int:
+        """Return the ticks that the core must get first; it decides nothing in them."""
+        schedule, now_ms = self._schedule, _now_ms()
+        if schedule is None or not schedule.has_passed(now_ms):
+            return 0
+        return schedule.passed(now_ms, self._quiet_ticks())
+
+    def after_input(self) -> None:
+        """Wake up sooner when the input brought the core's next decision nearer; later when it is far away now."""
+        schedule, timer = self._schedule, self._timer
+        if schedule is None or timer is None:
+            return
+        later_ms = schedule.wake_at(self._quiet_ticks()) - schedule.wake_ms
+        if later_ms < 0 or later_ms >= WORTH_A_TIMER_MS:
+            timer.cancel()
+            self._arm(schedule)
+
+    def _arm(self, schedule: TickSchedule) -> None:
+        schedule.wake_ms = schedule.wake_at(self._quiet_ticks())
+        # Whole milliseconds, upwards: the loop's timers have no finer ones, and one that fires early fires again
+        # at once, a dozen times per tick.
+        delay_ms = math.ceil(max(0.0, schedule.wake_ms - _now_ms()))
+        self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._fire)
+
+    def _fire(self) -> None:
+        schedule = self._schedule
+        if schedule is None:
+            return
+        self._timer = None  # what the ticks cause needs no other timer
+        count = schedule.due(_now_ms())
+        self._on_lateness(schedule.lateness_ms / 1000)
+        if count:
+            self._on_ticks(count)
+        if self._schedule is not None:
+            self._arm(schedule)
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000

@@ -1,0 +1,7 @@
+"""The data folder of one node: opened, recovered, moved aside, made anew. Blocking code.
+
+Owns what is believed of a folder after a stop (rule P18), when a node's vote counts (P19), and the folders that
+recovery, promotion and restore make. Must not: run while the node serves, except through the tools in `raft/reset`.
+
+Begin with `storage.py`. Then: `opening.py`, `recovery.py`, `bootstrap.py`, `quarantine.py`, `group_recovery.py`.
+"""

@@ -1,0 +1,487 @@
+"""Brings the log of a data folder back after a stop (rule P18): what is believed, what is cut off, what is refused.
+
+Owns: the decision between a torn tail and damage.   Must not: truncate anything that was ever durable, or start empty.
+
+After a clean stop the index files are believed and the tail is looked at. Otherwise every segment that may hold
+something above the acked floor is read and verified. Where reading stops at byte `o` with the latest flush mark
+[start, end) (see segment.py):
+  * below the acked floor, or o < start: those bytes were durable: damage.
+  * start <= o < end: the last turn may not have been finished: torn; unless a valid entry stands at or behind `end`,
+    which only a later turn can have written: damage.
+  * o >= end: a turn that never finished: torn.
+  * both marks of the segment unreadable: damage. A turn writes one of them, so no power cut spoils both, and nobody knows
+    what was durable. (Where only zeros follow, nothing is cut, and the floor alone tells whether something is missing.)
+A torn tail is overwritten with zeros, durably, before anything else is written.
+
+Damage is reported with all that a repair must know: what the first missing entry continues, and how far the log must
+reach again (`RepairNote`). With such a note, of a repair that a crash interrupted, a log that ends before that is
+damaged, whatever its end looks like.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, decode_header, verify_entry
+from ledgermq.proto.errors import LayoutError, NewerFormatError
+
+from ..disk.files import File, FileSystem
+from ..errors import DamagedLogError, NewerFolderError
+from ..log.entry_index import index_path, read_index
+from ..log.hard_state import DurableState
+from ..log.identity import Manifest
+from ..log.repair_note import Damage, RepairNote
+from ..log.segment import (
+    PREPARING,
+    TRAILER_SIZE,
+    FlushMark,
+    Segment,
+    encode_mark,
+    mark_position,
+    read_marks,
+    segment_path,
+    segment_start,
+)
+from ..log.segment_keeper import LogFolders
+from ..log.segment_scan import Before, SegmentScan, find_valid_entry, last_nonzero, scan_segment
+from ..log.writer import zero_tail
+from ..status import StartStep
+from ..types import LogIndex, Term
+
+_log = logging.getLogger(__name__)
+_TAIL_CHECK: Final = 4096
+_PIECE: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredLog:
+    """The log as it is on stable storage now."""
+
+    segments: list[Segment]  # those that hold entries; sealed ones with a good index file have no offsets
+    existing: list[int]  # starts of all segment files
+    unsaved: list[Segment]  # sealed ones whose index file must be written
+    turn: int  # last flush turn
+    scanned_bytes: int
+    truncated_bytes: int
+    end: Before
+
+
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """The first segment file that is not there in full length; start -1: all are."""
+
+    start: int
+    size: int
+    reason: str
+
+
+@dataclass(slots=True)
+class _Marks:
+    """The latest flush mark of all segments, and where it stands."""
+
+    latest: FlushMark
+    start: int  # segment that holds it; -1 when there is none at all
+    unreadable: set[int]  # segments none of whose two blocks can be read, though both were written
+    doubtful: bool = False  # some block cannot be read: a later turn than `latest` may have been marked there
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """Where the log stops to be valid, and what was found until there."""
+
+    start: int  # of the segment
+    position: int  # in its file
+    reason: str
+    segments: list[Segment]  # those before, and this one when it holds an entry
+    marks: _Marks
+
+
+class LogRecovery:
+    """One recovery of one log; blocking."""
+
+    def __init__(
+        self,
+        node: str,
+        files: FileSystem,
+        folders: LogFolders,
+        segment_size: int,
+        base: Manifest,
+        state: DurableState,
+        *,
+        note: RepairNote | None = None,
+        every_turn_synced: bool = True,
+        step: StartStep | None = None,
+    ) -> None:
+        """`note`: of a repair under way. `every_turn_synced`: nothing behind the latest mark was acknowledged (D7).
+
+        `step` is told how far it is.
+        """
+        self._step = step or StartStep()
+        self._node = node
+        self._files = files
+        self._folders = folders
+        self._segment_size = segment_size
+        self._base = base
+        self._state = state
+        self._note = note
+        self._every_turn_synced = every_turn_synced
+        self._scanned = 0
+        self._truncated = 0
+        self._unsaved: list[Segment] = []
+
+    def run(self) -> RecoveredLog:
+        """Recover. Raises: DamagedLogError, NewerFolderError (nothing was changed then), OSError."""
+        begin = time.monotonic()
+        try:
+            return self._run(begin)
+        except NewerFormatError as error:
+            folder = self._folders.segments
+            raise NewerFolderError(self._node, folder, error.what, error.found, error.supported) from None
+
+    def _run(self, begin: float) -> RecoveredLog:
+        starts = self._list()
+        marks = self._read_marks(starts)
+        if self._state.cut_turn > marks.latest.turn:
+            starts = self._finish_cut(starts)
+            marks.latest = FlushMark(self._state.cut_turn, self._state.cut_offset, self._state.cut_offset)
+        broken = self._find_broken(starts)
+        before = self._end([])
+        segments: list[Segment] = []
+        for position, start in enumerate(starts):
+            if start == broken.start:
+                raise self._broken_file(starts, broken, segments, marks)
+            self._step.doing = partial("verifies its log: segment {} of {}".format, position + 1, len(starts))
+            scan = self._believe(start, before)
+            before = scan.before
+            if scan.segment.count:
+                segments.append(scan.segment)
+            if not scan.sealed or position == len(starts) - 1:
+                stop = _Stop(start, scan.end, scan.reason or "zeros where an entry must be", segments, marks)
+                self._refuse_gap(starts[position + 1 :], scan, stop)
+                if broken.start > start:
+                    raise self._broken_file(starts, broken, segments, marks)
+                self._judge(stop)
+                self._check_floor(stop)
+                self._write_again(segments, marks.latest.start)
+                turn = self._settle(start, scan, marks.latest.turn)
+                break
+        turn = self._settle_filler(segments, turn)
+        self._log_result(segments, begin)
+        unsaved = [segment for segment in self._unsaved if segment is not segments[-1]]
+        return RecoveredLog(
+            segments, starts, unsaved, turn, self._scanned, self._truncated, self._end(segments)
+        )
+
+    # --- looking -----------------------------------------------------------------------------------------------
+    def _list(self) -> list[int]:
+        """Return the starts of the segments from the base on; remove leftovers of interrupted work."""
+        starts: list[int] = []
+        for name in self._files.list_directory(self._folders.segments):
+            if name.endswith(PREPARING):
+                self._files.unlink(self._folders.segments / name)
+            elif len(name) == 20 and name.isdecimal() and int(name) % self._segment_size == 0:
+                starts.append(int(name))
+        for start in starts:
+            if start < self._base.first_offset:  # retention was interrupted between manifest and unlink
+                self._files.unlink(segment_path(self._folders.segments, start))
+        for name in self._files.list_directory(self._folders.indexes):
+            if len(name) == 20 and name.isdecimal() and int(name) < self._base.first_offset:
+                self._files.unlink(index_path(self._folders.indexes, int(name)))
+        return [start for start in starts if start >= self._base.first_offset]
+
+    def _find_broken(self, starts: list[int]) -> _Broken:
+        """Find the first segment file that is not there in full length; put a missing one among the starts."""
+        for place in range(len(starts) + 1):
+            expected = self._base.first_offset + place * self._segment_size
+            if place == len(starts) and place:
+                break
+            if place == len(starts) or starts[place] != expected:
+                starts.insert(place, expected)
+                return _Broken(expected, 0, "the segment file is missing")
+            size = self._size(expected)
+            if size < self._segment_size + TRAILER_SIZE:
+                return _Broken(expected, size, "the file is shorter than a segment")
+        return _Broken(-1, 0, "")
+
+    def _broken_file(
+        self, starts: list[int], broken: _Broken, segments: list[Segment], marks: _Marks
+    ) -> DamagedLogError:
+        """Return the error for a file that is missing or short. With it a flush mark may be lost."""
+        later = self._later_entry(starts[starts.index(broken.start) + 1 :])
+        stop = _Stop(broken.start, broken.size, broken.reason, segments, marks)
+        lost_marks = later is None and not self._state.clean_stop
+        return self._stopped(stop, broken.reason, 0 if later is None else later + 1, open_ended=lost_marks)
+
+    def _size(self, start: int) -> int:
+        file = self._open(start, writable=False)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def _read_marks(self, starts: list[int]) -> _Marks:
+        marks = _Marks(FlushMark(0, self._base.first_offset, self._base.first_offset), -1, set())
+        for start in starts:
+            with self._reading(start) as file:
+                mark, unreadable = read_marks(file, self._segment_size)
+            if unreadable == 2:
+                marks.unreadable.add(start)
+            marks.doubtful = marks.doubtful or unreadable > 0
+            if mark is not None and mark.turn >= marks.latest.turn:
+                marks.latest, marks.start = mark, start
+        return marks
+
+    # --- believing ---------------------------------------------------------------------------------------------
+    def _believe(self, start: int, before: Before) -> SegmentScan:
+        """Return what a segment holds: from its index file where that may be believed, else by reading it all."""
+        scan = self._from_index(start, before)
+        if scan is None:
+            with self._reading(start) as file:
+                scan = scan_segment(file, start, self._segment_size, before)
+            self._scanned += scan.end
+            if scan.sealed:
+                self._unsaved.append(scan.segment)
+        return scan
+
+    def _from_index(self, start: int, before: Before) -> SegmentScan | None:
+        """Believe an index file of a segment that cannot have changed since, when it fits what the segment says."""
+        try:
+            segment = read_index(self._files, self._folders.indexes, start)
+        except (OSError, LayoutError):
+            return None  # missing, unreadable, also newer: it can be rebuilt
+        if (
+            segment.first_index != before.index + 1
+            or segment.last is None
+            or segment.count != len(segment.offsets or ())
+        ):
+            return None
+        if not self._state.clean_stop and segment.last_index > self._state.floor_index:
+            return None
+        with self._reading(start) as file:
+            return self._fits(file, segment, before)
+
+    def _fits(self, file: File, segment: Segment, before: Before) -> SegmentScan | None:
+        """Compare an index with its segment: first header, the last entry with its checksum, filler, zeros behind."""
+        last, offsets = segment.last, segment.offsets
+        assert last is not None and offsets is not None
+        position = last.physical_offset - segment.start
+        end = position + last.size
+        sealed = end == self._segment_size or bool(segment.filler)
+        try:
+            first = decode_header(file.pread(HEADER_SIZE, 0))
+            raw = file.pread(last.size, position)
+            if first.prev_crc != before.crc or first.index != before.index + 1 or decode_header(raw) != last:
+                return None
+            verify_entry(raw, 0, last)
+            behind = file.pread(HEADER_SIZE, end) if end < self._segment_size else b""
+            if behind.strip(b"\0") != segment.filler.strip(b"\0"):
+                return None
+            closing: EntryHeader = decode_header(segment.filler) if segment.filler else last
+        except (LayoutError, OSError):
+            return None  # what is wrong, and where, is seen by reading all of it
+        if sealed:
+            segment = replace(segment, offsets=None)
+        after = Before(LogIndex(last.index), Term(last.term), closing.crc, last.timestamp)
+        return SegmentScan(segment, self._segment_size if sealed else end, sealed, "", after)
+
+    # --- deciding ----------------------------------------------------------------------------------------------
+    def _refuse_gap(self, later_starts: list[int], scan: SegmentScan, stop: _Stop) -> None:
+        """Refuse a log whose entries stop in one segment and go on in a later one. Raises: DamagedLogError."""
+        if scan.sealed:
+            return
+        later = self._later_entry(later_starts)
+        if later is not None:
+            raise self._stopped(stop, f"{stop.reason}; valid entries follow in the next file", later + 1)
+
+    def _later_entry(self, starts: list[int]) -> int | None:
+        """Return the physical offset of the first valid entry in later segments."""
+        for later in starts:
+            if not self._files.exists(segment_path(self._folders.segments, later)):
+                continue
+            with self._reading(later) as file:
+                found = find_valid_entry(file, later, min(self._segment_size, file.size()), 0)
+            if found is not None:
+                return later + found
+        return None
+
+    def _judge(self, stop: _Stop) -> None:
+        """Decide between a torn tail and damage where the log stops. Raises: DamagedLogError."""
+        start, offset, latest, note = stop.start, stop.start + stop.position, stop.marks.latest, self._note
+        if offset < latest.start:
+            raise self._stopped(stop, f"{stop.reason}, in bytes that were on stable storage")
+        if note is not None and not note.is_reached(offset, self._end(stop.segments).index):
+            raise self._stopped(stop, f"{stop.reason}, where a repair was interrupted")
+        if offset < latest.end:
+            search_from = latest.end - start if stop.marks.start == start else stop.position + 1
+        elif start in stop.marks.unreadable:
+            search_from = stop.position + 1
+        else:
+            return
+        with self._reading(start) as file:
+            later = find_valid_entry(file, start, self._segment_size, min(search_from, self._segment_size))
+            is_cut = last_nonzero(file, stop.position, self._segment_size) > stop.position
+        if later is not None:
+            text = f"{stop.reason}; a valid entry follows at byte {later}"
+            raise self._stopped(stop, text, start + later + 1)
+        if is_cut and start in stop.marks.unreadable:
+            raise self._stopped(stop, f"{stop.reason}, and both flush marks of the segment are damaged")
+
+    def _check_floor(self, stop: _Stop) -> None:
+        """Refuse a log that ends below what this node acknowledged. Raises: DamagedLogError."""
+        end, floor = self._end(stop.segments), self._state.floor_index
+        if end.index < floor:
+            text = f"the log ends at entry {end.index}, but entry {floor} was acknowledged"
+            raise self._stopped(stop, text)
+
+    def _stopped(
+        self, stop: _Stop, reason: str, reaches: int = 0, *, open_ended: bool = False
+    ) -> DamagedLogError:
+        """Return the error for a log that stops to be valid at `stop`; something valid stands before `reaches`.
+
+        It carries how far a repair must come: up to all that may have been acknowledged.
+        """
+        latest, state = stop.marks.latest, self._state
+        turn_is_known = self._every_turn_synced and not stop.marks.doubtful and not state.clean_stop
+        note = RepairNote(
+            must_reach=max(reaches, latest.end if turn_is_known else latest.start),
+            reach_index=state.floor_index,  # after a clean stop this is the very last entry
+            open_ended=open_ended or not (turn_is_known or state.clean_stop),
+        )
+        if self._note is not None:
+            note = note.joined(self._note)
+        # A filler belongs to the entry behind it, so the repair begins before it.
+        places = [(self._end([]), self._base.first_offset)]
+        places += [(self._end([segment]), segment.end_offset) for segment in stop.segments]
+        before, offset = places.pop()
+        path = segment_path(self._folders.segments, stop.start)
+        damage = Damage(before, offset, note, tuple(places))
+        return DamagedLogError(self._node, path, stop.position, stop.start + stop.position, reason, damage)
+
+    def _end(self, segments: list[Segment]) -> Before:
+        if segments and segments[-1].last is not None:
+            last = segments[-1].last
+            return Before(LogIndex(last.index), Term(last.term), last.crc, last.timestamp)
+        base = self._base
+        return Before(LogIndex(base.first_index - 1), base.prev_term, base.prev_crc, base.prev_timestamp)
+
+    # --- changing ----------------------------------------------------------------------------------------------
+    def _write_again(self, segments: list[Segment], begin: int) -> None:
+        """Write what the last turn wrote once more, durably.
+
+        Its fsync may have failed and ended the process: then the page cache still shows bytes that the disk never got,
+        calls them clean, and no later fsync would write them (P15).
+        """
+        if self._state.clean_stop:
+            return
+        for segment in segments:
+            end = segment.end_offset + len(segment.filler)
+            if begin >= end:
+                continue
+            file = self._open(segment.start)
+            try:
+                for position in range(max(begin, segment.start) - segment.start, end - segment.start, _PIECE):
+                    piece = file.pread(min(_PIECE, end - segment.start - position), position)
+                    file.pwritev([piece], position)
+                file.fdatasync()
+            finally:
+                file.close()
+
+    def _settle(self, start: int, scan: SegmentScan, turn: int) -> int:
+        """Make the end of the log durable, with zeros behind it; return the last flush turn."""
+        look_at = self._segment_size
+        if self._state.clean_stop:
+            look_at = min(look_at, scan.end + _TAIL_CHECK)
+        with self._reading(start) as file:
+            dirty_end = last_nonzero(file, scan.end, look_at)
+        file = self._open(start)
+        try:
+            if dirty_end > scan.end:
+                self._truncated = dirty_end - scan.end
+                _log.warning(
+                    "torn tail cut path=%s position=%d bytes=%d", file.path, scan.end, self._truncated
+                )
+            elif self._state.clean_stop:
+                return turn
+            # Entries of a killed process may be only in the page cache: durable first, then the mark that says so.
+            zero_tail(file, scan.end, dirty_end)
+            self._mark(file, turn + 1, start + scan.end)
+            return turn + 1
+        finally:
+            file.close()
+
+    def _settle_filler(self, segments: list[Segment], turn: int) -> int:
+        """Open the last segment with entries for appends: a filler with nothing behind it is no part of the log."""
+        if not segments:
+            return turn
+        tail = segments[-1]
+        if tail.offsets is None:
+            tail.offsets = read_index(self._files, self._folders.indexes, tail.start).offsets
+        if not tail.filler:
+            return turn
+        tail.filler = b""
+        file = self._open(tail.start)
+        try:
+            position = tail.end_offset - tail.start
+            # First the mark: the latest one may say that the filler was durable, and without it that is damage.
+            self._mark(file, turn + 1, tail.end_offset)
+            zero_tail(file, position, position + HEADER_SIZE)
+        finally:
+            file.close()
+        return turn + 1
+
+    def _mark(self, file: File, turn: int, offset: int) -> None:
+        """Say durably that everything before `offset` is durable, and nothing behind it was begun."""
+        mark = encode_mark(FlushMark(turn, offset, offset))
+        file.pwritev([mark], mark_position(turn, self._segment_size))
+        file.fdatasync()
+
+    def _finish_cut(self, starts: list[int]) -> list[int]:
+        """Repeat a truncation that a crash interrupted: its intent is durable, its end is not."""
+        cut = self._state.cut_offset
+        start = segment_start(cut, self._segment_size)
+        for later in reversed([other for other in starts if other > start]):
+            self._files.unlink(segment_path(self._folders.segments, later))
+        self._files.sync_directory(self._folders.segments)
+        starts = [other for other in starts if other <= start]
+        if start in starts:
+            file = self._open(start)
+            try:
+                zero_tail(file, cut - start, self._segment_size)
+            finally:
+                file.close()
+        for other in [start, *starts]:
+            path = index_path(self._folders.indexes, other)
+            if other >= start and self._files.exists(path):
+                self._files.unlink(path)
+        return starts
+
+    # --- small things ------------------------------------------------------------------------------------------
+    def _open(self, start: int, *, writable: bool = True) -> File:
+        return self._files.open(segment_path(self._folders.segments, start), writable=writable)
+
+    @contextmanager
+    def _reading(self, start: int) -> Iterator[File]:
+        """Open a segment to read; one that cannot be read at all is damage. Raises: DamagedLogError."""
+        path = segment_path(self._folders.segments, start)
+        file = self._files.open(path, writable=False)
+        try:
+            yield file
+        except OSError as error:
+            raise DamagedLogError(
+                self._node, path, 0, start, f"it cannot be read: {error.strerror}"
+            ) from None
+        finally:
+            file.close()
+
+    def _log_result(self, segments: list[Segment], begin: float) -> None:
+        end = self._end(segments)
+        _log.info(
+            "log recovered first=%d last=%d term=%d scanned_bytes=%d truncated_bytes=%d seconds=%.2f",
+            self._base.first_index, end.index, end.term, self._scanned, self._truncated, time.monotonic() - begin,
+        )  # fmt: skip

@@ -1,0 +1,220 @@
+"""Installs what a reset brought: the state of the leader, and an empty log that begins where the leader's begins (D8).
+
+Files, in `reset/`: `state` (what the leader sent, written while the node runs) and `marker`. The marker is the decision:
+it is written when the state is complete and durable and the core has fallen silent. From then on the next opening of
+the folder installs, and repeats that until the marker is gone, which is the last step; without a marker whatever else
+lies in `reset/` is dropped. So after a crash at any point the folder is the old one or the new one, never a mixture.
+
+Owns: the order of the steps. Must not: decide to reset (the core does), know what the state means (`install_state`
+does). Term, vote and incarnation stay. Blocking; the folder's lock is held.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ledgermq.proto.errors import CorruptError, NewerFormatError
+
+from ..disk.checked_file import read_record, write_record
+from ..disk.files import File, FileSystem, is_full
+from ..errors import DamagedFolderError, DiskFullError, NewerFolderError
+from ..log.hard_state import DurableState, HardStateFile
+from ..log.identity import Manifest, write_manifest
+from ..log.segment import TRAILER_SIZE, create_segment
+from ..log.segment_keeper import SPARE_SPACE, LogFolders, make_ballast
+from ..types import HardState, LogIndex, Term
+
+_log = logging.getLogger(__name__)
+MARKER_VERSION: Final = 1
+#: Free bytes that a reset wants besides the state itself: the marker, the manifest, a little room.
+_SMALL_FILES: Final = SPARE_SPACE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetPlan:
+    """What is to be installed. Sizes are bytes."""
+
+    term: Term  # of the leader that sent it
+    base: Manifest
+    state_index: LogIndex  # the state is that after this entry; at or above the base
+    state_size: int
+
+    @property
+    def base_index(self) -> LogIndex:
+        """The committed entry before the first one of the new log."""
+        return LogIndex(self.base.first_index - 1)
+
+
+InstallState = Callable[[Path, ResetPlan], None]
+"""Replaces the state machine's files by the received state, durably. Must be repeatable: a crash repeats it."""
+
+
+def _folder(folders: LogFolders) -> Path:
+    return folders.data / "reset"
+
+
+def _state_path(folders: LogFolders) -> Path:
+    return _folder(folders) / "state"
+
+
+def _marker_path(folders: LogFolders) -> Path:
+    return _folder(folders) / "marker"
+
+
+# --- while the node runs ----------------------------------------------------------------------------------------
+def check_space(files: FileSystem, folders: LogFolders, segment_size: int, plan: ResetPlan) -> None:
+    """Check that the state fits, and the new log in the place of the old one. Raises: DiskFullError."""
+    available = files.disk_use(folders.data).available
+    old_segments = len([name for name in files.list_directory(folders.segments) if name.isdecimal()])
+    file_size = segment_size + TRAILER_SIZE
+    # The state lies on the disk twice for a moment; by the second time the old log is gone.
+    after = available + old_segments * file_size - 2 * plan.state_size
+    if min(available - plan.state_size, after - file_size) < _SMALL_FILES:
+        needed = (
+            max(plan.state_size, 2 * plan.state_size + file_size - old_segments * file_size) + _SMALL_FILES
+        )
+        raise DiskFullError(
+            f"{folders.data} has {available:,} bytes free, but fetching the leader's state needs {needed:,}: this node"
+            " cannot catch up. Free space on that disk; it is tried again by itself"
+        )
+
+
+def open_staging(files: FileSystem, folders: LogFolders) -> File:
+    """Return a new file for the state that comes in; an earlier attempt's is dropped. Raises: OSError."""
+    discard_staging(files, folders)
+    files.make_directory(_folder(folders))
+    return files.open(_state_path(folders), create=True)
+
+
+def discard_staging(files: FileSystem, folders: LogFolders) -> None:
+    """Drop a state that came in and is not wanted, or not whole. Raises: OSError."""
+    assert not files.exists(_marker_path(folders)), "a decision is never dropped"
+    for name in files.list_directory(_folder(folders)):
+        files.unlink(_folder(folders) / name)
+
+
+def decide(files: FileSystem, folders: LogFolders, plan: ResetPlan) -> None:
+    """Make durable that the staged, durable state is to be installed at the next opening. Raises: OSError."""
+    files.sync_directory(_folder(folders))
+    files.sync_directory(folders.data)
+    base = plan.base
+    fields = {
+        "term": plan.term,
+        "first_index": base.first_index,
+        "first_offset": base.first_offset,
+        "prev_term": base.prev_term,
+        "prev_crc": base.prev_crc,
+        "prev_timestamp": base.prev_timestamp,
+        "state_index": plan.state_index,
+        "state_size": plan.state_size,
+    }
+    write_record(files, _marker_path(folders), "reset", MARKER_VERSION, fields)
+
+
+# --- at the opening of the folder -------------------------------------------------------------------------------
+def pending_reset(files: FileSystem, folders: LogFolders, node: str) -> ResetPlan | None:
+    """Return what is still to be installed. Raises: DamagedFolderError, NewerFolderError, OSError."""
+    path = _marker_path(folders)
+    try:
+        fields: dict[str, Any] = read_record(files, path, "reset", MARKER_VERSION)
+        return ResetPlan(
+            term=fields.pop("term"),
+            state_index=fields.pop("state_index"),
+            state_size=fields.pop("state_size"),
+            base=Manifest(**fields),
+        )
+    except FileNotFoundError:
+        return None
+    except NewerFormatError as error:
+        raise NewerFolderError(node, path, "reset", error.found, error.supported) from None
+    except (CorruptError, KeyError, TypeError):
+        raise DamagedFolderError(
+            f"{node} will not start: {path} is damaged, so whether its log was being replaced is not known. Fetch a"
+            f" clean copy from the other nodes: ledgermq broker --rejoin; nothing was changed."
+        ) from None
+
+
+def settle_reset(
+    files: FileSystem,
+    folders: LogFolders,
+    node: str,
+    segment_size: int,
+    hard: HardStateFile,
+    install_state: InstallState | None,
+) -> None:
+    """Finish a reset that was decided, or drop what is left of one that was not. Before anything else is opened.
+
+    Raises: DamagedFolderError, NewerFolderError, DiskFullError, OSError, and what `install_state` raises.
+    """
+    if files.exists(_folder(folders)):
+        # A killed process may have made or removed the marker only in the page cache. What is seen here decides whether
+        # the old log is deleted, or the new one grows: a power cut must not bring the other answer back (P17).
+        files.sync_directory(_folder(folders))
+    plan = pending_reset(files, folders, node)
+    if plan is None:
+        discard_staging(files, folders)
+        return
+    if install_state is None:
+        raise DamagedFolderError(
+            f"{node} will not start: its log is being replaced by the leader's ({_marker_path(folders)}), which only a"
+            f" broker node can finish. Start it with: ledgermq broker; nothing was changed."
+        )
+    try:
+        _install(files, folders, node, segment_size, plan, hard, install_state)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise DiskFullError(
+            f"{node} will not start: its disk is full, and the state of {plan.state_size:,} bytes that the leader sent"
+            f" is not installed yet ({folders.data}). Free space, then start it again; nothing is lost."
+        ) from None
+
+
+def _install(
+    files: FileSystem,
+    folders: LogFolders,
+    node: str,
+    segment_size: int,
+    plan: ResetPlan,
+    hard: HardStateFile,
+    install_state: InstallState,
+) -> None:
+    _log.warning(
+        "reset: installing the leader's state node=%s base_index=%d state_index=%d bytes=%d",
+        node, plan.base_index, plan.state_index, plan.state_size,
+    )  # fmt: skip
+    for folder in (folders.indexes, folders.segments):
+        for name in files.list_directory(folder):
+            files.unlink(folder / name)
+        # An old segment that comes back with the power would look like one of the new log
+        files.sync_directory(folder)
+    install_state(_state_path(folders), plan)
+    create_segment(files, folders.segments, plan.base.first_offset, segment_size)
+    write_manifest(files, folders.manifest, plan.base)
+    hard.write(_after(hard.state, plan))
+    make_ballast(files, folders.ballast)
+    files.unlink(_marker_path(folders))
+    # From here on the new log may grow: it must never be installed again
+    files.sync_directory(_folder(folders))
+    discard_staging(files, folders)
+
+
+def _after(state: DurableState, plan: ResetPlan) -> DurableState:
+    """Keep what was promised; what was said of the old log is said of the new one."""
+    hard = state.hard
+    if hard.term < plan.term:
+        # The node had heard of the term and said nothing in it yet: what it says waits for this record (P2).
+        hard = HardState(plan.term, None, hard.commit_hint, hard.is_voter)
+    return replace(
+        state,
+        hard=replace(hard, commit_hint=plan.base_index),
+        floor_index=plan.base_index,
+        floor_term=plan.base.prev_term,
+        clean_stop=False,
+        cut_turn=0,
+        cut_offset=0,
+    )

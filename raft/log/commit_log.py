@@ -1,0 +1,471 @@
+"""The CommitLog, which is the Raft log (D3, D4): what the event-loop thread sees of it.
+
+Owns: the log's contents in memory and what is staged for the disk. Staging is synchronous and never waits; `persist`
+hands what was staged to the flusher, in order.   Must not: write files, decide about terms or commitment.
+Invariants: last_index and end_offset move only by staging and truncation; entry bytes equal those of every replica at
+equal offsets; what is not yet written is in the tail cache.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ledgermq.proto.entry import (
+    HEADER_SIZE,
+    Buffer,
+    EntryHeader,
+    EntryKind,
+    decode_header,
+    encode_entry,
+    encode_filler,
+    entry_size,
+)
+
+from ..errors import DamagedLogError, EntryTooLargeError, InvalidWireError
+from ..types import HardState, LogIndex, Term
+from .contents import LogContents
+from .identity import Manifest
+from .open_files import LogFiles
+from .reads import Entries, LogReads, SegmentSketch
+from .segment import Segment, SegmentInfo, max_entry_size, place_entry, segment_start
+from .segment_keeper import LogFolders, SegmentKeeper, disk_full
+from .segment_scan import Before
+from .tail_cache import TailCache
+from .wire_batch import WireBatch, check_wire
+from .writer import Append, PersistOp, Truncate
+
+#: The next segment is prepared when this part of the open one is used.
+_PREPARE_AT = 4
+#: Of the last segment on a full disk: kept for what a group needs to become well again, the first entry of a term and
+#: the deletion of old segments.
+_RESERVED_PART = 16
+_MAX_RESERVED = 1 << 20
+
+
+class _Submitted(NamedTuple):
+    seq: int
+    generation: int
+    last_index: LogIndex
+
+
+class CommitLog:
+    """Every method must be called on the event-loop thread; none waits for a disk unless it is a coroutine."""
+
+    def __init__(
+        self,
+        node: str,
+        segment_size: int,
+        base: Manifest,
+        segments: list[Segment],
+        *,
+        folders: LogFolders,
+        files: LogFiles,
+        keeper: SegmentKeeper,
+        submit: Callable[[PersistOp], None],
+        cache_bytes: int,
+    ) -> None:
+        last = segments[-1].last_index if segments else LogIndex(base.first_index - 1)
+        cache = TailCache(cache_bytes, LogIndex(last + 1))
+        self._log = LogContents(segment_size, base, segments, cache)
+        self._folders = folders
+        self._files = files
+        self._keeper = keeper
+        self._submit = submit
+        self._reads = LogReads(node, self._log, files, folders)
+        self._staged: list[Append | Truncate] = []
+        self._submitted: deque[_Submitted] = deque()
+        self._written_index = last
+        self._prepared = -1
+        self.max_entry_size = max_entry_size(segment_size)
+
+    # --- what it holds -----------------------------------------------------------------------------------------
+    @property
+    def first_index(self) -> LogIndex:
+        """Index of the first retained entry (last_index + 1 when there is none)."""
+        return self._log.first_index
+
+    @property
+    def last_index(self) -> LogIndex:
+        """Index of the last staged entry; it need not be durable."""
+        return self._log.last_index
+
+    @property
+    def prev_term(self) -> Term:
+        """Term of the entry before the first retained one (the base point)."""
+        return self._log.base.prev_term
+
+    @property
+    def base(self) -> Manifest:
+        """What stands before the first retained entry."""
+        return self._log.base
+
+    @property
+    def last_term(self) -> Term:
+        last = self._log.last
+        return Term(last.term) if last else self._log.base.prev_term
+
+    @property
+    def last_crc(self) -> int:
+        """Checksum field that the next entry (or filler) chains to."""
+        last = self._log.last
+        return last.crc if last else self._log.base.prev_crc
+
+    @property
+    def last_timestamp(self) -> int:
+        """Log time (ms) of the last entry; 0 at the very start."""
+        last = self._log.last
+        return last.timestamp if last else self._log.base.prev_timestamp
+
+    @property
+    def first_offset(self) -> int:
+        """Physical offset of the first retained byte."""
+        return self._log.base.first_offset
+
+    @property
+    def end_offset(self) -> int:
+        """Physical offset behind the last entry."""
+        return self._log.end_offset
+
+    @property
+    def generation(self) -> int:
+        """Grows with each truncation."""
+        return self._log.generation
+
+    @property
+    def segment_size(self) -> int:
+        return self._log.segment_size
+
+    def term_runs(self) -> list[tuple[LogIndex, Term]]:
+        """(first index, term) of each run of entries with one term, oldest first."""
+        return self._log.term_runs()
+
+    # --- staging -----------------------------------------------------------------------------------------------
+    def next_offset(self, payload_size: int) -> int:
+        """Where the entry of that payload size would start if it were staged now (a filler may come first)."""
+        return place_entry(self._log.end_offset, entry_size(payload_size), self._log.segment_size)
+
+    def check_proposal(self, size: int, *, urgent: bool) -> None:
+        """Like `check_room`, for an entry of this leader. What is not `urgent` leaves a reserve in the last segment.
+
+        Raises: DiskFullError.
+        """
+        self.check_room(
+            size if urgent else size + min(self._log.segment_size // _RESERVED_PART, _MAX_RESERVED)
+        )
+
+    def check_room(self, size: int) -> None:
+        """Tell before the core accepts them that `size` more log bytes cannot be staged.
+
+        Raises: DiskFullError.
+        """
+        log = self._log
+        start = segment_start(log.end_offset, log.segment_size)
+        wanted = start if start == log.end_offset else start + log.segment_size
+        if (
+            log.end_offset + size + HEADER_SIZE > wanted
+            and self._keeper.full
+            and not self._keeper.has(wanted)
+        ):
+            raise disk_full(self._folders.data)
+
+    def stage_entry(
+        self,
+        kind: EntryKind,
+        parts: list[Buffer],
+        *,
+        section_count: int,
+        index: LogIndex,
+        term: Term,
+        timestamp: int,
+    ) -> EntryHeader:
+        """Leader: encode one entry at the tail, in memory. Then call `persist`.
+
+        Raises: EntryTooLargeError, DiskFullError (nothing was staged).
+        """
+        assert index == self.last_index + 1 and term >= self.last_term and timestamp >= self.last_timestamp
+        size = entry_size(sum(map(len, parts)))
+        if size > self.max_entry_size:
+            raise EntryTooLargeError(size, self.max_entry_size)
+        offset, filler = self._place(size)
+        prev_crc = decode_header(filler).crc if filler else self.last_crc
+        data = encode_entry(
+            kind,
+            parts,
+            section_count=section_count,
+            index=index,
+            term=term,
+            physical_offset=offset,
+            timestamp=timestamp,
+            prev_crc=prev_crc,
+        )
+        header = decode_header(data)
+        view = memoryview(data).toreadonly()
+        self._take(header, view, filler)
+        self._stage_bytes(header, view)
+        return header
+
+    def check_wire(self, buffer: Buffer, prev_term: Term) -> WireBatch:
+        """Follower: verify checksums, inner chain, indexes, offsets and sizes, before the core sees the message.
+
+        `prev_term` is the term of the entry before them, as the message tells. Raises: InvalidWireError.
+        """
+        batch = check_wire(buffer, self._log.segment_size)
+        if batch.first_index == self.last_index + 1 and prev_term == self.last_term:
+            # Entries that only the core can place (they overlap ours, or follow another entry than our last one: the
+            # leader must hear of that) are checked against the log by `stage_wire`.
+            self._check_chains(batch.headers[0])
+        return batch
+
+    def stage_wire(self, batch: WireBatch, lo: LogIndex) -> None:
+        """Follower: take the entries >= `lo` of a checked batch at the tail (lo == last_index + 1), in memory.
+
+        Raises: InvalidWireError (does not chain to this log: the logs differ where they must not),
+        DiskFullError. Entries before the one that fails are staged, `last_index` tells.
+        """
+        assert lo == self.last_index + 1 and batch.first_index <= lo <= batch.last_index
+        skipped = lo - batch.first_index
+        for position, header in zip(batch.positions[skipped:], batch.headers[skipped:], strict=True):
+            filler = self._check_chains(header)
+            view = batch.buffer[position : position + header.size]
+            self._take(header, view, filler)
+            self._stage_bytes(header, view)
+
+    def truncate_from(self, index: LogIndex) -> None:
+        """Cut off the entries >= `index`, in memory; the next `persist` does it on disk, before later appends."""
+        log = self._log
+        assert log.first_index <= index <= log.last_index
+        before = self._reads.header_now(LogIndex(index - 1)) if index > log.first_index else None
+        segment = log.segment_of(index)
+        if index == segment.first_index:
+            # The filler in front goes with the entry that it leads to, so the log ends in the segment before.
+            previous = log.segment_before(segment)
+            segment = previous if previous is not None else segment
+        segment.offsets = array("I", self._reads.offsets_now(segment))
+        while log.segments[-1] is not segment:
+            log.segments.pop()
+        segment.cut(index, before)
+        if not segment.count:
+            log.segments.pop()
+        log.cache.cut(index)
+        log.generation += 1
+        self._files.forget_from(segment.start)
+        self._written_index = min(self._written_index, LogIndex(index - 1))
+        self._prepared = min(self._prepared, segment.start)
+        self._staged.append(Truncate(log.end_offset, index, self.last_term))
+
+    def persist(self, seq: int, hard_state: HardState | None = None) -> None:
+        """Queue: `hard_state`, then everything staged or truncated so far, in order.
+
+        The storage's `on_durable(seq)` comes on the loop when it is on stable storage (flush mode async: written).
+        """
+        staged, self._staged = self._staged, []
+        self._submitted.append(_Submitted(seq, self._log.generation, self._log.last_index))
+        self._submit(PersistOp(seq, hard_state, staged))
+
+    def note_written(self, seq: int) -> None:
+        """All operations up to `seq` are in the file: their entries may leave the cache."""
+        while self._submitted and self._submitted[0].seq <= seq:
+            done = self._submitted.popleft()
+            # An operation from before a truncation says nothing about the entries that stand there now.
+            if done.generation == self._log.generation:
+                self._written_index = done.last_index
+        self._log.cache.evict(self._written_index)
+
+    # --- reading -----------------------------------------------------------------------------------------------
+    def header_nowait(self, index: LogIndex) -> EntryHeader | None:
+        """The header of an entry, when memory or the page cache has it. Raises: as `header_at`."""
+        return self._reads.header_nowait(index)
+
+    async def header_at(self, index: LogIndex) -> EntryHeader:
+        """The header of an entry. Raises: LogCompactedError, LogTruncatedError, DamagedLogError."""
+        return await self._reads.header_at(index)
+
+    def read_wire_nowait(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes | None:
+        """Wire bytes of entries lo..hi (inclusive), whole entries up to `max_bytes` but at least one.
+
+        May end before `hi` (at a segment's end). None: a disk would have to be waited for; use `read_wire`.
+        Raises: LogCompactedError, LogTruncatedError, DamagedLogError.
+        """
+        return self._reads.read_wire_nowait(lo, hi, max_bytes)
+
+    async def read_wire(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes:
+        """Like `read_wire_nowait`, waiting for a thread of the read pool when it must."""
+        return await self._reads.read_wire(lo, hi, max_bytes)
+
+    def entries_nowait(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> Entries | None:
+        """(header, payload) of entries lo.. for apply, at least one, at most to `hi`. Disk bytes are verified.
+
+        None: use `entries`. Raises: LogCompactedError, LogTruncatedError, DamagedLogError.
+        """
+        return self._reads.entries_nowait(lo, hi, max_bytes)
+
+    async def entries(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> Entries:
+        """Like `entries_nowait`, waiting for a thread of the read pool when it must."""
+        return await self._reads.entries(lo, hi, max_bytes)
+
+    def read_at_nowait(self, offset: int, size: int) -> memoryview | None:
+        """`size` log bytes at a physical offset, inside one segment. None: use `read_at`. Not verified.
+
+        Raises: LogCompactedError, LogTruncatedError (the range ends behind the log), DamagedLogError.
+        """
+        return self._reads.read_at_nowait(offset, size)
+
+    async def read_at(self, offset: int, size: int) -> memoryview:
+        """Like `read_at_nowait`, waiting for a thread of the read pool when it must."""
+        return await self._reads.read_at(offset, size)
+
+    def damage_at(self, offset: int, reason: str) -> DamagedLogError:
+        """Return the error for a reader that found the bytes at a physical offset wrong."""
+        return self._reads.damage_at(offset, reason)
+
+    # --- repairs -----------------------------------------------------------------------------------------------
+    def sketch(self, start: int) -> SegmentSketch | None:
+        """What memory knows of the segment at `start`; None when the log holds no entry there (any more)."""
+        return self._reads.sketch(start)
+
+    def verify(self, wire: bytes, lo: LogIndex) -> None:
+        """Verify wire bytes of this log that begin with entry `lo`. Raises: DamagedLogError (names the entry)."""
+        self._reads.verified(wire, lo)
+
+    def end_of(self, index: LogIndex) -> int:
+        """Physical offset behind an entry that the log holds. May wait for the disk (rare). Raises: StorageError."""
+        return self._reads.end_of(index)
+
+    async def whole_entry_before(self, offset: int) -> tuple[Before, int] | None:
+        """The last whole entry in front of a physical offset, in the same segment, and where it ends.
+
+        Raises: StorageError (the index file cannot be used).
+        """
+        return await self._reads.whole_entry_before(offset)
+
+    # --- retention ---------------------------------------------------------------------------------------------
+    def segments(self) -> Sequence[SegmentInfo]:
+        """The retained segments that hold entries, oldest first."""
+        return [segment.info() for segment in self._log.segments]
+
+    @property
+    def deleting(self) -> int:
+        """Segments that `delete_segments_before` dropped and that still take space on the disk."""
+        return self._keeper.deleting
+
+    def delete_segments_before(self, index: LogIndex) -> Sequence[SegmentInfo]:
+        """Drop whole segments whose last index < `index`; never the last segment that holds entries.
+
+        The caller makes sure that they are committed, applied and below the state checkpoint. Memory forgets them at
+        once; a durable manifest and then the unlinks follow in the background.
+        """
+        log = self._log
+        count = 0
+        while count < len(log.segments) - 1 and log.segments[count].last_index < index:
+            count += 1
+        if not count:
+            return []
+        gone, log.segments[:count] = log.segments[:count], []
+        last = gone[-1].last
+        assert last is not None and gone[-1].last_index <= self._written_index
+        filler = gone[-1].filler
+        log.base = Manifest(
+            first_index=log.segments[0].first_index,
+            first_offset=log.segments[0].start,
+            prev_term=Term(last.term),
+            prev_crc=decode_header(filler).crc if filler else last.crc,
+            prev_timestamp=last.timestamp,
+        )
+        for segment in gone:
+            self._files.forget(segment.start)
+        self._keeper.delete(log.base, [segment.start for segment in gone])
+        return [segment.info() for segment in gone]
+
+    # --- entry index -------------------------------------------------------------------------------------------
+    def save_index(self, segment: Segment) -> None:
+        """Let the index file of a sealed segment be written; its offsets leave memory then."""
+        snapshot = replace(segment, runs=list(segment.runs))
+        offsets = segment.offsets
+        assert offsets is not None
+
+        def saved() -> None:
+            # A truncation may have opened the segment again; then it has other offsets.
+            if segment.offsets is offsets:
+                segment.offsets = None
+                self._files.keep_offsets(segment.start, offsets)
+
+        self._keeper.save_index(snapshot, saved)
+
+    def open_segment(self) -> Segment | None:
+        """The segment that takes the next entries, when it holds some already."""
+        return self._log.segments[-1] if self._log.segments else None
+
+    # --- inside ------------------------------------------------------------------------------------------------
+    def _place(self, size: int) -> tuple[int, bytes]:
+        """Return where the next entry of `size` bytes goes, and the filler header before it (or none).
+
+        Raises: DiskFullError.
+        """
+        log = self._log
+        offset = place_entry(log.end_offset, size, log.segment_size)
+        if offset % log.segment_size == 0 and self._keeper.full and not self._keeper.has(offset):
+            raise disk_full(self._folders.data)
+        if offset == log.end_offset:
+            return offset, b""
+        assert log.last is not None
+        return offset, bytes(encode_filler(log.last, offset))
+
+    def _check_chains(self, header: EntryHeader) -> bytes:
+        """Check that an entry from a peer continues this log; return the filler header before it (or none).
+
+        Raises: InvalidWireError, DiskFullError.
+        """
+        offset, filler = self._place(header.size)
+        prev_crc = decode_header(filler).crc if filler else self.last_crc
+        if header.physical_offset != offset or header.prev_crc != prev_crc:
+            raise InvalidWireError(
+                f"entry {header.index} from a peer (offset {header.physical_offset}, chained to"
+                f" {header.prev_crc:08x}) does not continue this log (offset {offset}, {prev_crc:08x})"
+            )
+        if header.term < self.last_term or header.timestamp < self.last_timestamp:
+            raise InvalidWireError(f"entry {header.index} from a peer goes back in term or time")
+        return filler
+
+    def _take(self, header: EntryHeader, view: memoryview, filler: bytes) -> None:
+        """Note an entry in memory, closing the segment before it when it opens one."""
+        log = self._log
+        start = segment_start(header.physical_offset, log.segment_size)
+        if not log.segments or log.segments[-1].start != start:
+            if log.segments:
+                self._seal(log.segments[-1], filler)
+            log.segments.append(Segment(start, LogIndex(header.index)))
+        log.segments[-1].add(header)
+        log.cache.add(header, view, filler)
+        if header.end - start > log.segment_size // _PREPARE_AT and self._prepared < start + log.segment_size:
+            self._prepared = start + log.segment_size
+            self._keeper.prepare(self._prepared)
+
+    def _seal(self, segment: Segment, filler: bytes) -> None:
+        """Close a segment: stage its filler, let its index be written, then keep that out of memory."""
+        if filler:
+            header = decode_header(filler)
+            segment.filler = filler
+            self._staged.append(
+                Append(
+                    header.physical_offset, header.end, [filler], HEADER_SIZE, LogIndex(header.index),
+                    Term(header.term),
+                )
+            )  # fmt: skip
+        self.save_index(segment)
+
+    def _stage_bytes(self, header: EntryHeader, view: memoryview) -> None:
+        """Queue an entry's bytes for the file, behind the ones before it when they touch."""
+        index, term = LogIndex(header.index), Term(header.term)
+        last = self._staged[-1] if self._staged else None
+        touches = isinstance(last, Append) and last.offset + last.size == header.physical_offset
+        if touches and header.physical_offset % self._log.segment_size:
+            assert isinstance(last, Append)
+            last.buffers.append(view)
+            last.size += header.size
+            last.end, last.last_index, last.last_term = header.end, index, term
+        else:
+            self._staged.append(Append(header.physical_offset, header.end, [view], header.size, index, term))

@@ -1,0 +1,242 @@
+"""Whose data folder this is, and the base point of its log.
+
+Owns: the files `identity` and `manifest`, and the refusal to use a folder that does not fit, in words that tell what
+to do. Nothing on disk is changed before all checks have passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from ledgermq.proto.errors import CorruptError, NewerFormatError
+
+from ..core.reign import Claim, Reign
+from ..disk.checked_file import keep_record, read_record, write_record
+from ..disk.files import FileSystem
+from ..errors import DamagedFolderError, ForeignFolderError, NewerFolderError
+from ..types import HardState, LogIndex, NodeId, Term
+
+#: Stand in a learner's own entry of its member record, where a new node has its incarnation (which is odd): of one
+#: that lost something, and of one that began with an empty folder for `--rejoin`.
+LEARNER_MARK: Final = 0
+REJOINED_MARK: Final = 2
+#: Both records stand twice in their files since these versions: a former build, which would call that damage, refuses them.
+IDENTITY_VERSION: Final = 4
+MANIFEST_VERSION: Final = 2
+#: Incarnations of a node that are remembered after others took their place.
+MAX_FORMER: Final = 16
+_FIRST_INDEX: Final = LogIndex(1)
+_NO_TERM: Final = Term(0)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """How a folder became part of a group that was recovered after the loss of its majority (group_recovery.py)."""
+
+    replaced_group_id: int  # the group as it was before; 0 = it had no id. Its nodes are refused
+    from_incarnation: int  # the hard state still has it: the change is not finished
+    term: int  # of the hard state that finishes the change
+    last_index: int  # the log that every first member begins with ends here
+    last_crc: int
+    counted: bool = False  # this node became a voter once: its folder must not be copied any more
+    promoted: bool = False  # the new group is one with a master, this node: it votes at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """The identity record of a data folder."""
+
+    cluster_id: str
+    group: str
+    node_id: NodeId
+    incarnation: int  # 63 random bits, new whenever the folder starts with an empty log
+    segment_size: int
+    feature_level: int = 1
+    # Incarnation of each member as last seen; 0 = never
+    members: dict[NodeId, int] = field(default_factory=dict)
+    group_id: int = 0  # tells this group from others with the same names; 0 = not known yet (bootstrap.py)
+    complete: bool = True  # False while the folder is being made: nothing was promised from it yet
+    recovery: Recovery | None = None  # None: the group was never recovered, or this folder was made later
+    reign: Reign | None = None  # of a group with a master; None: a majority decides
+    successor: Reign | None = None  # left this folder behind: it is moved aside before anything else is done
+    claims: tuple[
+        Claim, ...
+    ] = ()  # of other nodes, the last one of each: whatever begins here leaves them behind
+    # Incarnations that each member had before, this node too: who still goes by one of them has an old folder
+    former: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
+
+    def with_former(self, node: NodeId, incarnation: int) -> Identity:
+        """Return the record with an incarnation that another one has replaced."""
+        if not incarnation or incarnation in self.former.get(node, ()):
+            return self
+        former = (*self.former.get(node, ()), incarnation)[-MAX_FORMER:]
+        return replace(self, former={**self.former, node: former})
+
+    @property
+    def former_group_ids(self) -> tuple[int, ...]:
+        """Ids that the group had before it was recovered, or before a master was promoted."""
+        former = self.reign.former_group_ids if self.reign is not None else ()
+        replaced = self.recovery.replaced_group_id if self.recovery is not None else 0
+        return former if replaced in (0, *former) else (*former, replaced)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The base point of a log (raft.md 1.3): what stands before its first entry."""
+
+    first_index: LogIndex = _FIRST_INDEX
+    first_offset: int = 0  # start of its first segment
+    prev_term: Term = _NO_TERM  # of first_index - 1
+    prev_crc: int = 0  # that the first entry chains to
+    prev_timestamp: int = 0  # log time (ms) of first_index - 1
+
+
+def is_new(identity: Identity, hard: HardState, last_index: LogIndex) -> bool:
+    """Tell whether this is the folder of a FRESH member (P19), which gave no vote and no acknowledgement that counts.
+
+    A new folder has its own incarnation in its member record, term 0 and an empty log. Between the creation of a
+    folder for a rejoin and its mark a crash leaves one that counts as new: then the peers refuse it, because they
+    know another incarnation. A first member of a recovered group begins with a log, and is new until it votes, or
+    until it lost a part of that log: then it has another incarnation, and comes back as a learner like everybody.
+    """
+    marked = identity.members.get(identity.node_id) in (LEARNER_MARK, REJOINED_MARK)
+    if hard.is_voter or marked:
+        return False
+    if identity.recovery is not None and not identity.recovery.counted:
+        return True
+    return hard.term == 0 and last_index == 0
+
+
+def write_identity(files: FileSystem, path: Path, identity: Identity) -> None:
+    """Replace the record durably. Raises: OSError."""
+    write_record(files, path, "identity", IDENTITY_VERSION, _identity_fields(identity), twice=True)
+
+
+def keep_records(files: FileSystem, paths: tuple[Path, Path], identity: Identity, manifest: Manifest) -> None:
+    """Have both records (`paths`: of the two) stand twice in their files, as they were read. Raises: OSError."""
+    keep_record(files, paths[0], "identity", IDENTITY_VERSION, _identity_fields(identity))
+    keep_record(files, paths[1], "manifest", MANIFEST_VERSION, asdict(manifest))
+
+
+def _identity_fields(identity: Identity) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "cluster_id": identity.cluster_id,
+        "group": identity.group,
+        "node_id": identity.node_id,
+        "incarnation": identity.incarnation,
+        "segment_size": identity.segment_size,
+        "feature_level": identity.feature_level,
+        "members": dict(identity.members),
+        "complete": identity.complete,
+    }
+    if identity.group_id:  # stands only in records of nodes that know it
+        fields["group_id"] = identity.group_id
+    if identity.recovery is not None:
+        recovery = fields["recovery"] = asdict(identity.recovery)
+        if not identity.recovery.promoted:  # so it stands only beside a reign
+            del recovery["promoted"]
+    if identity.reign is not None:
+        fields["reign"] = asdict(identity.reign)
+    if identity.successor is not None:
+        fields["successor"] = asdict(identity.successor)
+    if identity.claims:
+        fields["claims"] = [asdict(claim) for claim in identity.claims]
+    if identity.former:
+        fields["former"] = {node: list(numbers) for node, numbers in identity.former.items()}
+    return fields
+
+
+def read_identity(files: FileSystem, path: Path, node: str) -> Identity:
+    """Read the record; `node` is for the messages. Raises: DamagedFolderError, NewerFolderError."""
+    fields = _read(files, path, "identity", IDENTITY_VERSION, node)
+    return _build(path, node, lambda: _identity(fields))
+
+
+def _identity(fields: dict[str, Any]) -> Identity:
+    recovery = fields.pop("recovery", None)
+    claims = [(claim["group_id"], reign_of(claim["reign"])) for claim in fields.pop("claims", ())]
+    former = {NodeId(node): tuple(numbers) for node, numbers in fields.pop("former", {}).items()}
+    return Identity(
+        former=former,
+        claims=tuple(Claim(group_id=number, reign=reign) for number, reign in claims if reign is not None),
+        recovery=Recovery(**recovery) if recovery else None,
+        reign=reign_of(fields.pop("reign", None)),
+        successor=reign_of(fields.pop("successor", None)),
+        **fields,
+    )
+
+
+def reign_of(fields: dict[str, Any] | None) -> Reign | None:
+    """Return a reign as it stands in a record."""
+    if fields is None:
+        return None
+    return Reign(**{**fields, "former_group_ids": tuple(fields["former_group_ids"])})
+
+
+def write_manifest(files: FileSystem, path: Path, manifest: Manifest) -> None:
+    """Replace the record durably. Raises: OSError."""
+    write_record(files, path, "manifest", MANIFEST_VERSION, asdict(manifest), twice=True)
+
+
+def read_manifest(files: FileSystem, path: Path, node: str) -> Manifest:
+    """Read the record; `node` is for the messages. Raises: DamagedFolderError, NewerFolderError."""
+    fields = _read(files, path, "manifest", MANIFEST_VERSION, node)
+    return _build(path, node, lambda: Manifest(**fields))
+
+
+def check_identity(
+    identity: Identity, *, cluster_id: str, group: str, node_id: NodeId, segment_size: int, folder: Path
+) -> None:
+    """Check that the folder is this node's and was made with these settings. Raises: ForeignFolderError."""
+    keep = "Point --data elsewhere; nothing was changed."
+    if identity.cluster_id != cluster_id:
+        raise ForeignFolderError(
+            f"{node_id} will not start: its data folder {folder} belongs to cluster {identity.cluster_id}, not to"
+            f" {cluster_id}. {keep}"
+        )
+    if identity.group != group or identity.node_id != node_id:
+        raise ForeignFolderError(
+            f"{node_id} will not start: its data folder {folder} belongs to node {identity.node_id} of group"
+            f" {identity.group}, as the file {folder / 'identity'} says. {keep} If only that file was put there, put back the"
+            f" one of {node_id}; without it move the folder away, and start with: ledgermq broker --rejoin"
+        )
+    if identity.segment_size != segment_size:
+        raise ForeignFolderError(
+            f"{node_id} will not start: group {group} was made with segments of {identity.segment_size} bytes"
+            f" ({folder}), this start asks for {segment_size}. The size is fixed when a group is made: set"
+            f" segment_size = {identity.segment_size}; nothing was changed."
+        )
+
+
+def _read(files: FileSystem, path: Path, kind: str, version: int, node: str) -> dict[str, Any]:
+    try:
+        return read_record(files, path, kind, version)
+    except FileNotFoundError:
+        raise damaged_folder(node, path, "is missing") from None
+    except CorruptError as error:
+        raise damaged_folder(node, path, f"is damaged ({error.reason})") from None
+    except NewerFormatError as error:
+        raise NewerFolderError(node, path, kind, error.found, error.supported) from None
+    except OSError as error:
+        raise damaged_folder(node, path, f"cannot be read ({error.strerror})") from None
+
+
+def _build(path: Path, node: str, make: Callable[[], _T]) -> _T:
+    try:
+        return make()
+    except (TypeError, KeyError, AttributeError, ValueError):
+        raise damaged_folder(node, path, "has other fields than this build knows") from None
+
+
+def damaged_folder(node: str, path: Path, what: str) -> DamagedFolderError:
+    """Return the error for a file without which the folder must not be used."""
+    return DamagedFolderError(
+        f"{node} will not start: {path} {what}, so what this node promised is not known. Fetch a clean copy from"
+        f" the other nodes: ledgermq broker --rejoin; nothing was changed.",
+        found=f"{path} {what}",
+    )

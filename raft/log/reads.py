@@ -1,0 +1,395 @@
+"""Reads of the CommitLog: from the tail cache, else the page cache, else a thread of the read pool.
+
+Owns: nothing; it plans over LogContents and reads through LogFiles.   Must not: wait for a disk outside a coroutine.
+Invariants: entries that are not in the tail cache are in the file; disk bytes that are given to `apply` are verified;
+a plan that was made before a truncation is never used after it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind, decode_header, verify_entry, walk_wire
+from ledgermq.proto.errors import LayoutError
+
+from ..errors import DamagedLogError, LogCompactedError, LogTruncatedError, StorageError
+from ..types import LogIndex, Term
+from .contents import LogContents
+from .entry_index import index_path
+from .open_files import LogFiles
+from .segment import Segment, SegmentInfo, segment_path
+from .segment_keeper import LogFolders
+from .segment_scan import Before
+
+Entries = Sequence[tuple[EntryHeader, memoryview]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _DiskRange:
+    """A run of whole entries in one segment file."""
+
+    segment: Segment
+    position: int  # in the file
+    size: int
+    filler: bytes  # header that travels in front
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSketch:
+    """A segment as memory knows it, for whoever verifies or repairs its file."""
+
+    start: int
+    chained: Before  # what its first entry must continue (a filler, when there is one)
+    before: Before  # the last entry in front of it
+    before_end: int  # physical offset behind that entry: a filler may stand there
+    info: SegmentInfo
+    is_index_saved: bool  # its entry index is in its file
+
+
+class LogReads:
+    """Event-loop thread only."""
+
+    def __init__(self, node: str, contents: LogContents, files: LogFiles, folders: LogFolders) -> None:
+        self._node = node
+        self._log = contents
+        self._files = files
+        self._folders = folders
+
+    # --- headers -----------------------------------------------------------------------------------------------
+    def header_nowait(self, index: LogIndex) -> EntryHeader | None:
+        """The header of an entry, or None when a disk would have to be waited for."""
+        self._check(index, index)
+        known = self._known_header(index)
+        if known is not None:
+            return known
+        segment = self._log.segment_of(index)
+        offsets = self._offsets_nowait(segment)
+        if offsets is None:
+            return None
+        position = offsets[index - segment.first_index]
+        with self._reading(segment, position, HEADER_SIZE):
+            raw = self._files.read_nowait(segment.start, position, HEADER_SIZE)
+        return None if raw is None else self._decode(segment, position, raw, index)
+
+    def header_now(self, index: LogIndex) -> EntryHeader:
+        """The header of an entry, waiting for the disk on this thread (truncation across segments: rare)."""
+        found = self.header_nowait(index)
+        if found is not None:
+            return found
+        segment = self._log.segment_of(index)
+        position = self.offsets_now(segment)[index - segment.first_index]
+        with self._reading(segment, position, HEADER_SIZE):
+            raw = self._files.read_now(segment.start, position, HEADER_SIZE)
+        return self._decode(segment, position, raw, index)
+
+    async def header_at(self, index: LogIndex) -> EntryHeader:
+        """The header of an entry."""
+        return await self._settled(lambda: self._header_at(index))
+
+    async def _header_at(self, index: LogIndex) -> EntryHeader:
+        found = self.header_nowait(index)
+        if found is not None:
+            return found
+        generation, segment = self._log.generation, self._log.segment_of(index)
+        position = (await self._offsets(segment))[index - segment.first_index]
+        self._unchanged(generation)
+        with self._reading(segment, position, HEADER_SIZE):
+            raw = await self._files.read(segment.start, position, HEADER_SIZE)
+        self._unchanged(generation)
+        return self._decode(segment, position, raw, index)
+
+    # --- entries -----------------------------------------------------------------------------------------------
+    def read_wire_nowait(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes | None:
+        """Wire bytes of whole entries lo.., or None when a disk would have to be waited for."""
+        self._check(lo, hi)
+        if lo >= self._log.cache.first_index:
+            return self._log.cache.wire(lo, hi, max_bytes)
+        segment = self._log.segment_of(lo)
+        offsets = self._offsets_nowait(segment)
+        if offsets is None:
+            return None
+        plan = self._plan(segment, offsets, lo, hi, max_bytes)
+        with self._reading(segment, plan.position, plan.size):
+            raw = self._files.read_nowait(segment.start, plan.position, plan.size)
+        return None if raw is None else plan.filler + raw
+
+    async def read_wire(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes:
+        """Wire bytes of whole entries lo.., waiting for the read pool when they are cold."""
+        return await self._settled(lambda: self._read_wire(lo, hi, max_bytes))
+
+    async def _read_wire(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes:
+        found = self.read_wire_nowait(lo, hi, max_bytes)
+        if found is not None:
+            return found
+        generation, segment = self._log.generation, self._log.segment_of(lo)
+        offsets = await self._offsets(segment)
+        self._unchanged(generation)
+        plan = self._plan(segment, offsets, lo, hi, max_bytes)
+        with self._reading(segment, plan.position, plan.size):
+            raw = await self._files.read(segment.start, plan.position, plan.size)
+        self._unchanged(generation)
+        if len(raw) < plan.size:
+            raise self._damaged(segment, plan.position + len(raw), "the file ends too early")
+        return plan.filler + raw
+
+    def entries_nowait(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> Entries | None:
+        """(header, payload) of entries lo.., or None when a disk would have to be waited for."""
+        self._check(lo, hi)
+        if lo >= self._log.cache.first_index:
+            return self._log.cache.entries(lo, hi, max_bytes)
+        raw = self.read_wire_nowait(lo, hi, max_bytes)
+        return None if raw is None else self.verified(raw, lo)
+
+    async def entries(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> Entries:
+        """(header, payload) of entries lo.., waiting for the read pool when they are cold."""
+        found = self.entries_nowait(lo, hi, max_bytes)
+        return found if found is not None else self.verified(await self.read_wire(lo, hi, max_bytes), lo)
+
+    # --- bytes -------------------------------------------------------------------------------------------------
+    def read_at_nowait(self, offset: int, size: int) -> memoryview | None:
+        """Log bytes at a physical offset, or None when a disk would have to be waited for."""
+        self._check_bytes(offset, size)
+        cached = self._cached_bytes(offset, size)
+        if cached is not None:
+            return cached
+        segment, cold = self._log.segment_at(offset), self._cold_size(offset, size)
+        with self._reading(segment, offset - segment.start, cold):
+            raw = self._files.read_nowait(segment.start, offset - segment.start, cold)
+        return None if raw is None else self._with_cached(raw, offset, size)
+
+    async def read_at(self, offset: int, size: int) -> memoryview:
+        """Log bytes at a physical offset, waiting for the read pool when they are cold."""
+        return await self._settled(lambda: self._read_at(offset, size))
+
+    async def _read_at(self, offset: int, size: int) -> memoryview:
+        found = self.read_at_nowait(offset, size)
+        if found is not None:
+            return found
+        generation, segment = self._log.generation, self._log.segment_at(offset)
+        cold = self._cold_size(offset, size)
+        with self._reading(segment, offset - segment.start, cold):
+            raw = await self._files.read(segment.start, offset - segment.start, cold)
+        self._unchanged(generation)
+        if len(raw) < cold:
+            raise self._damaged(segment, offset - segment.start + len(raw), "the file ends too early")
+        if cold < size:  # the rest was in the cache when it was planned; it may be on disk only by now
+            rest = await self.read_at(offset + cold, size - cold)
+            return memoryview(b"".join((raw, rest)))
+        return memoryview(raw)
+
+    def offsets_now(self, segment: Segment) -> array[int]:
+        """Entry offsets of a segment, waiting for the disk on this thread (truncation across segments: rare)."""
+        if segment.offsets is not None:
+            return segment.offsets
+        with self._reading_index(segment):
+            return self._files.offsets_now(segment.start)
+
+    # --- for repairs -------------------------------------------------------------------------------------------
+    def sketch(self, start: int) -> SegmentSketch | None:
+        """What memory knows of the segment at `start`; None when the log holds no entry there (any more)."""
+        segments = self._log.segments
+        if not segments or not segments[0].start <= start <= segments[-1].start:
+            return None
+        segment = self._log.segment_at(start)
+        previous, base = self._log.segment_before(segment), self._log.base
+        last = previous.last if previous is not None else None
+        if previous is None or last is None:
+            outside = Before(
+                LogIndex(base.first_index - 1), base.prev_term, base.prev_crc, base.prev_timestamp
+            )
+            return SegmentSketch(
+                segment.start, outside, outside, base.first_offset, segment.info(), segment.offsets is None
+            )
+        before = Before(LogIndex(last.index), Term(last.term), last.crc, last.timestamp)
+        chained = replace(before, crc=decode_header(previous.filler).crc if previous.filler else last.crc)
+        return SegmentSketch(
+            segment.start, chained, before, last.end, segment.info(), segment.offsets is None
+        )
+
+    def end_of(self, index: LogIndex) -> int:
+        """Physical offset behind an entry that the log holds. May wait for the disk (rare). Raises: StorageError."""
+        segment = self._log.segment_of(index)
+        if index == segment.last_index:
+            return segment.end_offset
+        return segment.start + self.offsets_now(segment)[index + 1 - segment.first_index]
+
+    async def whole_entry_before(self, offset: int) -> tuple[Before, int] | None:
+        """The last entry of the same segment that ends at or before a physical offset and is whole, and its end.
+
+        Raises: StorageError (the index file cannot be used).
+        """
+        segment = self._log.segment_at(offset)
+        offsets = await self._offsets(segment)
+        place = bisect_right(offsets, offset - segment.start) - 1
+        for number in range(place - 1, -1, -1):
+            begin, size = offsets[number], offsets[number + 1] - offsets[number]
+            try:
+                raw = await self._files.read(segment.start, begin, size)
+                header = self._decode(segment, begin, raw, LogIndex(segment.first_index + number))
+                verify_entry(raw, 0, header)
+            except (OSError, LayoutError, DamagedLogError):
+                continue
+            return Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp), header.end
+        return None
+
+    # --- inside ------------------------------------------------------------------------------------------------
+    async def _settled(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Read again when the log was truncated meanwhile: what is committed stands where it stood.
+
+        Raises: LogTruncatedError (what was wanted is cut off).
+        """
+        while True:
+            generation = self._log.generation
+            try:
+                return await read()
+            except LogTruncatedError:
+                if generation == self._log.generation:
+                    raise
+
+    @contextmanager
+    def _reading(self, segment: Segment, position: int, size: int) -> Iterator[None]:
+        """Turn what a bad disk raises into this package's error; the range is what is being read of the file."""
+        try:
+            yield
+        except OSError as error:
+            self._check_retained(segment)
+            reason = f"reading {error.filename or 'it'} failed: {error.strerror}"
+            raise self._damaged(segment, position, reason, size) from None
+
+    @contextmanager
+    def _reading_index(self, segment: Segment) -> Iterator[None]:
+        """Turn what a bad disk or a damaged index file raises into this package's error: the log itself is well."""
+        try:
+            yield
+        except (OSError, LayoutError) as error:
+            self._check_retained(segment)
+            path = index_path(self._folders.indexes, segment.start)
+            raise StorageError(
+                f"{self._node} cannot use {path}: {error}. It is only an index; restart the node to rebuild it"
+            ) from None
+
+    def _check_retained(self, segment: Segment) -> None:
+        """Raises: LogCompactedError (retention was quicker than a read that had to wait)."""
+        if segment.start < self._log.base.first_offset:
+            raise LogCompactedError(segment.first_index, self._log.first_index) from None
+
+    def _check(self, lo: LogIndex, hi: LogIndex) -> None:
+        if lo < self._log.first_index:
+            raise LogCompactedError(lo, self._log.first_index)
+        if hi > self._log.last_index:
+            raise LogTruncatedError(f"entry {hi} is behind the log's last entry {self._log.last_index}")
+        assert lo <= hi
+
+    def _check_bytes(self, offset: int, size: int) -> None:
+        if offset < self._log.base.first_offset:
+            raise LogCompactedError(offset, self._log.base.first_offset)
+        if offset + size > self._log.end_offset:
+            raise LogTruncatedError(f"offset {offset + size} is behind the log's end {self._log.end_offset}")
+        assert size > 0
+
+    def _unchanged(self, generation: int) -> None:
+        if generation != self._log.generation:
+            raise LogTruncatedError("the log was truncated while it was being read")
+
+    def _known_header(self, index: LogIndex) -> EntryHeader | None:
+        last = self._log.last
+        return last if last is not None and last.index == index else self._log.cache.header(index)
+
+    def _offsets_nowait(self, segment: Segment) -> array[int] | None:
+        if segment.offsets is not None:
+            return segment.offsets
+        with self._reading_index(segment):
+            return self._files.offsets_nowait(segment.start)
+
+    async def _offsets(self, segment: Segment) -> array[int]:
+        if segment.offsets is not None:
+            return segment.offsets
+        generation = self._log.generation
+        with self._reading_index(segment):
+            try:
+                return self._files.keep_offsets(segment.start, await self._files.offsets(segment.start))
+            finally:  # whatever came out: the file may have gone with the entries
+                self._unchanged(generation)
+
+    def _plan(
+        self, segment: Segment, offsets: array[int], lo: LogIndex, hi: LogIndex, max_bytes: int
+    ) -> _DiskRange:
+        """Choose the whole entries to read from a segment: at least one, none that the cache holds."""
+        limit = min(hi, segment.last_index, self._log.cache.first_index - 1)
+        first = lo - segment.first_index
+        begin = offsets[first]
+        # offsets[n] is where the entries before n end, so the last fitting end is found among them.
+        behind = min(limit - segment.first_index + 2, segment.count)
+        stop = (
+            bisect_right(offsets, begin + max_bytes, first + 1, behind) - 1 if first + 1 < behind else first
+        )
+        stop = max(stop, first + 1)
+        if limit == segment.last_index and segment.end_offset - segment.start <= begin + max_bytes:
+            stop = segment.count
+        end = offsets[stop] if stop < segment.count else segment.end_offset - segment.start
+        before = self._log.segment_before(segment) if first == 0 else None
+        return _DiskRange(segment, begin, end - begin, before.filler if before else b"")
+
+    def verified(self, raw: bytes, lo: LogIndex) -> Entries:
+        """Check and decode entries that came from a file. Raises: DamagedLogError."""
+        out: list[tuple[EntryHeader, memoryview]] = []
+        view, position = memoryview(raw), 0
+        try:
+            for position, header in walk_wire(raw):
+                verify_entry(raw, position, header)
+                if header.kind is EntryKind.FILLER:
+                    continue
+                if header.index != lo + len(out):
+                    raise self._damaged_entry(LogIndex(lo + len(out)), f"entry {header.index} stands there")
+                start = position + HEADER_SIZE
+                out.append((header, view[start : start + header.payload_size]))
+        except LayoutError as error:
+            raise self._damaged_entry(LogIndex(lo + len(out)), str(error)) from None
+        return out
+
+    def _decode(self, segment: Segment, position: int, raw: bytes, index: LogIndex) -> EntryHeader:
+        try:
+            header = decode_header(raw)
+        except LayoutError as error:
+            raise self._damaged(segment, position, str(error)) from None
+        if header.index != index or header.physical_offset != segment.start + position:
+            raise self._damaged(segment, position, f"another entry than {index} stands there")
+        return header
+
+    def damage_at(self, offset: int, reason: str) -> DamagedLogError:
+        """Return the error for wrong bytes at a physical offset."""
+        segment = self._log.segment_at(offset)
+        return self._damaged(segment, offset - segment.start, reason)
+
+    def _damaged_entry(self, index: LogIndex, reason: str) -> DamagedLogError:
+        segment = self._log.segment_of(index)
+        return self._damaged(segment, self.offsets_now(segment)[index - segment.first_index], reason)
+
+    def _damaged(self, segment: Segment, position: int, reason: str, extent: int = 1) -> DamagedLogError:
+        path = segment_path(self._folders.segments, segment.start)
+        return DamagedLogError(self._node, path, position, segment.start + position, reason, extent=extent)
+
+    def _cached_bytes(self, offset: int, size: int) -> memoryview | None:
+        first = self._log.cache.first_offset
+        if first is None or offset < first:
+            return None
+        found = self._log.cache.bytes_at(offset, size)
+        return found if found is not None else memoryview(self._log.cache.joined(offset, size))
+
+    def _cold_size(self, offset: int, size: int) -> int:
+        """How many of the bytes must come from the file, because the cache begins behind them."""
+        first = self._log.cache.first_offset
+        return size if first is None else min(size, first - offset)
+
+    def _with_cached(self, raw: bytes, offset: int, size: int) -> memoryview:
+        """Put the cached rest behind bytes from the file."""
+        if len(raw) == size:
+            return memoryview(raw)
+        rest = self._log.cache.joined(offset + len(raw), size - len(raw))
+        return memoryview(b"".join((raw, rest)))

@@ -1,0 +1,381 @@
+"""Writes committed entries from a peer over damaged ones, in place (P18, D6). Blocking; call it in a thread.
+
+Entry bytes are equal on all replicas at equal offsets (D3), so a damaged range is made whole by the same bytes from a
+peer. Owns: the place where the repair stands, and the vote's surrender when nobody can tell what was acknowledged.
+Must not: choose peers, wait, or write what no peer has committed.
+Invariants: every entry is verified, by itself and against the one before it, before it is written, and its term is
+durable by then; what is written is durable when `take` returns; the log is cut only after the hard state says, durably,
+that this node does not vote; nothing that can be read, and nothing that the log's writer may write, is given up.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from ledgermq.proto.entry import (
+    HEADER_SIZE,
+    EntryHeader,
+    EntryKind,
+    decode_header,
+    encode_filler,
+    verify_entry,
+    walk_wire,
+)
+from ledgermq.proto.errors import LayoutError
+
+from ..disk.files import File, FileSystem, write_zeros
+from ..disk.page_writer import PAGE
+from ..errors import InvalidWireError, LogCompactedError, OtherHistoryError
+from ..types import LogIndex, Term
+from .entry_index import index_path
+from .hard_state import HardStateFile
+from .identity import LEARNER_MARK, Identity, read_identity, read_manifest, write_identity
+from .repair_note import Damage, RepairNote, note_path, read_note, remove_note, write_note
+from .segment import TRAILER_SIZE, create_segment, place_entry, read_marks, segment_path, segment_start
+from .segment_keeper import LogFolders
+from .segment_scan import Before, check_continues, read_around
+from .wire_batch import check_wire
+
+logger = logging.getLogger(__name__)
+
+
+class Progress(Enum):
+    """What a chunk of entries brought."""
+
+    MORE = "more"  # the damage goes on
+    CONNECTED = "connected"  # what this log holds behind the chunk is valid and continues it
+
+
+@dataclass(slots=True)
+class LogRepair:
+    """One repair of one log. The folder must be locked, or the entries below the node's own commit point."""
+
+    files: FileSystem
+    folders: LogFolders
+    segment_size: int
+    before: Before  # what the next entry must continue
+    offset: int  # physical offset where it (or a filler before it) must stand
+    #: Nothing behind this entry is written: in a running node, the last that is applied.
+    last_index: LogIndex | None = None
+    #: In a running node, where that entry ends: the log's writer changes the page there, and all behind it.
+    settled_end: int | None = None
+    #: Offsets of entries change when committed ones take the place of others: not below the node's own commit point.
+    keeps_indexes: bool = False
+    #: Places to go back to, oldest first.
+    earlier: list[tuple[Before, int]] = field(default_factory=list)
+    #: Makes a term durable before the first entry of it is written (P4). None in a running node: its core did that.
+    promise_term: Callable[[Term], None] | None = None
+    #: What stands before this offset is replaced, not looked at.
+    connect_from: int = 0
+    written_bytes: int = 0
+    _begin: int = field(init=False)  # what stands in front of it is believed, and not written
+
+    def __post_init__(self) -> None:
+        self._begin = self.offset
+
+    @property
+    def next_index(self) -> LogIndex:
+        """The first entry that is missing."""
+        return LogIndex(self.before.index + 1)
+
+    def take(self, wire: bytes) -> Progress:
+        """Verify entries that begin with `next_index` and write them, durably, as far as they are needed.
+
+        Raises: OtherHistoryError (then `go_back`), InvalidWireError (nothing was written, or whole verified entries
+        only), LogCompactedError (of a running node: retention was quicker), OSError (terminal, P15).
+        """
+        check_wire(wire, self.segment_size)
+        opened: dict[int, File] = {}
+        try:
+            return self._write_all(memoryview(wire), opened)
+        finally:
+            for file in opened.values():
+                file.close()
+
+    def _write_all(self, wire: memoryview, opened: dict[int, File]) -> Progress:
+        progress = Progress.MORE
+        for position, header in walk_wire(wire):
+            is_filler = header.kind is EntryKind.FILLER
+            if position == 0 and is_filler and header.crc == self.before.crc:
+                continue  # it closes a segment that retention deleted here: this log begins behind it
+            if position == 0 and header.prev_crc != self.before.crc:
+                filler = self._filler_before(header)
+                self._step(decode_header(filler), memoryview(filler), opened)
+            # A filler belongs to the entry behind it.
+            belongs_to = header.index + 1 if is_filler else header.index
+            if self.last_index is not None and belongs_to > self.last_index:
+                break
+            self._step(header, wire[position : position + header.wire_size], opened)
+            if self.connects():
+                progress = Progress.CONNECTED
+                break
+        for file in opened.values():
+            file.fdatasync()
+        return progress
+
+    def _filler_before(self, header: EntryHeader) -> bytes:
+        """Return the filler in front of a peer's entry, which the peer does not have: its log begins behind it.
+
+        It follows from the entry before. Raises: OtherHistoryError (that is not what the peer's entry continues).
+        """
+        before, end = self.before, segment_start(self.offset, self.segment_size) + self.segment_size
+        if self.offset % self.segment_size and header.physical_offset == end:
+            previous = EntryHeader(
+                before.crc,
+                0,
+                EntryKind.NOOP,
+                0,
+                before.index,
+                before.term,
+                self.offset,
+                before.timestamp,
+                0,
+                0,
+            )  # all that a filler takes over; the size is in the offset
+            filler = bytes(encode_filler(previous, end))
+            if decode_header(filler).crc == header.prev_crc:
+                return filler
+        raise OtherHistoryError(
+            f"entry {header.index} of a peer does not continue entry {before.index} of this log"
+        )
+
+    def _step(self, header: EntryHeader, data: memoryview, opened: dict[int, File]) -> None:
+        """Check an entry or filler, write it, and stand behind it."""
+        self._check(header)
+        if self.promise_term is not None and header.term > self.before.term:
+            self.promise_term(Term(header.term))
+        self._write(header, data, opened)
+        self.before = Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp)
+        self.offset = header.end
+
+    def go_back(self) -> bool:
+        """Begin at the end of an earlier segment: the entries behind it were never committed. False: there is none."""
+        if not self.earlier:
+            return False
+        self.connect_from = max(self.connect_from, self.offset)
+        self.before, self.offset = self.earlier.pop()
+        self._begin = self.offset
+        return True
+
+    def connects(self) -> bool:
+        """Tell whether a valid entry (or filler) that continues the repaired part stands behind it already."""
+        start = segment_start(self.offset, self.segment_size)
+        path = segment_path(self.folders.segments, start)
+        if self.offset <= self.connect_from:
+            return False
+        position = self.offset - start
+        try:
+            file = self.files.open(path, writable=False)
+        except FileNotFoundError:
+            return False
+        try:
+            header = decode_header(read_around(file, HEADER_SIZE, position))
+            check_continues(header, self.before, self.offset, self.segment_size, position)
+            verify_entry(read_around(file, header.wire_size, position), 0, header)
+        except LayoutError:
+            return False
+        finally:
+            file.close()
+        return True
+
+    def _check(self, header: EntryHeader) -> None:
+        """Check that a verified entry or filler continues what stands before it. Raises: InvalidWireError."""
+        step = 0 if header.kind is EntryKind.FILLER else 1
+        before = self.before
+        if (
+            header.index != before.index + step
+            or header.physical_offset != self.offset
+            or header.prev_crc != before.crc
+            or header.term < before.term
+            or header.timestamp < before.timestamp
+            or (step and place_entry(self.offset, header.size, self.segment_size) != self.offset)
+        ):
+            raise InvalidWireError(
+                f"entry {header.index} from a peer (offset {header.physical_offset}, chained to {header.prev_crc:08x})"
+                f" does not continue entry {before.index} of this log (offset {self.offset}, {before.crc:08x})"
+            )
+
+    def _write(self, header: EntryHeader, data: memoryview, opened: dict[int, File]) -> None:
+        start = segment_start(header.physical_offset, self.segment_size)
+        file = opened.get(start)
+        if file is None:
+            file = opened[start] = self._open(start)
+        position = header.physical_offset - start
+        self._make_writable(file, start, position, len(data))
+        file.pwritev([data], position)  # once: a write that fails is terminal (P15)
+        if header.kind is EntryKind.FILLER:  # only its header travels; the rest are zeros by definition
+            write_zeros(file, position + HEADER_SIZE, self.segment_size)
+        self.written_bytes += len(data)
+
+    def _make_writable(self, file: File, start: int, position: int, size: int) -> None:
+        """Write the page at either end of a range again when the disk cannot read it, with zeros for what is lost.
+
+        A part of such a page cannot be written: the kernel would read the rest first. That is found out before the write,
+        not from its error, which says no more than that of a disk that takes no data any more. What is lost must be what
+        this repair writes: where it may be more, the node must end, and the next start looks again, with no writer beside it.
+        """
+        for page in {position // PAGE * PAGE, (position + size - 1) // PAGE * PAGE}:
+            try:
+                file.pread(PAGE, page)
+            except OSError as error:
+                if error.errno != errno.EIO or self._is_shared(start + page):
+                    raise
+                kept = min(max(self._begin - start - page, 0), PAGE)
+                file.pwritev([file.pread(kept, page), read_around(file, PAGE - kept, page + kept)], page)
+
+    def _is_shared(self, page: int) -> bool:
+        """Tell whether the log's writer may change the page at a physical offset: it knows what stands there, this does not."""
+        return self.settled_end is not None and page + PAGE > self.settled_end
+
+    def _open(self, start: int) -> File:
+        path = segment_path(self.folders.segments, start)
+        if self.keeps_indexes:
+            try:
+                return self.files.open(path)
+            except FileNotFoundError:  # what is settled stands in a file, as long as the log holds it
+                raise LogCompactedError(self.next_index, LogIndex(self.next_index + 1)) from None
+        if not self.files.exists(path):
+            create_segment(self.files, self.folders.segments, start, self.segment_size)
+        index = index_path(self.folders.indexes, start)
+        if self.files.exists(index):
+            self.files.unlink(index)
+        return self.files.open(path)
+
+
+def renew_identity(files: FileSystem, folders: LogFolders, identity: Identity, incarnation: int) -> Identity:
+    """Take on, as a learner, the incarnation that the hard state has already; the note that announced it goes last."""
+    if identity.incarnation != incarnation:
+        members = {**identity.members, identity.node_id: LEARNER_MARK}
+        identity = identity.with_former(identity.node_id, identity.incarnation)
+        identity = replace(identity, incarnation=incarnation, members=members)
+        write_identity(files, folders.identity, identity)
+    remove_note(files, folders.data)
+    return identity
+
+
+class StoppedLog:
+    """The log of a node that cannot start. Hold its lock while you use it."""
+
+    def __init__(self, node: str, files: FileSystem, folders: LogFolders, segment_size: int) -> None:
+        self._node = node
+        self._files = files
+        self._folders = folders
+        self._segment_size = segment_size
+
+    def begin(self, damage: Damage) -> tuple[LogRepair, RepairNote]:
+        """Write down how far the log must reach again, make all segment files whole, and return the repair."""
+        note = damage.note
+        write_note(self._files, self._folders.data, note)
+        self._make_files_whole()
+        repair = LogRepair(
+            self._files,
+            self._folders,
+            self._segment_size,
+            damage.before,
+            damage.offset,
+            earlier=list(damage.earlier),
+            promise_term=self._promise_term,
+        )
+        return repair, note
+
+    def group_id(self) -> int:
+        """Return which group the folder belongs to; 0: it does not know."""
+        return read_identity(self._files, self._folders.identity, self._node).group_id
+
+    def end(self) -> None:
+        """The log is whole again, or what is behind the repaired part was not touched: drop the note."""
+        if self._files.exists(note_path(self._folders.data)):
+            remove_note(self._files, self._folders.data)
+
+    def give_up_vote(self, repair: LogRepair, note: RepairNote) -> None:
+        """Come back as a learner that ends where the repair stands: what was acknowledged behind it is not known.
+
+        The order is the safety: the hard state takes the vote away, under a new incarnation, and names the cut, in one
+        durable record; only then recovery cuts. Whatever the old incarnation acknowledged counts no more (P19).
+        """
+        rejoin_as = secrets.randbits(63) | 1
+        write_note(self._files, self._folders.data, replace(note, rejoin_as=rejoin_as))
+        hard = HardStateFile.open(self._files, self._folders.hard_state)
+        try:
+            state = hard.state
+            index, term = repair.before.index, repair.before.term
+            promise = replace(
+                state.hard, is_voter=False, commit_hint=LogIndex(min(state.hard.commit_hint, index))
+            )
+            hard.write(
+                replace(
+                    state,
+                    hard=promise,
+                    incarnation=rejoin_as,
+                    floor_index=index,
+                    floor_term=term,
+                    clean_stop=False,
+                    cut_turn=self._last_turn() + 1,
+                    cut_offset=repair.offset,
+                )
+            )
+        finally:
+            hard.close()
+        self.finish_rejoin()
+
+    def finish_rejoin(self) -> None:
+        """Give the folder the incarnation that the hard state took on, when a crash came in between."""
+        try:
+            note = read_note(self._files, self._folders.data)
+        except LayoutError:
+            return  # opening the folder tells what that means
+        if note is None or not note.rejoin_as:
+            return
+        hard = HardStateFile.open(self._files, self._folders.hard_state)
+        hard.close()
+        if hard.state.incarnation != note.rejoin_as or hard.state.hard.is_voter:
+            return  # the vote was not given up yet: the repair begins again
+        identity = read_identity(self._files, self._folders.identity, self._node)
+        renew_identity(self._files, self._folders, identity, note.rejoin_as)
+
+    def _promise_term(self, term: Term) -> None:
+        """Store that this node knows `term`: what the others committed meanwhile may be of a term it never heard of."""
+        hard = HardStateFile.open(self._files, self._folders.hard_state)
+        try:
+            state = hard.state
+            if term > state.hard.term:
+                hard.write(replace(state, hard=replace(state.hard, term=term, voted_for=None)))
+        finally:
+            hard.close()
+
+    def _starts(self) -> list[int]:
+        names = self._files.list_directory(self._folders.segments)
+        return [int(name) for name in names if len(name) == 20 and name.isdecimal()]
+
+    def _make_files_whole(self) -> None:
+        """Make missing segment files again, and give short ones their length: zeros, which are damage, too."""
+        base = read_manifest(self._files, self._folders.manifest, self._node).first_offset
+        size = self._segment_size + TRAILER_SIZE
+        for start in range(base, max(self._starts(), default=base) + 1, self._segment_size):
+            path = segment_path(self._folders.segments, start)
+            if not self._files.exists(path):
+                create_segment(self._files, self._folders.segments, start, self._segment_size)
+                continue
+            file = self._files.open(path)
+            try:
+                if file.size() < size:
+                    write_zeros(file, file.size(), size)
+                    file.fdatasync()
+            finally:
+                file.close()
+
+    def _last_turn(self) -> int:
+        turn = 0
+        for start in self._starts():
+            file = self._files.open(segment_path(self._folders.segments, start), writable=False)
+            try:
+                mark, _ = read_marks(file, self._segment_size)
+            finally:
+                file.close()
+            turn = max(turn, mark.turn if mark is not None else 0)
+        return turn

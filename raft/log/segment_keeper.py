@@ -1,0 +1,333 @@
+"""The background thread of the log: prepares the next segment, writes index files, deletes old segments.
+
+Owns: which segment files exist.   Must not: write log bytes; hold up the flusher, unless it waits for a segment itself.
+Invariants: a segment has its full length and a durable name before anything is written to it (P17); the manifest is
+durable before a segment that it no longer names is unlinked (raft.md 1.3).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..disk.files import File, FileSystem, is_full, write_zeros
+from ..errors import DiskFullError, StorageDefectError, StorageError, StorageFailedError
+from .entry_index import index_path, write_index
+from .identity import Manifest, write_manifest
+from .segment import TRAILER_SIZE, Segment, create_segment, segment_path
+
+_log = logging.getLogger(__name__)
+
+#: Zeros per second while nobody waits: quick enough to stay ahead, slow enough not to be felt.
+PREPARE_RATE: Final = 256 << 20
+#: Left free when a segment is made, so that filling the disk is left to others.
+SPARE_SPACE: Final = 1 << 20
+#: Given back for the manifest when the disk is full: retention must always be able to run.
+BALLAST_SIZE: Final = 64 << 10
+RETRY_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class LogFolders:
+    """Paths below one data folder."""
+
+    data: Path
+
+    @property
+    def segments(self) -> Path:
+        return self.data / "commitlog"
+
+    @property
+    def indexes(self) -> Path:
+        return self.data / "entryindex"
+
+    @property
+    def manifest(self) -> Path:
+        return self.data / "manifest"
+
+    @property
+    def identity(self) -> Path:
+        return self.data / "identity"
+
+    @property
+    def hard_state(self) -> Path:
+        return self.data / "hardstate"
+
+    @property
+    def ballast(self) -> Path:
+        return self.data / "ballast"
+
+    @property
+    def lock(self) -> Path:
+        return self.data / "lock"
+
+
+class SegmentKeeper:
+    """`prepare`, `save_index`, `delete` queue work; `open_segment` and `delete_after` are for the writer's thread."""
+
+    def __init__(
+        self, files: FileSystem, folders: LogFolders, segment_size: int, existing: Sequence[int]
+    ) -> None:
+        self._files = files
+        self._folders = folders
+        self._segment_size = segment_size
+        self._existing = set(existing)
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = threading.Event()
+        self._urgent = threading.Event()
+        self._files_lock = threading.Lock()  # guards _existing and the files behind it
+        self._thread: threading.Thread | None = None
+        self._post: Callable[[Callable[[], None]], object] = lambda call: call()
+        self._on_full: Callable[[bool], object] = lambda full: None
+        self._on_failed: Callable[[StorageError], object] = lambda error: None
+        self.full = False
+        self.deleting = 0  # segments that `delete` was asked for and that still take space
+        self._no_room_for: int | None = None  # the segment that is to be made as soon as there is room
+        #: Deletions that found no room for the base point. A stop gives them up: the next start finds all segments.
+        self._postponed: deque[tuple[Manifest, Sequence[int]]] = deque()
+
+    # --- life --------------------------------------------------------------------------------------------------
+    def start(
+        self,
+        post: Callable[[Callable[[], None]], object],
+        on_full: Callable[[bool], None],
+        on_failed: Callable[[StorageError], None],
+    ) -> None:
+        """Run queued work in a thread; every callback goes through `post`."""
+        self._post = post
+        self._on_full = lambda full: post(lambda: on_full(full))
+        self._on_failed = lambda error: post(lambda: on_failed(error))
+        self._thread = threading.Thread(target=self._work, name="ledgermq-segments", daemon=True)
+        self._thread.start()
+
+    def stop_waiting(self) -> None:
+        """Wait for space no more: the writer must be able to end first, then `stop`."""
+        self._stopping.set()
+
+    def stop(self) -> None:
+        """Give up waiting for space and end the thread, after the queued work."""
+        self.stop_waiting()
+        with self._wake:
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def run_pending(self) -> None:
+        """Do queued work on the calling thread (simulators, tests), then try again what found no room.
+
+        Raises: OSError, DiskFullError.
+        """
+        while self._jobs:
+            self._jobs.popleft()()
+        self._try_again()
+
+    @property
+    def has_work(self) -> bool:
+        """Tell whether `run_pending` would do anything."""
+        return bool(self._jobs) or self._finds_no_room
+
+    @property
+    def _finds_no_room(self) -> bool:
+        return self._no_room_for is not None or bool(self._postponed)
+
+    # --- queued work -------------------------------------------------------------------------------------------
+    def prepare(self, start: int) -> None:
+        """Make the segment at `start` ahead of need."""
+        self._queue(lambda: self._prepare(start))
+
+    def save_index(self, segment: Segment, done: Callable[[], None]) -> None:
+        """Write the index file of a sealed segment (a copy that nobody changes), then call `done`."""
+        self._queue(lambda: self._save_index(segment, done))
+
+    def has(self, start: int) -> bool:
+        """Tell whether the segment at `start` is there. Any thread."""
+        return start in self._existing
+
+    def delete(self, manifest: Manifest, starts: Sequence[int]) -> None:
+        """Store the new base point, then remove the segments at `starts`."""
+        with self._wake:
+            self.deleting += len(starts)
+        self._queue(lambda: self._delete(manifest, starts))
+
+    # --- for the writer ----------------------------------------------------------------------------------------
+    def open_segment(self, start: int) -> File:
+        """Open a segment for writing, making it at once when it is not there; waits while the disk is full."""
+        self._urgent.set()
+        try:
+            while not self._ensure(start):
+                if self._thread is None or self._stopping.wait(RETRY_SECONDS):
+                    raise disk_full(self._folders.data)
+        finally:
+            self._urgent.clear()
+        return self._files.open(segment_path(self._folders.segments, start))
+
+    def delete_after(self, start: int) -> None:
+        """Remove all segments behind the one at `start` and every index from it on, durably."""
+        self._urgent.set()
+        with self._files_lock:
+            self._urgent.clear()
+            later = sorted((other for other in self._existing if other > start), reverse=True)
+            for other in later:
+                self._files.unlink(segment_path(self._folders.segments, other))
+                self._existing.discard(other)
+            if later:
+                self._files.sync_directory(self._folders.segments)
+        for other in (start, *later):
+            self._unlink_index(other)
+
+    # --- the work ----------------------------------------------------------------------------------------------
+    def _queue(self, job: Callable[[], None]) -> None:
+        with self._wake:
+            self._jobs.append(job)
+            self._wake.notify()
+
+    def _work(self) -> None:
+        while (job := self._next_job()) is not None:
+            try:
+                job()
+            except OSError as error:
+                self._on_failed(StorageFailedError(Path(error.filename or self._folders.data), error))
+                return
+            except StorageError as error:
+                self._on_failed(error)
+                return
+            except Exception as defect:  # noqa: BLE001 (nobody else would notice that this thread is gone)
+                _log.exception("segment thread failed path=%s", self._folders.data)
+                self._on_failed(StorageDefectError(f"preparing segments in {self._folders.data}", defect))
+                return
+
+    def _next_job(self) -> Callable[[], None] | None:
+        """Wait for the next job; None: there will be none. What found no room waits behind all others."""
+        with self._wake:
+            while True:
+                if self._jobs:
+                    return self._jobs.popleft()
+                if self._stopping.is_set():
+                    return None
+                if not self._wake.wait(RETRY_SECONDS if self._finds_no_room else None):
+                    return self._try_again
+
+    def _try_again(self) -> None:
+        """Do what found no room: deletions first, they make some."""
+        postponed, self._postponed = self._postponed, deque()
+        for manifest, starts in postponed:
+            self._delete(manifest, starts)
+        if self._no_room_for is not None:
+            self._prepare(self._no_room_for)
+
+    def _prepare(self, start: int) -> None:
+        # Never waits here: the deletion that makes room may be the next job.
+        self._no_room_for = None if self._ensure(start) else start
+
+    def _ensure(self, start: int) -> bool:
+        """Make the segment unless it is there. Returns False when there is no room. Raises: OSError."""
+        with self._files_lock:
+            # A truncation may have removed the ones before: never leave a gap, recovery would take it for a loss.
+            first = max(self._existing, default=start - self._segment_size) + self._segment_size
+            try:
+                for missing in range(first, start + 1, self._segment_size):
+                    self._create(missing)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self._set_full(True)
+                return False
+        self._set_full(False)
+        return True
+
+    def _create(self, start: int) -> None:
+        needed = self._segment_size + TRAILER_SIZE + SPARE_SPACE
+        if self._files.disk_use(self._folders.segments).available < needed:
+            raise OSError(errno.ENOSPC, "no room for a segment", str(self._folders.segments))
+        create_segment(self._files, self._folders.segments, start, self._segment_size, self._pace)
+        self._existing.add(start)
+
+    def _set_full(self, full: bool) -> None:
+        if full != self.full:
+            self.full = full
+            if full:
+                _log.warning("disk full path=%s", self._folders.segments)
+            self._on_full(full)
+
+    def _pace(self, count: int) -> None:
+        if self._thread is not None and not self._urgent.is_set() and not self._stopping.is_set():
+            time.sleep(count / PREPARE_RATE)
+
+    def _save_index(self, segment: Segment, done: Callable[[], None]) -> None:
+        try:
+            write_index(self._files, self._folders.indexes, segment)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return  # it stays in memory, and is rebuilt after a restart
+        self._post(done)
+
+    def _delete(self, manifest: Manifest, starts: Sequence[int]) -> None:
+        # In their order: the base point never goes back
+        if self._postponed or not self._write_manifest(manifest):
+            self._postponed.append((manifest, starts))
+            return
+        for start in starts:
+            with self._files_lock:
+                self._existing.discard(start)
+            # Without the lock: unlinking a large file takes long on some file systems, and the writer may need a segment.
+            self._files.unlink(segment_path(self._folders.segments, start))
+            self._unlink_index(start)
+            with self._wake:
+                self.deleting -= 1
+        self._files.sync_directory(self._folders.segments)
+        make_ballast(self._files, self._folders.ballast)
+
+    def _write_manifest(self, manifest: Manifest) -> bool:
+        """Store the base point, with the reserve when there is no other room. False: none at all. Raises: OSError."""
+        ballast = self._folders.ballast
+        while True:
+            try:
+                write_manifest(self._files, self._folders.manifest, manifest)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                if not self._files.exists(ballast):
+                    _log.warning(
+                        "disk full, segments are deleted when there is room path=%s", self._folders.data
+                    )
+                    return False
+                self._files.unlink(ballast)
+            else:
+                return True
+
+    def _unlink_index(self, start: int) -> None:
+        path = index_path(self._folders.indexes, start)
+        if self._files.exists(path):
+            self._files.unlink(path)
+
+
+def make_ballast(files: FileSystem, path: Path) -> None:
+    """Take the reserve space unless it is taken. Without room there is none: that is no error."""
+    if files.exists(path):
+        return
+    file = files.open(path, create=True)
+    try:
+        write_zeros(file, 0, BALLAST_SIZE)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        files.unlink(path)
+    finally:
+        file.close()
+
+
+def disk_full(folder: Path) -> DiskFullError:
+    """Return the error for a disk without room for another segment."""
+    return DiskFullError(
+        f"the disk of {folder} has no room for another log segment; nothing was appended. Free space:"
+        f" ledgermq admin clean"
+    )

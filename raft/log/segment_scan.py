@@ -1,0 +1,198 @@
+"""Reads a segment from its first byte and says how far it can be believed.
+
+Owns: nothing.   Must not: change a file, or decide what a finding means (recovery.py does).
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from typing import Final
+
+from ledgermq.proto.entry import (
+    ALIGNMENT,
+    HEADER_SIZE,
+    MAGIC_WORD,
+    EntryHeader,
+    EntryKind,
+    decode_header,
+    fits_segment,
+    verify_entry,
+)
+from ledgermq.proto.errors import CorruptError, NewerFormatError
+
+from ..disk.files import File
+from ..types import LogIndex, Term
+from .segment import Segment, max_entry_size
+
+_CHUNK: Final = 2 << 20  # measured: larger pieces are read more slowly, because their memory is never reused
+_BLOCK: Final = 512  # the smallest part of a disk that can be unreadable
+_MAGIC_BYTES: Final = MAGIC_WORD.to_bytes(4, "little")
+#: Comparing with zeros is twenty times as fast as stripping them, and the end of a log is mostly zeros.
+_PIECE: Final = 1 << 20
+_ZEROS: Final = bytes(_PIECE)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What the next entry must continue."""
+
+    index: LogIndex
+    term: Term
+    crc: int
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentScan:
+    """How far a segment can be believed: `segment` holds the valid entries up to `end` (position in the file)."""
+
+    segment: Segment
+    end: int
+    sealed: bool  # the next entry belongs to the next segment
+    reason: str  # why the scan stopped; empty: sealed, or nothing but zeros where the next entry would start
+    before: Before  # what an entry behind the last valid one must continue (behind the filler, when sealed by one)
+
+
+def read_around(file: File, size: int, position: int) -> bytes:
+    """Read like `pread`, with zeros for the blocks that the disk cannot read: they are damage like any other.
+
+    Raises: OSError for everything but EIO.
+    """
+    try:
+        return file.pread(size, position)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    out = bytearray()
+    while len(out) < size:
+        want = min(_BLOCK - (position + len(out)) % _BLOCK, size - len(out))
+        try:
+            piece = file.pread(want, position + len(out))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            piece = bytes(want)
+        if not piece:
+            break
+        out += piece
+    return bytes(out)
+
+
+class _Window:
+    """Reads a file forward in large pieces."""
+
+    def __init__(self, file: File, size: int, chunk: int) -> None:
+        self._file = file
+        self._size = size
+        self._chunk = chunk
+        self._start = 0
+        self._data = b""
+
+    def at(self, position: int, size: int) -> tuple[bytes, int]:
+        """Return (data, place in it) so that `size` bytes at `position` are inside, or fewer at the end."""
+        if position < self._start or position + size > self._start + len(self._data):
+            self._start = position
+            self._data = read_around(self._file, min(max(size, self._chunk), self._size - position), position)
+        return self._data, position - self._start
+
+
+def scan_segment(
+    file: File,
+    start: int,
+    segment_size: int,
+    before: Before,
+    position: int = 0,
+    limit: int | None = None,
+    chunk: int = _CHUNK,
+) -> SegmentScan:
+    """Verify the entries of a segment one by one: checksum, chain, order, place.
+
+    Begins at `position`, where what follows `before` must stand, and looks at nothing that begins at or behind
+    `limit` (positions in the file): below it everything was believed before, so nothing there is of a newer build.
+    Reads `chunk` bytes at a time. Raises: NewerFormatError, OSError.
+    """
+    segment = Segment(start, LogIndex(before.index + 1))
+    window = _Window(file, segment_size, chunk)
+    stop = segment_size if limit is None else min(limit, segment_size)
+    while position < stop:
+        data, place = window.at(position, HEADER_SIZE)
+        if data[place : place + HEADER_SIZE].count(0) == HEADER_SIZE:
+            return SegmentScan(segment, position, False, "", before)
+        try:
+            header = decode_header(data, place)
+            check_continues(header, before, start + position, segment_size, position)
+            data, place = window.at(position, header.wire_size)
+            verify_entry(data, place, header)
+        except CorruptError as error:
+            return SegmentScan(segment, position, False, error.reason, before)
+        except NewerFormatError as error:
+            # No checksum covers the version. A newer build would not have gone on in the old format behind it.
+            if limit is None and find_valid_entry(file, start, segment_size, position + 1) is None:
+                raise
+            return SegmentScan(segment, position, False, str(error), before)
+        before = Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp)
+        if header.kind is EntryKind.FILLER:
+            segment.filler = bytes(data[place : place + HEADER_SIZE])
+            return SegmentScan(segment, segment_size, True, "", before)
+        segment.add(header)
+        position += header.size
+    return SegmentScan(segment, position, position == segment_size, "", before)
+
+
+def check_continues(
+    header: EntryHeader, before: Before, offset: int, segment_size: int, position: int
+) -> None:
+    """Check an entry's or filler's place and chain. Raises: CorruptError."""
+    filler = header.kind is EntryKind.FILLER
+    room = segment_size - position
+    if header.physical_offset != offset or header.prev_crc != before.crc:
+        raise CorruptError("an entry that does not continue the one before it", position)
+    if header.index != before.index + (0 if filler else 1) or header.term < before.term:
+        raise CorruptError("an entry out of order", position)
+    if (header.size != room) if filler else not fits_segment(header.size, room):
+        raise CorruptError("an entry that does not fit its segment", position)
+    if not filler and header.size > max_entry_size(segment_size):
+        raise CorruptError("an entry above the size limit", position)
+
+
+def find_valid_entry(file: File, start: int, segment_size: int, position: int) -> int | None:
+    """Return the first position at or behind `position` where an entry locates itself with a good checksum.
+
+    Raises: NewerFormatError, OSError.
+    """
+    for begin in range(position, segment_size, _CHUNK):
+        # Magics are aligned, so none lies across two pieces that begin at aligned positions.
+        begin &= ~(ALIGNMENT - 1)
+        data = read_around(file, min(_CHUNK, segment_size - begin), begin)
+        place = data.find(_MAGIC_BYTES)
+        while place >= 0:
+            found = begin + place
+            if found >= position and found % ALIGNMENT == 0 and _is_entry(file, start + found, found):
+                return found
+            place = data.find(_MAGIC_BYTES, place + 1)
+    return None
+
+
+def _is_entry(file: File, offset: int, position: int) -> bool:
+    """Tell whether a whole valid entry or filler stands at a position."""
+    try:
+        raw = read_around(file, HEADER_SIZE, position)
+        header = decode_header(raw)
+        if header.physical_offset != offset:
+            return False
+        verify_entry(read_around(file, header.wire_size, position), 0, header)
+    except (CorruptError, NewerFormatError):
+        return False
+    return True
+
+
+def last_nonzero(file: File, position: int, end: int) -> int:
+    """Return the position behind the last byte in [position, end) that is not zero (`position` when all are)."""
+    while end > position:
+        begin = max(position, end - _PIECE)
+        data = read_around(file, end - begin, begin)
+        if data != (_ZEROS if len(data) == _PIECE else bytes(len(data))):
+            return begin + len(data.rstrip(b"\0"))
+        end = begin
+    return position

@@ -1,0 +1,106 @@
+"""What a node does about what its core says: each event goes to the parts that it concerns (the driver's DriverOwner).
+
+Owns: who is told what, and in which order. Must not: feed the core, or judge anything itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..core.machine import RaftCore
+from ..core.outputs import (
+    BecameLeader,
+    CaughtUp,
+    Event,
+    Faulted,
+    FollowerBehind,
+    FollowerLostEntries,
+    LeaderChanged,
+    ReadReady,
+    ResetOffered,
+    SteppedDown,
+    TransferAborted,
+)
+from ..drive.applier import Applier
+from ..drive.leadership import Leadership
+from ..drive.read_batcher import ReadBatcher
+from ..drive.voting_rights import VotingRights
+from ..errors import DamagedLogError
+from ..repair.care import LogCare
+from ..reset.decision import Resets
+from .status_view import StatusView
+
+
+class CoreEvents:
+    """Made before the driver; `attach` must come before the core is fed. `fail` ends the node."""
+
+    def __init__(self, fail: Callable[[str], None]) -> None:
+        self._fail = fail
+        self._core: RaftCore
+        self._applier: Applier
+        self._leadership: Leadership
+        self._reads: ReadBatcher
+        self._rights: VotingRights
+        self._resets: Resets
+        self._view: StatusView
+        self._care: LogCare
+
+    def attach(
+        self,
+        core: RaftCore,
+        applier: Applier,
+        leadership: Leadership,
+        reads: ReadBatcher,
+        rights: VotingRights,
+        resets: Resets,
+        view: StatusView,
+        care: LogCare,
+    ) -> None:
+        """Say who is to be told."""
+        self._core = core
+        self._applier = applier
+        self._leadership = leadership
+        self._reads = reads
+        self._rights = rights
+        self._resets = resets
+        self._view = view
+        self._care = care
+
+    def on_event(self, event: Event) -> None:
+        """Tell the state machine and the log file what happened."""
+        match event:
+            case BecameLeader(term=term, noop_index=noop):
+                self._leadership.gained(term, noop, self._applier.applied_index)
+            case SteppedDown(term=term):
+                self._leadership.lost(term)
+            case LeaderChanged(leader_id=leader, term=term):
+                self._view.role_changed()
+                self._leadership.changed(leader, term)
+                self._resets.leader_changed(leader, term)
+                self._rights.advance()
+            case TransferAborted(to=to):
+                self._leadership.transfer_failed(f"{to} did not take over in time")
+            case FollowerBehind() | FollowerLostEntries():
+                self._leadership.follower_in_trouble(event, self._core.first_index)
+            case ResetOffered():
+                self._resets.offered(event)
+            case CaughtUp():
+                self._rights.advance()
+            case Faulted(reason=reason):
+                self._fail(reason)
+
+    def on_read(self, read: ReadReady) -> None:
+        """Answer a read-index question."""
+        self._reads.ready(read)
+
+    def on_read_aborted(self, context: object) -> None:
+        """Fail a read-index question."""
+        self._reads.aborted(context)
+
+    def on_fault(self, reason: str) -> None:
+        """Latch a fault."""
+        self._fail(reason)
+
+    def on_damage(self, error: DamagedLogError) -> None:
+        """Repair what a peer could not be sent."""
+        self._care.damage_for_peer(error)

@@ -1,0 +1,127 @@
+"""What comes in through the streams of one node, and what the node tells about itself there (the transport's Gate).
+
+Owns: the way of each: frames to the driver, greetings to the voting rights, broken connections to the core and to a hand-over.
+Must not: judge any of it. A defect on the way faults the node.
+"""
+
+from __future__ import annotations
+
+from ledgermq.proto.entry import Buffer
+
+from ..core.machine import RaftCore
+from ..drive.driver import Driver, RaftTransport
+from ..drive.leadership import Leadership
+from ..drive.voting_rights import VotingRights
+from ..metrics import RaftMetrics
+from ..transport.hello import Hello, Refusal, RefusalKind
+from ..transport.out_stream import StreamKind
+from ..types import NodeId
+from .status_view import StatusView
+
+
+class PeerGate:
+    """Made before the port is taken; `attach` must come before it is served."""
+
+    def __init__(self, metrics: RaftMetrics) -> None:
+        self._metrics = metrics
+        self._core: RaftCore
+        self._driver: Driver
+        self._rights: VotingRights
+        self._leadership: Leadership
+        self._view: StatusView
+        self._transport: RaftTransport
+
+    def attach(
+        self,
+        core: RaftCore,
+        driver: Driver,
+        rights: VotingRights,
+        leadership: Leadership,
+        view: StatusView,
+        transport: RaftTransport,
+    ) -> None:
+        """Say what stands behind the gate."""
+        self._core = core
+        self._driver = driver
+        self._rights = rights
+        self._leadership = leadership
+        self._view = view
+        self._transport = transport
+
+    # --- transport.Gate ------------------------------------------------------------------------------------
+    def hello(self, to: NodeId | None) -> Hello:
+        """Return the greeting of this node."""
+        return self._rights.hello(to, *self._view.report())
+
+    async def admit(self, hello: Hello) -> Refusal | None:
+        """Judge a peer's greeting. Raises: OSError."""
+        return await self._rights.admit(hello)
+
+    def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
+        """Take a frame of a peer."""
+        try:
+            self._view.heard(peer)
+            news = self._driver.on_frame(peer, frame)
+            if news is not None:
+                self._rights.learn(news)
+        except Exception as error:  # noqa: BLE001 (a bug of ours, of any kind)
+            self._driver.defect(f"handling a message of {peer}", error)
+
+    def on_refused(self, peer: NodeId, refusal: Refusal, hello: Hello) -> None:
+        """A peer does not know this node's data folder: if most of them say so, it must not go on as a member.
+
+        Who is not known to be of the same group has no say in that: the ports of two groups may be mixed up.
+        """
+        if refusal.kind is RefusalKind.INCARNATION and self._rights.group_id in (0, hello.group_id):
+            self._rights.weigh_refusal(peer, refusal, hello)
+
+    def on_other_generation(self, hello: Hello) -> None:
+        """The peer's own greeting shows whether that is so."""
+        self._rights.look_at_generation(hello)
+
+    def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
+        """Note that a stream is ready."""
+        self._metrics.gauge("ledgermq_raft_peer_connected", peer, kind.value.lower()).set(1)
+        if kind is StreamKind.CONTROL:
+            with self._driver.defects_fault(f"the connection to {peer}"):
+                self._rights.note_accepted(peer)
+                self._leadership.link_changed(peer, gone=False)
+                if not self._driver.closed:
+                    self._driver.settle()
+                    self._core.link_up(peer)
+                    self._driver.pump()
+
+    def on_link_lost(self, peer: NodeId, kind: StreamKind, *, gone: bool) -> None:
+        """Pass the hint to the core; it decides what a broken connection means."""
+        self._metrics.gauge("ledgermq_raft_peer_connected", peer, kind.value.lower()).set(0)
+        if kind is StreamKind.CONTROL and not self._driver.closed:
+            with self._driver.defects_fault(f"the end of the connection to {peer}"):
+                self._driver.settle()
+                self._core.link_down(peer, gone)
+                self._driver.pump()
+                if gone:
+                    self._leadership.link_changed(peer, gone=True)
+
+    def on_link_stuck(self, peer: NodeId, kind: StreamKind) -> None:
+        """Note that a stream carried nothing. The core hears nothing of it: the peer may be well, and lead."""
+        self._metrics.gauge("ledgermq_raft_peer_connected", peer, kind.value.lower()).set(0)
+        self._metrics.counter("ledgermq_raft_streams_stuck_total", peer, kind.value.lower()).inc()
+        if kind is StreamKind.APPEND and not self._driver.closed:
+            self._leadership.stream_stuck()
+
+    def on_damaged(self, peer: NodeId | None) -> None:
+        """Count what was changed on the way."""
+        self._metrics.counter("ledgermq_raft_messages_dropped_total", "damaged").inc()
+
+    # --- for the voting rights -----------------------------------------------------------------------------
+    def announce(self) -> None:
+        """Tell every peer what changed about this node."""
+        for peer, link in self._transport.links.items():
+            link.control.put(self.hello(peer))
+
+    def on_learner(self, peer: NodeId) -> None:
+        """A peer greeted that lost its log or a part of it: its earlier acknowledgements do not count."""
+        if not self._driver.closed:
+            self._driver.settle()
+            self._core.peer_replaced(peer)
+            self._driver.pump()

@@ -1,0 +1,514 @@
+"""One member of one broker group: assembles core, log, streams, clock and state machine, and runs them.
+
+Owns: the life of all of them on one event loop, the hand-over at a stop, the latched fault. Must not: decide about
+Raft (core/machine.py), feed the core itself (driver.py), pass its events on (core_events.py) or hear the peers (node/gate.py).
+After a fault the node is silent for ever and the process must exit non-zero (P15): `wait_fatal` and `on_fatal` tell why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from ledgermq.proto.entry import Buffer
+
+from ..config import RaftConfig
+from ..core.log_time import LogTime
+from ..core.machine import RaftCore
+from ..core.outputs import Role
+from ..core.reign import Claim
+from ..disk.files import FileSystem, RealFileSystem
+from ..disk.threads import in_thread
+from ..drive.applier import Applier
+from ..drive.copies import Copies
+from ..drive.driver import Driver, RaftTransport
+from ..drive.leadership import Leadership
+from ..drive.read_batcher import ReadBatcher
+from ..drive.ticker import Ticker
+from ..drive.voting_rights import VotingRights
+from ..errors import NodeStoppedError, TransferringError
+from ..folder.opening import check_state_fits, open_node_storage, storage_config, view_of
+from ..folder.storage import RaftStorage
+from ..log.commit_log import CommitLog
+from ..metrics import RaftMetrics
+from ..repair.at_start import StartRepair
+from ..repair.care import LogCare
+from ..repair.refetch import RefetchService
+from ..reset.decision import Resets
+from ..reset.state_transfer import StateTransfer
+from ..state_machine import Proposal, StateMachine
+from ..status import RaftStatus, StartStep
+from ..transport.hello import Hello
+from ..transport.links import Transport
+from ..transport.outgoing_frames import make_append_frame, make_control_frame
+from ..types import NO_INDEX, LogIndex, NodeId, Term
+from .core_events import CoreEvents
+from .gate import PeerGate
+from .status_view import StatusView
+
+logger = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 2.0  # how often the peers hear about fsync times and disk use
+
+
+class RaftNode:
+    """Every method must be called on the event-loop thread. Use: `await start()`, `propose(…)`, `await stop()`."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        state_machine: StateMachine,
+        *,
+        state_transfer: StateTransfer | None = None,
+        on_fatal: Callable[[str], None] | None = None,
+        # Served on the Raft port for other nodes
+        rpc_handlers: Sequence[grpc.GenericRpcHandler[Any, Any]] = (),
+        files: FileSystem | None = None,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self.config = config
+        self.metrics = RaftMetrics(registry)
+        self.fault: str | None = None
+        self.reset_decided = asyncio.Event()  # stop this node and start another one on the same folder
+        self._state_machine = state_machine
+        self._state_transfer = state_transfer
+        self._on_fatal = on_fatal
+        self._refetch = RefetchService(config)
+        self._gate = PeerGate(self.metrics)
+        self._events = CoreEvents(self.fail)
+        self._rpc_handlers = (self._refetch.handler(), *rpc_handlers)
+        self._files = files or RealFileSystem()
+        self._started = False
+        self._stopping = False
+        self._step = StartStep()
+        self._report: asyncio.TimerHandle | None = None
+        self._fatal: asyncio.Future[str]
+        self._storage: RaftStorage
+        self._core: RaftCore
+        self._driver: Driver
+        self._applier: Applier
+        self._reads: ReadBatcher
+        self._transport: RaftTransport
+        self._rights: VotingRights
+        self._leadership: Leadership
+        self._ticker: Ticker
+        self._view: StatusView
+        self._resets: Resets
+        self.care: LogCare
+
+    # --- life ----------------------------------------------------------------------------------------------
+    async def start(self) -> None:
+        """Open the data folder, recover, listen, connect. Raises: RaftError subclasses that say what to do."""
+        self._fatal = asyncio.get_running_loop().create_future()
+        config = self.config
+        self._transport = Transport(
+            config.bind or config.address,
+            config.peers,
+            self._gate,
+            make_control_frame,
+            make_append_frame,
+            self._rpc_handlers,
+            self.metrics.ports.add("raft"),
+            config.stream_limits(),
+        )
+        self._transport.open_port()  # first: a port in use must change nothing
+        try:
+            self._storage = await self._open_storage()
+            try:
+                self._step.doing = lambda: "loads its state"
+                # In a thread: a large state takes long, and probes want an answer meanwhile.
+                await in_thread(lambda: self._state_machine.last_applied_index)
+                self._assemble()
+            except BaseException:
+                await asyncio.to_thread(self._storage.close, clean=self._storage.recovered.clean_stop)
+                raise
+        except BaseException:
+            await self._transport.close()
+            raise
+        self._driver.reports = self._storage.start(
+            asyncio.get_running_loop().call_soon_threadsafe,
+            on_durable=self._on_durable,
+            on_failed=lambda error: self.fail(str(error)),
+            on_disk_full=self._on_disk_full,
+        )
+        self._started = True
+        self._resets.succession.start()
+        await self._transport.listen()
+        self._transport.connect()
+        self._ticker.start()
+        self._send_report()
+        self._rights.advance()
+        self.care.start()
+        logger.info(
+            "node started node=%s group=%s address=%s term=%d last_index=%d standing=%s",
+            config.node_id, config.group, config.bind or config.address, self.term, self.last_index,
+            self._rights.standing.name.lower(),
+        )  # fmt: skip
+
+    async def _open_storage(self) -> RaftStorage:
+        config = self.config
+        install = self._state_transfer.install if self._state_transfer is not None else None
+        return await StartRepair(
+            config,
+            self._files,
+            lambda: open_node_storage(
+                config, self._files, install, replace(storage_config(config), step=self._step)
+            ),
+            lambda: self._state_machine.last_applied_index,
+            self.metrics,
+            self._step,
+        ).open()
+
+    def _assemble(self) -> None:
+        """Build everything that stands on the opened storage."""
+        storage, log = self._storage, self._storage.log
+        config = self.config = self.config.under(storage.identity.reign)
+        applied = self._state_machine.last_applied_index
+        transfer = self._state_transfer
+        check_state_fits(config, applied, log, transfer.counts_on_log_to if transfer else NO_INDEX)
+        view = view_of(log, applied, transfer.needs_entries_to if transfer else LogIndex(0))
+        self._core = RaftCore(config.core_config(), storage.hard_state, view, random.Random(config.seed))
+        log_time = LogTime()
+        log_time.restore(log.last_timestamp)
+        self.care = LogCare(
+            config, self._files, storage, self._core, self.metrics, self._refetch,
+            on_repaired=self._on_repaired, on_failed=self.fail,
+        )  # fmt: skip
+        self._applier = Applier(
+            log, self._state_machine, config.apply_slice_bytes, self._on_applied, self.fail,
+            self.care.damage_at_apply,
+        )  # fmt: skip
+        self._driver = Driver(
+            config.node_id,
+            self._core,
+            log,
+            log_time,
+            self._transport,
+            self._applier,
+            self._events,
+            self.metrics,
+        )
+        self._leadership = Leadership(
+            config, self._core, self._driver, self._state_machine, self.metrics, self.fail
+        )
+        timeout_s = 2 * config.election_ms_max / 1000
+        self._reads = ReadBatcher(self._core, self._driver.settle, self._driver.pump, timeout_s)
+        self._rights = VotingRights(
+            config,
+            storage,
+            self._core,
+            promote=self._promote,
+            announce=self._gate.announce,
+            read_index=self._reads.read_index,
+            on_new_incarnation=self._transport.drop_other_incarnations,
+            on_learner=self._gate.on_learner,
+            on_outdated=self.fail,
+            on_left_behind=lambda reign: self._resets.succession.left_behind(reign),
+        )
+        self._ticker = Ticker(
+            config.tick_ms, config.election_ms_min / 2, self._driver.ticks, self._note_lateness,
+            self._core.quiet_ticks,
+        )  # fmt: skip
+        self._driver.clock = self._ticker
+        self._resets = Resets(
+            config, self._files, self._core, log, self._driver, self._transport, self._rights, transfer,
+            hello=self._gate.hello, on_decided=self.reset_decided.set, fail=self.fail,
+        )  # fmt: skip
+        self._view = StatusView(
+            config, storage, self._core, self._driver, self._applier, self._rights, self.metrics, self._files,
+            self._resets.is_resetting, self.care.repair, self._refetch.repairing,
+        )  # fmt: skip
+        self._attach()
+
+    def _note_lateness(self, seconds: float) -> None:
+        self.metrics.histogram("ledgermq_event_loop_lateness_seconds").observe(seconds)
+        if ticks := int(seconds * 1000) // self.config.tick_ms:
+            self._core.late(ticks)
+
+    def _attach(self) -> None:
+        """Tell those that were made before the others who these are."""
+        self._gate.attach(
+            self._core, self._driver, self._rights, self._leadership, self._view, self._transport
+        )
+        self._events.attach(
+            self._core, self._applier, self._leadership, self._reads, self._rights, self._resets, self._view, self.care
+        )  # fmt: skip
+
+    async def stop(self, *, transfer: bool = True) -> None:
+        """Hand over the lead when `transfer`, then flush, mark a clean stop, close everything."""
+        if not self._started or self._stopping:
+            return
+        self._stopping = True
+        if transfer and self.fault is None and self._core.role is Role.LEADER and len(self.config.voters) > 1:
+            await self._leadership.hand_over()
+        await self._close(clean=self.fault is None)
+        logger.info("node stopped node=%s", self.config.node_id)
+
+    async def abort(self) -> None:
+        """Close without a hand-over and without the clean-stop mark, as if the process had been killed."""
+        self._stopping = True
+        await self._close(clean=False)
+
+    async def _close(self, *, clean: bool) -> None:
+        reason = self.fault or "this node is stopping"
+        if self._report is not None:
+            self._report.cancel()
+        self._ticker.stop()
+        self._driver.close()
+        await self._leadership.close(reason)
+        self._reads.close()
+        await self._resets.close()
+        await self.care.close()
+        await self._applier.close(reason)
+        await self._rights.close()
+        await self._transport.close()
+        await asyncio.to_thread(self._storage.close, clean=clean)
+
+    async def wait_fatal(self) -> str:
+        """Wait until the node faults; return why. The process must then exit non-zero."""
+        return await asyncio.shield(self._fatal)
+
+    def fail(self, reason: str) -> None:
+        """Latch a fault: nothing is said to anybody from now on, and the process must stop."""
+        if self.fault is not None or self._driver.closed:  # closed: nothing is said any more as it is
+            return
+        self.fault = reason
+        logger.error("node faulted node=%s: %s", self.config.node_id, reason)
+        self.metrics.gauge("ledgermq_raft_faulted").set(1)
+        self._core.storage_failed(reason)
+        self._driver.close()
+        self._ticker.stop()
+        self._applier.halt(reason)
+        self._reads.close()
+        self._transport.silence()
+        self._leadership.transfer_failed(reason)
+        if not self._fatal.done():
+            self._fatal.set_result(reason)
+        if self._on_fatal is not None:
+            self._on_fatal(reason)
+
+    # --- what the broker calls -----------------------------------------------------------------------------
+    def propose(self, parts: list[Buffer], section_count: int, *, urgent: bool = False) -> Proposal:
+        """Append one RECORDS entry. Sync, never waits. `urgent`: it helps a full disk and may use the log's reserve.
+
+        Raises: NotLeaderError, BusyError, TransferringError, EntryTooLargeError, DiskFullError, NodeStoppedError:
+        nothing was appended.
+        """
+        if self._stopping or self.fault is not None:
+            if self._stopping and self.leader_id not in (None, self.config.node_id):
+                raise TransferringError(str(self.leader_id))
+            raise NodeStoppedError(self.fault or "this node is stopping")
+        return self._driver.propose(parts, section_count, urgent=urgent)
+
+    def next_timestamp(self) -> int:
+        """Log time (ms). On the leader exactly what a proposal gets that is made in the same turn of the loop."""
+        return self._driver.next_timestamp()
+
+    def next_physical_offset(self, payload_size: int) -> int:
+        """Where the entry of a proposal made now would start."""
+        return self._storage.log.next_offset(payload_size)
+
+    async def read_index(self) -> LogIndex:
+        """Return an index that, once applied, includes everything committed before the call. Any node may ask.
+
+        Raises: NotLeaderError (nobody could answer), NodeStoppedError.
+        """
+        if self._stopping or self.fault is not None:
+            raise NodeStoppedError(self.fault or "this node is stopping")
+        return await self._reads.read_index()
+
+    async def wait_applied(self, index: LogIndex) -> None:
+        """Return when `applied_index >= index`. Raises: NodeStoppedError."""
+        await self._applier.wait(index)
+
+    async def transfer_leadership(self, to: NodeId | None = None) -> NodeId:
+        """Hand the lead to `to` (None = the best follower); return the new leader.
+
+        Raises: NotLeaderError, TransferFailedError.
+        """
+        return await self._leadership.transfer(to)
+
+    def step_aside(self, *, though_leading: bool = False) -> str:
+        """Fall silent for ever, for this folder to be promoted; or return why not. See Succession."""
+        return self._resets.succession.step_aside(though_leading=though_leading)
+
+    def generations_beside(self) -> frozenset[Claim]:
+        """Return those that began beside this node's, as greetings say: none of the two follows the other (D24)."""
+        return frozenset(self._rights.beside.values())
+
+    async def note_claim(self, claim: Claim) -> Claim | None:
+        """Store durably that another node is about to begin a generation (D24); or return the claim that it passes over.
+
+        Raises: OSError.
+        """
+        return await self._rights.store_claim(claim)
+
+    @property
+    def is_left_behind(self) -> bool:
+        """The group goes on in a later generation, without this folder."""
+        return self._resets.succession.is_left_behind
+
+    @property
+    def group_id(self) -> int:
+        """Tells the group from others of the same name; 0 while it is not known here."""
+        return self._rights.group_id
+
+    @property
+    def former_group_ids(self) -> tuple[int, ...]:
+        """Ids of this group before it was recovered, or before a master was promoted."""
+        return self._rights.former_group_ids
+
+    def hello(self, to: NodeId | None = None) -> Hello:
+        """Return the greeting of this node: what it is, and whom it knows."""
+        return self._gate.hello(to)
+
+    def status(self) -> RaftStatus:
+        """Return what this node knows of the group, for `ledgermq cluster status`."""
+        return self._view.status(self.role, self.is_leader_ready, self.fault, self._transport)
+
+    @property
+    def log(self) -> CommitLog:
+        """The log, for reading."""
+        return self._storage.log
+
+    @property
+    def copies(self) -> Copies:
+        """What the other members hold, while this node leads."""
+        return self._driver.copies
+
+    def in_contact(self, silence_ms: int) -> int:
+        """Return how many other members were heard lately and have not hung up; 0 unless this node leads.
+
+        The streams to one that stands still are opened anew while it does: that is no reason to take it for gone.
+        """
+        heard = [
+            p.node_id for p in self._core.progress() if p.contact_ticks * self.config.tick_ms < silence_ms
+        ]
+        return sum(self._transport.is_heard(node) for node in heard)
+
+    @property
+    def storage(self) -> RaftStorage:
+        return self._storage
+
+    @property
+    def commit_index(self) -> LogIndex:
+        return self._core.commit_index
+
+    @property
+    def applied_index(self) -> LogIndex:
+        return self._applier.applied_index
+
+    @property
+    def last_index(self) -> LogIndex:
+        return self._core.last_index
+
+    @property
+    def first_index(self) -> LogIndex:
+        return self._core.first_index
+
+    @property
+    def term(self) -> Term:
+        return self._core.term
+
+    @property
+    def role(self) -> str:
+        """starting | learner | follower | candidate | leader | faulted | stopped"""
+        if not self._started:
+            return "starting"
+        if self.fault is not None:
+            return "faulted"
+        if self._stopping and self._driver.closed:
+            return "stopped"
+        if not self._core.is_voter:
+            return "learner"
+        role = self._core.role
+        if role is Role.RESETTING:
+            return "follower"
+        return "candidate" if role is Role.PRE_CANDIDATE else role.value
+
+    @property
+    def leader_id(self) -> NodeId | None:
+        return self._core.leader_id
+
+    @property
+    def is_leader(self) -> bool:
+        return self._core.role is Role.LEADER
+
+    @property
+    def is_leader_ready(self) -> bool:
+        """This node leads and the no-op of its term is applied: it may serve."""
+        return self._leadership.ready_term is not None
+
+    @property
+    def starting(self) -> str:
+        """What the node does before it runs; "" when it does."""
+        return "" if self._started else self._step.doing()
+
+    def delete_segments_before(self, index: LogIndex) -> int:
+        """Drop whole segments whose entries are all below `index`; return how many.
+
+        Only what is applied and below the state machine's durable checkpoint may go; the caller knows the latter.
+        What a follower under reset needs stays for a while.
+        """
+        limit = self._resets.limit_deletion(min(index, self.applied_index))
+        gone = self.log.delete_segments_before(limit)
+        if gone:
+            self._driver.settle()
+            self._core.compacted(self.log.first_index)
+            self._driver.pump()
+        return len(gone)
+
+    def want_commits(self, wanted: bool) -> None:
+        """Somebody waits here for entries to become visible: ask the leader to tell at once when commit moves."""
+        self._driver.settle()
+        self._core.want_commits(wanted)
+        self._driver.pump()
+
+    # --- inside --------------------------------------------------------------------------------------------
+    def _on_repaired(self) -> None:
+        self._driver.forget_reads()
+        self._applier.resume()
+
+    def _on_applied(self) -> None:
+        self._storage.note_commit(self._core.commit_index)
+        self._leadership.applied(self._applier.applied_index)
+        self._rights.advance()
+
+    def _on_durable(self, seq: int) -> None:
+        if self._driver.closed:
+            return
+        try:
+            self._driver.storage_done(seq)
+            self._rights.note_durable(seq)
+        except Exception as error:  # noqa: BLE001 (a bug of ours, of any kind)
+            self._driver.defect("taking note of what is durable", error)
+
+    def _on_disk_full(self, full: bool) -> None:
+        logger.log(
+            logging.WARNING if full else logging.INFO,
+            "disk %s node=%s folder=%s", "is full" if full else "has room again", self.config.node_id,
+            self.config.data_dir,
+        )  # fmt: skip
+
+    def _promote(self) -> int:
+        self._driver.settle()
+        self._core.promote_to_voter()
+        self._driver.pump()
+        return self._driver.last_persist_seq
+
+    def _send_report(self) -> None:
+        # First: a disk that cannot be asked now must not end the reports.
+        self._report = asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self._send_report)
+        self._view.refresh_report()
+        self._gate.announce()
+        self._leadership.look_at_disk()
+        if self._state_transfer is not None:
+            self._leadership.look_at_state(self._state_transfer.needs_entries_to)
+        self._view.refresh_metrics(self.is_leader)

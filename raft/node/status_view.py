@@ -1,0 +1,291 @@
+"""Collects what a node knows of its group into a RaftStatus, and into the metrics. Reads only."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from ..config import Member, RaftConfig
+from ..core.machine import RaftCore
+from ..core.outputs import PeerProgress
+from ..disk.files import FileSystem
+from ..drive.applier import Applier
+from ..drive.driver import Driver, RaftTransport
+from ..drive.voting_rights import VotingRights
+from ..errors import StorageError
+from ..folder.storage import RaftStorage
+from ..metrics import RaftMetrics
+from ..repair.while_running import RangeRepair
+from ..status import PeerStatus, RaftStatus
+from ..transport.hello import Hello, Standing
+from ..types import LogIndex, NodeId
+
+logger = logging.getLogger(__name__)
+
+#: A node that is refused and still there greets every second (out_stream.REFUSED_DELAY_S).
+REFUSED_LATELY_S: Final = 5.0
+
+
+class StatusView:
+    """One node's view of itself and of the others."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        storage: RaftStorage,
+        core: RaftCore,
+        driver: Driver,
+        applier: Applier,
+        rights: VotingRights,
+        metrics: RaftMetrics,
+        files: FileSystem,
+        is_resetting: Callable[[NodeId], bool],
+        repair: RangeRepair,
+        repairing: Callable[[NodeId], str],
+    ) -> None:
+        """`repairing` tells what a peer said of a repair of its log."""
+        self._config = config
+        self._storage = storage
+        self._core = core
+        self._driver = driver
+        self._applier = applier
+        self._rights = rights
+        self._metrics = metrics
+        self._files = files
+        self._is_resetting = is_resetting
+        self._repair = repair
+        self._repairing = repairing
+        self._since = time.monotonic()
+        self._heard: dict[NodeId, float] = {}
+        self._report = (0.0, 0.0)
+        self._clock_warned = False
+
+    def role_changed(self) -> None:
+        """Role, term or leader changed now."""
+        self._since = time.monotonic()
+
+    def heard(self, peer: NodeId) -> None:
+        """Something came from `peer` now."""
+        self._heard[peer] = time.monotonic()
+
+    def report(self) -> tuple[float, float]:
+        """Return (fsync p99 in ms, used ratio of the data file system), a little old."""
+        return self._report
+
+    def refresh_report(self) -> None:
+        """Measure what `report` returns."""
+        use = self._files.disk_use(self._config.data_dir)
+        ratio = 1 - use.available / use.total if use.total else 0.0
+        self._report = (self._storage.statistics().fsync_p99_ms, ratio)
+
+    def refresh_metrics(self, is_leader: bool) -> None:
+        """Set the gauges; warn once when the clock is off."""
+        gauge, core = self._metrics.gauge, self._core
+        fsync_ms, disk = self._report
+        gauge("ledgermq_raft_term").set(core.term)
+        gauge("ledgermq_raft_is_leader").set(is_leader)
+        gauge("ledgermq_raft_commit_index").set(core.commit_index)
+        gauge("ledgermq_raft_applied_index").set(self._applier.applied_index)
+        gauge("ledgermq_raft_last_index").set(core.last_index)
+        gauge("ledgermq_raft_log_bytes").set(self._log_bytes())
+        gauge("ledgermq_raft_uncommitted_bytes").set(core.uncommitted_bytes)
+        gauge("ledgermq_raft_fsync_seconds_p99").set(fsync_ms / 1000)
+        gauge("ledgermq_raft_disk_used_ratio").set(disk)
+        tick_s = self._config.tick_ms / 1000
+        gauge("ledgermq_raft_timer_lateness_seconds").set(core.timer_lateness.ticks * tick_s)
+        gauge("ledgermq_raft_heartbeat_lateness_seconds").set(core.peer_lateness.ticks * tick_s)
+        gauge("ledgermq_raft_election_timeout_seconds").set(core.shortest_timeout * tick_s)
+        log_time = self._driver.log_time
+        gauge("ledgermq_raft_clock_offset_seconds").set(log_time.offset_ms / 1000)
+        if log_time.is_off != self._clock_warned:
+            self._clock_warned = log_time.is_off
+            if log_time.is_off:
+                logger.warning(
+                    "the clock of this node is %.1f s away from the group's log time node=%s; check its time service",
+                    log_time.offset_ms / 1000, self._config.node_id,
+                )  # fmt: skip
+        for progress in core.progress():
+            behind = self._behind_bytes(progress.stable_index) or 0
+            gauge("ledgermq_raft_peer_behind_bytes", progress.node_id).set(behind)
+
+    def status(
+        self, role: str, leader_ready: bool, fault: str | None, transport: RaftTransport
+    ) -> RaftStatus:
+        """Return the snapshot."""
+        config, core = self._config, self._core
+        progress = {p.node_id: p for p in core.progress()}
+        peers = tuple(
+            self._self_status(member, role)
+            if member.node_id == config.node_id
+            else self._peer_status(member, progress.get(member.node_id), transport)
+            for member in config.members
+        )
+        log = self._storage.log
+        return RaftStatus(
+            cluster_id=config.cluster_id,
+            group=config.group,
+            node_id=config.node_id,
+            incarnation=self._storage.incarnation,
+            group_id=self._rights.group_id,
+            former_group_ids=self._rights.former_group_ids,
+            role=role,
+            term=core.term,
+            since_ms=int((time.monotonic() - self._since) * 1000),
+            leader_id=core.leader_id,
+            leader_ready=leader_ready,
+            voters=len(config.voters),
+            voters_reachable=sum(
+                peer.connected and peer.role != "learner" and peer.node_id in config.voters for peer in peers
+            ),
+            replication=config.replication.value,
+            master=config.reign.master if config.reign is not None else "",
+            generation=config.reign.generation if config.reign is not None else 0,
+            flush=config.flush,
+            first_index=log.first_index,
+            last_index=core.last_index,
+            last_term=core.last_term,
+            durable_index=core.stable_index,
+            commit_index=core.commit_index,
+            applied_index=self._applier.applied_index,
+            log_bytes=self._log_bytes(),
+            fsync_p99_ms=self._report[0],
+            disk_used_ratio=self._report[1],
+            timer_lateness_ms=core.timer_lateness.ticks * config.tick_ms,
+            heartbeat_lateness_ms=core.peer_lateness.ticks * config.tick_ms,
+            election_timeout_ms=core.shortest_timeout * config.tick_ms,
+            election_timeout_added_ms=core.patience * config.tick_ms,
+            clock_offset_ms=int(self._driver.log_time.offset_ms),
+            fault=fault,
+            held_back="" if core.leader_id is not None else self._held_back(transport),
+            log_check=replace(self._repair.counts),
+            peers=peers,
+        )
+
+    def _self_status(self, member: Member, role: str) -> PeerStatus:
+        core = self._core
+        return PeerStatus(
+            node_id=member.node_id,
+            address=member.address,
+            role=role,
+            connected=True,
+            durable_index=core.stable_index,
+            commit_index=core.commit_index,
+            behind_bytes=0 if core.leading is not None else None,
+            last_contact_ms=0,
+            fsync_p99_ms=self._report[0],
+            disk_used_ratio=self._report[1],
+            # A new node has nothing to catch up with: it waits for the others.
+            catching_up=(role == "learner" and self._rights.standing is not Standing.FRESH)
+            or core.applied_index < core.state_index
+            or self._is_resetting(member.node_id),
+            repairing=self._repair.state,
+            feature_level=self._config.feature_level,
+        )
+
+    def _peer_status(
+        self, member: Member, progress: PeerProgress | None, transport: RaftTransport
+    ) -> PeerStatus:
+        node = member.node_id
+        hello = self._rights.hellos.get(node)
+        heard = self._heard.get(node)
+        refusal = transport.refused.get(node)
+        connected = transport.is_connected(node)
+        behind = self._behind_bytes(progress.stable_index) if progress else None
+        return PeerStatus(
+            node_id=node,
+            address=member.address,
+            role=self._role_of(node, hello) if connected else "unknown",
+            connected=connected,
+            durable_index=progress.stable_index if progress else None,
+            commit_index=progress.commit_index if progress else None,
+            behind_bytes=behind,
+            last_contact_ms=None if heard is None else int((time.monotonic() - heard) * 1000),
+            fsync_p99_ms=hello.fsync_p99_ms if hello else None,
+            disk_used_ratio=hello.disk_used_ratio if hello else None,
+            catching_up=connected
+            and progress is not None
+            and (progress.is_learner or progress.state != "replicate" or self._is_resetting(node)),
+            repairing=self._repairing(node),
+            refused="" if connected or refusal is None else refusal.text,
+            refused_lately=not connected
+            and refusal is not None
+            and time.monotonic() - transport.refused_at[node] < REFUSED_LATELY_S,
+            feature_level=hello.feature_level if hello else None,
+        )
+
+    def _held_back(self, transport: RaftTransport) -> str:
+        """Return what keeps this node from a leader: members that were never met, refusals of its greeting; "" = nothing."""
+        kind, unmet = self._rights.unmet()
+        refused_by = transport.refused_by
+        new = [node for node in unmet if node not in refused_by and node not in transport.refused]
+        parts = []
+        if never := [node for node in new if not self._rights.was_met(node)]:
+            parts.append(f"{', '.join(never)}, which {_has(never)} never been reached")
+        if again := [node for node in new if self._rights.was_met(node)]:
+            parts.append(f"{', '.join(again)}, which {_has(again)} not been reached since this node started")
+        reasons = (
+            [f"{kind}: waits for {', and for '.join(parts)} (all of its nodes must meet once)"]
+            if parts
+            else []
+        )
+        texts: dict[str, list[str]] = {}
+        for node, refusal in sorted(refused_by.items()):
+            texts.setdefault(refusal.text, []).append(node)
+        if not parts and self._config.reign is not None and (why := self._no_master()):
+            reasons.append(why)
+        if why := self._rights.explain_rivals():
+            reasons.append(why)
+        reasons += [f"refused by {', '.join(nodes)}: {text}" for text, nodes in texts.items()]
+        return "; ".join(reasons)
+
+    def _no_master(self) -> str:
+        """Return what a group without its master needs; "" while this node, the master, is about to lead."""
+        master = self._config.voters[0]
+        promote = "ledgermq cluster promote NODE"
+        if self._config.is_slave and (claims := self._storage.identity.claims):
+            newest = max(claims, key=lambda claim: claim.reign.generation).reign
+            return (
+                f"the master {master} is away; {newest.master} told this node that it is to become the master (generation "
+                f"{newest.generation}), and has not been heard as that yet: it may be starting. Wait for it. If it does not "
+                f"become it, promote the slave with the most: {promote}"
+            )
+        if self._config.is_slave:
+            return (
+                f"the master {master} is away; messages can be read here, and none be stored. Start it. If it does not come "
+                f"back, make the slave with the most, which `ledgermq cluster status` names, the master: {promote}"
+            )
+        if self._rights.standing is not Standing.LEARNER:
+            return ""
+        return (
+            f"{master} is the master and lost what it held, or the end of it, so it does not lead by itself. Make the node "
+            f"with the most the master: {promote}"
+        )
+
+    def _role_of(self, node: NodeId, hello: Hello | None) -> str:
+        if node == self._core.leader_id:
+            return "leader"
+        return "learner" if hello is not None and hello.standing is not Standing.VOTER else "follower"
+
+    def _log_bytes(self) -> int:
+        log = self._storage.log
+        return log.end_offset - log.first_offset
+
+    def _behind_bytes(self, durable: LogIndex) -> int | None:
+        """Bytes of the log behind entry `durable`; None when its place is not in memory, or cannot be read."""
+        log = self._storage.log
+        if durable >= log.last_index:
+            return 0
+        if durable < log.first_index:
+            return log.end_offset - log.first_offset
+        try:
+            header = log.header_nowait(durable)
+        except StorageError:
+            return None  # whoever needs that entry has it repaired
+        return None if header is None else log.end_offset - header.end
+
+
+def _has(nodes: list[NodeId]) -> str:
+    return "has" if len(nodes) == 1 else "have"

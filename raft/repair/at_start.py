@@ -1,0 +1,182 @@
+"""A node whose log is damaged when it starts: it fetches what is missing from its peers before it takes part again.
+
+While this goes on there is no Raft core: the node neither votes nor acknowledges, and its peers see it as repairing.
+Where the log ends in damage, and it is not known what was acknowledged behind it, the node gives up its vote durably,
+cuts the log there, and catches up as a learner (P18, P19). It never does that unless a majority goes on without it: a
+peer must know of a leader. Otherwise it waits, and says for what.
+
+Owns: the order of these steps.   Must not: cut or overwrite anything itself (log/rewrite.py, recovery.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from ledgermq.proto import raft_pb2 as pb
+
+from ..config import RaftConfig
+from ..disk.files import FileSystem
+from ..disk.threads import in_thread
+from ..errors import DamagedFolderError, DamagedLogError
+from ..folder.quarantine import is_asked, is_under_way
+from ..folder.storage import RaftStorage, lock_folder
+from ..log.repair_note import RepairNote, note_path
+from ..log.rewrite import LogRepair, StoppedLog
+from ..log.segment_keeper import LogFolders
+from ..metrics import RaftMetrics
+from ..status import StartStep
+from ..types import LogIndex
+from .from_peers import Outcome, RoundResult, run_round
+from .refetch import RefetchClient, repair_text
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S = 0.5  # between two rounds
+#: Rounds in which a group with a leader has nothing more to give: so long may the commit index be on its way.
+PATIENCE = 4
+REMIND_S = 30.0  # how often a node that waits says so
+
+
+class StartRepair:
+    """Use once: `storage = await StartRepair(…).open()`.
+
+    `open_folder` opens the data folder (in a thread); `applied` gives the entry that the state stands at.
+    """
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        files: FileSystem,
+        open_folder: Callable[[], RaftStorage],
+        applied: Callable[[], LogIndex],
+        metrics: RaftMetrics,
+        step: StartStep | None = None,
+    ) -> None:
+        self._step = step or StartStep()
+        self._config = config
+        self._files = files
+        self._open_folder = open_folder
+        self._applied = applied
+        self._metrics = metrics
+        self._client = RefetchClient(config, 0)
+        self._log = StoppedLog(config.node_id, files, LogFolders(config.data_dir), config.segment_size)
+        self._said = ("", -REMIND_S)  # what it waits for, and when it said so
+        self._repaired = 0
+
+    async def open(self) -> RaftStorage:
+        """Open the data folder, repairing its log as long as it takes.
+
+        Raises: DataFolderError subclasses; DamagedLogError when nobody can help: a group of one node, a folder that
+        does not know yet which group it belongs to, or `rejoin` is set.
+        """
+        try:
+            while True:
+                try:
+                    storage = await in_thread(self._open, undo=lambda opened: opened.close(clean=False))
+                except DamagedLogError as error:
+                    if error.damage is None or not self._config.peers or self._config.rejoin:
+                        raise
+                    await self._repair(error)
+                else:
+                    await in_thread(self._log.end)
+                    if self._repaired:
+                        logger.warning("log repaired node=%s bytes=%d", self._config.node_id, self._repaired)
+                    return storage
+        finally:
+            await self._client.close()
+
+    def _open(self) -> RaftStorage:
+        data_dir, files = self._config.data_dir, self._files
+        # The whole folder, and the repair with it
+        given_up = self._config.rejoin or is_asked(data_dir, files) or is_under_way(data_dir, files)
+        if files.exists(note_path(data_dir)) and not given_up:
+            lock = lock_folder(self._config.node_id, self._config.data_dir, self._files)
+            try:
+                self._log.finish_rejoin()
+            finally:
+                lock.release()
+        return self._open_folder()
+
+    async def _repair(self, error: DamagedLogError) -> None:
+        """Repair from where the log stops to be valid to where it goes on, or as far as it may have promised."""
+        assert error.damage is not None
+        logger.error(
+            "log damaged node=%s path=%s position=%d offset=%d reason=%r; fetching it from the other members, without a "
+            "vote until then", self._config.node_id, error.path, error.position, error.offset, error.reason,
+        )  # fmt: skip
+        self._metrics.counter("ledgermq_raft_damaged_ranges_total", "start").inc()
+        self._metrics.gauge("ledgermq_raft_repairing").set(1)
+        lock = lock_folder(self._config.node_id, self._config.data_dir, self._files)
+        try:
+            self._client.group_id = await asyncio.to_thread(self._log.group_id)
+            if not self._client.group_id:
+                raise error  # nobody can be asked: another cluster with the same names might answer
+            repair, note = await in_thread(partial(self._log.begin, error.damage))
+            await self._fetch(error, repair, note)
+            self._repaired += repair.written_bytes
+            self._metrics.counter("ledgermq_raft_repaired_ranges_total").inc()
+        finally:
+            lock.release()
+            self._metrics.gauge("ledgermq_raft_repairing").set(0)
+
+    async def _fetch(self, error: DamagedLogError, repair: LogRepair, note: RepairNote) -> None:
+        told = pb.RepairProgress(
+            from_offset=repair.offset, to_offset=0 if note.open_ended else note.must_reach
+        )
+        self._step.doing = partial(repair_text, told)
+        rounds_without = 0
+        while True:
+            before = repair.next_index
+            result = await run_round(
+                self._config, self._client, repair, told,
+                lambda repair: note.is_reached(repair.offset, repair.before.index),
+            )  # fmt: skip
+            if result.outcome is Outcome.CONNECTED:
+                # What stands behind was not touched: recovery judges it by itself.
+                await in_thread(self._log.end)
+                return
+            if result.outcome is Outcome.REACHED:
+                return
+            if result.is_deleted_everywhere(self._config, repair.next_index):
+                raise _deleted(self._config, error, repair.next_index)
+            rounds_without = 0 if repair.next_index > before else rounds_without + 1
+            if rounds_without >= PATIENCE and await self._may_give_up_vote(result, repair):
+                await in_thread(partial(self._log.give_up_vote, repair, note))
+                logger.warning(
+                    "vote given up until everything is here again node=%s cut_after=%d: nobody knows what this node "
+                    "acknowledged behind it", self._config.node_id, repair.before.index,
+                )  # fmt: skip
+                return
+            told.waiting_for = result.waiting_for(repair.next_index)
+            self._say_what_it_waits_for(error, told.waiting_for)
+            await asyncio.sleep(PAUSE_S)
+
+    async def _may_give_up_vote(self, result: RoundResult, repair: LogRepair) -> bool:
+        """Tell whether the others have a leader without this node, and nothing more that it lacks."""
+        led = [
+            offer for offer in result.offers if offer.leader_id and offer.leader_id != self._config.node_id
+        ]
+        has_all = bool(led) and max(offer.commit_index for offer in led) < repair.next_index
+        return has_all and repair.before.index >= await asyncio.to_thread(self._applied)
+
+    def _say_what_it_waits_for(self, error: DamagedLogError, waiting_for: str) -> None:
+        now = asyncio.get_running_loop().time()
+        said, when = self._said
+        if waiting_for != said or now - when >= REMIND_S:
+            self._said = (waiting_for, now)
+            logger.warning(
+                "%s does not start yet: %s is damaged at byte %d (physical offset %d), and nothing was cut off. It waits "
+                "for %s. Start the other members; if they are lost, or for a fresh copy of everything: ledgermq broker "
+                "--rejoin", self._config.node_id, error.path, error.position, error.offset, waiting_for,
+            )  # fmt: skip
+
+
+def _deleted(config: RaftConfig, error: DamagedLogError, index: LogIndex) -> DamagedFolderError:
+    return DamagedFolderError(
+        f"{config.node_id} will not start: {error.path} is damaged at byte {error.position}, and every other member has"
+        f" deleted entry {index}, which stood there (retention). Nothing was cut off. Fetch a fresh copy of everything:"
+        f" ledgermq broker --rejoin"
+    )

@@ -1,0 +1,103 @@
+"""What keeps the log of a running node whole: repairs, the scrubber, and the answers to peers that repair theirs.
+
+Owns: the life of the three.   Must not: decide anything they decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from ..config import RaftConfig
+from ..core.machine import RaftCore
+from ..disk.files import FileSystem
+from ..errors import DamagedLogError, StorageFailedError
+from ..folder.storage import RaftStorage
+from ..log.segment_keeper import LogFolders
+from ..metrics import RaftMetrics
+from ..types import LogIndex
+from .refetch import RefetchService, RefetchSource
+from .scrub_plan import ScrubPlan
+from .scrubber import Scrubber
+from .while_running import RangeRepair
+
+#: How long a reader waits for a repair.
+READ_WAIT_S: Final = 5.0
+
+
+class LogCare:
+    """Use: `start()`, `await close()`. `on_repaired`: read again; `on_failed`: the node must stop."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        files: FileSystem,
+        storage: RaftStorage,
+        core: RaftCore,
+        metrics: RaftMetrics,
+        refetch: RefetchService,
+        *,
+        on_repaired: Callable[[], None],
+        on_failed: Callable[[str], None],
+    ) -> None:
+        def settled_index() -> LogIndex:
+            """Return the last entry that is committed, and durable here."""
+            return min(core.commit_index, core.stable_index)
+
+        def group_id() -> int:
+            return storage.identity.group_id
+
+        log = storage.log
+        self._core = core
+        self.repair = RangeRepair(
+            config, files, log, metrics, settled_index, group_id, on_repaired, on_failed
+        )
+        self._scrubber = Scrubber(
+            config.node_id,
+            ScrubPlan(config.scrub_bytes_per_second, config.scrub_interval_s),
+            log,
+            files,
+            LogFolders(config.data_dir),
+            self.repair,
+            metrics,
+            settled_index,
+        )
+        refetch.source = RefetchSource(
+            log, lambda: core.commit_index, lambda: core.leader_id, group_id, self.damage_for_peer
+        )
+
+    def start(self) -> None:
+        """Begin to scrub."""
+        self._scrubber.start()
+
+    async def verify(self, progress: Callable[[int], None]) -> LogIndex:
+        """Read everything that is durable; return up to which entry. As `Scrubber.verify`; a write that fails ends the node."""
+        last = self._core.stable_index
+        try:
+            await self._scrubber.verify(last, progress)
+        except StorageFailedError as error:
+            self.repair.on_failed(str(error))
+            raise
+        return last
+
+    async def close(self) -> None:
+        """Stop scrubbing and repairing."""
+        await self._scrubber.stop()
+        await self.repair.close()
+
+    def damage_at_apply(self, error: DamagedLogError) -> bool:
+        """Repair what cannot be applied; False: that cannot be done, and the node fails."""
+        return self.repair.report(error, "apply")
+
+    async def damage_at_read(self, error: DamagedLogError) -> bool:
+        """Repair what a reader met, and wait for it; False: that cannot be done, or not soon."""
+        try:
+            async with asyncio.timeout(READ_WAIT_S):
+                return await self.repair.repaired(error, "read")
+        except TimeoutError:
+            return False  # it goes on, but the caller has waited long enough
+
+    def damage_for_peer(self, error: DamagedLogError) -> None:
+        """Repair what was found damaged while it was read for a peer; when that cannot be done, the node fails."""
+        self.repair.report(error, "peer")

@@ -1,0 +1,259 @@
+"""Reads the whole log, slowly, over and over: damage to data that nobody reads is found while the others are well.
+
+Verifies every settled entry's checksum and chain, the zeros behind fillers and the entry index files. A damaged range
+is fetched from a peer (repair/while_running.py); an index file is rebuilt from its segment.
+
+Owns: the pass that is under way.   Must not: run on the event loop (a thread reads and verifies), push what others
+read out of the page cache, or look at what is not committed and durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from ledgermq.proto.entry import HEADER_SIZE
+from ledgermq.proto.errors import LayoutError
+
+from ..disk.files import File, FileSystem, RealFile, write_zeros
+from ..disk.threads import in_thread
+from ..errors import DamagedLogError, StorageError, StorageFailedError, defect_text
+from ..log.commit_log import CommitLog
+from ..log.entry_index import read_index, write_index
+from ..log.reads import SegmentSketch
+from ..log.segment import segment_path
+from ..log.segment_keeper import LogFolders
+from ..log.segment_scan import Before, last_nonzero, scan_segment
+from ..metrics import RaftMetrics
+from ..status import CheckCounts
+from ..types import LogIndex
+from .scrub_plan import ScrubPlan
+from .while_running import RangeRepair
+
+logger = logging.getLogger(__name__)
+
+#: Read and verified at a time.
+PIECE: Final = 1 << 20
+RETRY_S: Final = 5.0  # after damage that could not be repaired
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """Where the pass stands in a segment."""
+
+    sketch: SegmentSketch
+    position: int  # in the file
+    before: Before  # what stands in front of it
+    limit: int  # position behind the last entry that is wanted, or the segment's size when all of it is
+
+    @property
+    def is_done(self) -> bool:
+        return self.position >= self.limit
+
+
+class Scrubber:
+    """Use: `start()`, `await stop()`; `await verify(…)` at any time between."""
+
+    def __init__(
+        self,
+        node: str,
+        plan: ScrubPlan,
+        log: CommitLog,
+        files: FileSystem,
+        folders: LogFolders,
+        repair: RangeRepair,
+        metrics: RaftMetrics,
+        settled_index: Callable[[], LogIndex],
+    ) -> None:
+        self._node = node
+        self._plan = plan
+        self._log = log
+        self._files = files
+        self._folders = folders
+        self._repair = repair
+        self._counts: CheckCounts = repair.counts
+        self._read = metrics.counter("ledgermq_raft_scrubbed_bytes_total")
+        self._passes = metrics.counter("ledgermq_raft_scrub_passes_total")
+        self._settled_index = settled_index
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to read, if that is wanted."""
+        if self._plan.is_on:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Read no further; returns when the thread is done with its piece."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def verify(self, last: LogIndex, progress: Callable[[int], None]) -> None:
+        """Read everything up to entry `last`, which is durable, now and at full speed; `progress` hears how many bytes.
+
+        Nothing is repaired: without a leader nobody says what is right. Raises: DamagedLogError, StorageError, OSError.
+        """
+        start = -1
+        while (cursor := self._next_cursor(start, last)) is not None:
+            start = cursor.sketch.start
+            while not cursor.is_done:
+                position = cursor.position
+                damage = await in_thread(partial(self._check_piece, cursor))
+                if damage is not None:
+                    raise damage
+                progress(cursor.position - position)
+
+    def _next_cursor(self, start: int, last: LogIndex) -> _Cursor | None:
+        """Return where to begin in the first segment behind that at `start`; None: entry `last` is not behind it."""
+        for info in self._log.segments():
+            if info.start_offset > start:
+                return self._cursor(info.start_offset, last)
+        return None
+
+    async def _run(self) -> None:
+        while True:
+            begin = time.monotonic()
+            try:
+                await self._pass()
+            except StorageError as error:
+                self._repair.on_failed(str(error))
+                return
+            except OSError as error:
+                logger.warning("scrubbing failed, trying again later node=%s error=%s", self._node, error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            except Exception as defect:
+                logger.error("defect node=%s", self._node, exc_info=defect)
+                self._repair.on_failed(defect_text("reading the log", defect))
+                return
+            await asyncio.sleep(self._plan.wait_s(time.monotonic() - begin))
+
+    async def _pass(self) -> None:
+        """Read every segment that holds settled entries, oldest first."""
+        begin, read = time.monotonic(), self._counts.read_bytes
+        start = -1
+        while True:
+            later = [info.start_offset for info in self._log.segments() if info.start_offset > start]
+            if not later:
+                break
+            start = later[0]
+            await self._segment(start)
+        self._counts.passes += 1
+        self._passes.inc()
+        logger.info(
+            "log scrubbed node=%s bytes=%d seconds=%.0f found=%d repaired=%d", self._node,
+            self._counts.read_bytes - read, time.monotonic() - begin, self._counts.found, self._counts.repaired,
+        )  # fmt: skip
+
+    async def _segment(self, start: int) -> None:
+        cursor = self._cursor(start, self._settled_index())
+        if cursor is None:
+            return
+        if cursor.limit == self._log.segment_size and cursor.sketch.is_index_saved:
+            await in_thread(lambda: self._check_index(cursor.sketch))
+        while not cursor.is_done:
+            begin, position = time.monotonic(), cursor.position
+            damage = await in_thread(lambda: self._check_piece(cursor))
+            if damage is not None and not await self._repair.repaired(damage, "scrub"):
+                await asyncio.sleep(RETRY_S)  # the node ends, or the others are away
+            self._note_read(cursor.position - position)
+            renewed = self._cursor(start, self._settled_index())
+            if renewed is None:
+                return  # deleted by retention
+            log_bytes = self._log.end_offset - self._log.first_offset
+            await asyncio.sleep(
+                self._plan.pause_s(cursor.position - position, time.monotonic() - begin, log_bytes)
+            )
+
+    def _cursor(self, start: int, last: LogIndex) -> _Cursor | None:
+        """Return where to begin in a segment; None when it is gone or holds nothing up to entry `last`."""
+        sketch = self._log.sketch(start)
+        if sketch is None or sketch.info.first_index > last:
+            return None
+        is_sealed = sketch.info.last_index < last  # the entry behind it is in the next segment
+        limit = self._log.segment_size if is_sealed else self._log.end_of(last) - start
+        return _Cursor(sketch, 0, sketch.chained, limit)
+
+    def _note_read(self, count: int) -> None:
+        self._counts.read_bytes += count
+        self._read.inc(count)
+
+    # --- in the thread -----------------------------------------------------------------------------------------
+    def _check_piece(self, cursor: _Cursor) -> DamagedLogError | None:
+        """Verify the next piece and move on; return the damage where it stops."""
+        start, size = cursor.sketch.start, self._log.segment_size
+        path = segment_path(self._folders.segments, start)
+        try:
+            file = self._files.open(path, writable=False)
+        except FileNotFoundError:
+            cursor.position = cursor.limit  # deleted by retention, or by hand: the next start tells
+            return None
+        try:
+            stop = min(cursor.position + PIECE, cursor.limit)
+            was_cached = _is_cached(file, stop - cursor.position, cursor.position)
+            scan = scan_segment(file, start, size, cursor.before, cursor.position, stop, PIECE)
+            begin, cursor.position, cursor.before = cursor.position, scan.end, scan.before
+            if scan.sealed and scan.segment.filler:
+                end = cursor.sketch.info.end_offset - start
+                self._zero_behind_filler(path.name, end + HEADER_SIZE)
+            if not was_cached and isinstance(file, RealFile):
+                file.drop_cached(scan.end - begin, begin)
+        finally:
+            file.close()
+        if scan.end >= stop:
+            return None
+        reason = scan.reason or "zeros where an entry must be"
+        return DamagedLogError(self._node, path, scan.end, start + scan.end, reason)
+
+    def _zero_behind_filler(self, name: str, position: int) -> None:
+        """Behind a filler there are zeros, by definition: nobody needs to be asked for them."""
+        file = self._files.open(self._folders.segments / name)
+        try:
+            end = last_nonzero(file, position, self._log.segment_size)
+            if end == position:
+                return
+            write_zeros(file, position, end)
+            file.fdatasync()
+        except OSError as error:
+            raise StorageFailedError(file.path, error) from None
+        finally:
+            file.close()
+        self._counts.found += 1
+        self._counts.repaired += 1
+        self._counts.last = f"{name} at byte {position}: no zeros behind a filler; zeroed"
+        logger.warning("zeros behind a filler restored node=%s path=%s", self._node, name)
+
+    def _check_index(self, sketch: SegmentSketch) -> None:
+        """Rebuild an index file of a sealed segment that is damaged or gone."""
+        start, folder = sketch.start, self._folders.indexes
+        try:
+            read_index(self._files, folder, start)
+            return
+        except FileNotFoundError:
+            reason = "missing"
+        except (LayoutError, OSError) as error:
+            reason = str(error)
+        try:
+            file = self._files.open(segment_path(self._folders.segments, start), writable=False)
+        except FileNotFoundError:
+            return
+        try:
+            size = self._log.segment_size
+            scan = scan_segment(file, start, size, sketch.chained, limit=size)
+        finally:
+            file.close()
+        if scan.sealed and scan.segment.last_index == sketch.info.last_index:
+            write_index(self._files, folder, scan.segment)
+            self._counts.found += 1
+            self._counts.repaired += 1
+            self._counts.last = f"the index of {start:020d}: {reason}; rebuilt"
+            logger.warning("entry index rebuilt node=%s segment=%020d reason=%r", self._node, start, reason)
+
+
+def _is_cached(file: File, size: int, position: int) -> bool:
+    return size > 0 and file.pread_nowait(size, position) is not None

@@ -1,0 +1,145 @@
+"""Leader's side of a reset: hands its state to a follower that retention left behind (ResetService, D8).
+
+Owns: what is offered, and the segments that are kept for it meanwhile. Must not: decide who needs it (the core does),
+read the state into memory: it goes out piece by piece, as fast as the follower's disk takes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+from crc32c import crc32c
+from google.protobuf.message import DecodeError
+
+from ledgermq.proto import raft_pb2 as pb
+
+from ..core.machine import RaftCore
+from ..core.outputs import Role
+from ..errors import StateTransferError
+from ..log.commit_log import CommitLog
+from ..transport.hello import Hello, Refusal
+from ..types import LogIndex, NodeId
+from .segment_pins import SegmentPins
+from .state_transfer import OutgoingState, StateTransfer
+
+logger = logging.getLogger(__name__)
+
+FORMAT: Final = 1
+SERVICE: Final = "ledgermq.v1.ResetService"
+
+
+class ResetSender:
+    """Use: serve `handler()` on the Raft port; ask `keep_from()` before segments are deleted."""
+
+    def __init__(
+        self,
+        core: RaftCore,
+        log: CommitLog,
+        transfer: StateTransfer,
+        admit: Callable[[Hello], Awaitable[Refusal | None]],
+        node_id: NodeId,
+    ) -> None:
+        self._core = core
+        self._log = log
+        self._transfer = transfer
+        self._admit = admit
+        self._node_id = node_id
+        self._pins = SegmentPins()
+        self._turns: dict[NodeId, object] = {}  # the transfer under way to each follower: a newer one ends it
+
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """Return what the Raft port serves."""
+        fetch = grpc.unary_stream_rpc_method_handler(self._serve)
+        return grpc.method_handlers_generic_handler(SERVICE, {"Fetch": fetch})
+
+    def keep_from(self) -> LogIndex | None:
+        """Return the first entry that followers under reset need here; None: retention is free."""
+        if self._core.role is not Role.LEADER:
+            self._pins.clear()
+        match = {p.node_id: p.match_index for p in self._core.progress()}
+        return self._pins.keep_from(match, time.monotonic())
+
+    def is_resetting(self, peer: NodeId) -> bool:
+        """Tell whether a follower is being reset from here, or streams what it lacks behind the reset."""
+        self.keep_from()
+        return self._pins.holds(peer, time.monotonic())
+
+    async def _serve(self, raw: bytes, _context: Any) -> AsyncIterator[bytes]:
+        try:
+            async for frame in self._frames(raw):
+                yield frame.SerializeToString()
+        except StateTransferError as error:
+            logger.warning("reset: not sent node=%s reason=%s", self._node_id, error)
+            yield pb.ResetFrame(refusal=str(error)).SerializeToString()
+
+    async def _frames(self, raw: bytes) -> AsyncIterator[pb.ResetFrame]:
+        """Yield head, chunks and end. Raises: StateTransferError."""
+        request, peer = await self._admitted(raw)
+        turn = self._turns[peer] = object()
+        first_index = self._log.first_index
+        self._pins.pin(peer, first_index, self._core.commit_index, time.monotonic())
+        state = await self._transfer.open(first_index)
+        try:
+            self._check(request.term)
+            if self._log.first_index != first_index:
+                raise StateTransferError(
+                    "retention moved on meanwhile; asking again brings what is there now"
+                )
+            self._pins.pin(peer, first_index, state.index, time.monotonic())
+            logger.warning(
+                "reset: sending the state node=%s to=%s base_index=%d state_index=%d bytes=%d",
+                self._node_id, peer, first_index - 1, state.index, state.size,
+            )  # fmt: skip
+            yield pb.ResetFrame(head=self._head(state))
+            checksum = offset = 0
+            async for piece in state.pieces():
+                self._check(request.term)
+                if self._turns.get(peer) is not turn:
+                    raise StateTransferError("a newer request of the same node took over")
+                self._pins.touch(peer, time.monotonic())
+                yield pb.ResetFrame(chunk=pb.ResetChunk(offset=offset, crc32c=crc32c(piece), data=piece))
+                checksum, offset = crc32c(piece, checksum), offset + len(piece)
+            yield pb.ResetFrame(end=pb.ResetEnd(crc32c=checksum))
+        finally:
+            state.close()
+        self._pins.touch(peer, time.monotonic())
+
+    async def _admitted(self, raw: bytes) -> tuple[pb.ResetRequest, NodeId]:
+        """Return the request and who asks. Raises: StateTransferError."""
+        try:
+            request = pb.ResetRequest.FromString(raw)
+            hello = Hello.from_proto(request.hello)
+        except (DecodeError, ValueError) as error:
+            raise StateTransferError(f"the request cannot be read: {error}") from None
+        if request.format != FORMAT:
+            raise StateTransferError(
+                f"the caller reads format {request.format} of a reset, this node writes {FORMAT}: run the same LedgerMQ"
+                " on both"
+            )
+        refusal = await self._admit(hello)
+        if refusal is not None:
+            raise StateTransferError(refusal.text)
+        self._check(request.term)
+        return request, hello.node_id
+
+    def _check(self, term: int) -> None:
+        if self._core.role is not Role.LEADER or self._core.term != term:
+            raise StateTransferError(f"{self._node_id} does not lead term {term}; the leader offers it anew")
+
+    def _head(self, state: OutgoingState) -> pb.ResetHead:
+        base = self._log.base
+        return pb.ResetHead(
+            format=FORMAT,
+            term=self._core.term,
+            base_index=base.first_index - 1,
+            base_term=base.prev_term,
+            base_crc=base.prev_crc,
+            base_timestamp=base.prev_timestamp,
+            first_offset=base.first_offset,
+            state_index=state.index,
+            state_size=state.size,
+        )

@@ -1,0 +1,157 @@
+"""What a node of a group with a master does about a successor: it listens for one before it leads, and makes way (D24).
+
+A master that comes back leads only when it has heard the other members, or found that they cannot be reached: one of
+them may have been promoted meanwhile. If one was promoted beside it, it does not lead: a person has to give up one of the
+two. A node that hears of a later generation falls silent in the same turn: nothing
+is acknowledged any more. Then it stores that its folder is to be moved aside, and must be started again.
+
+Owns: the wait at a start, the one step from "left behind" to "start again". Must not: judge greetings (reign.py does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from ..config import RaftConfig
+from ..core.machine import RaftCore
+from ..core.reign import Reign
+from ..drive.driver import Driver, RaftTransport
+from ..drive.voting_rights import VotingRights
+from ..types import NodeId
+
+logger = logging.getLogger(__name__)
+
+#: How long (s) a master that starts listens for members that do not answer, and for those whose port is closed: they may
+#: be starting, too.
+PATIENCE_S: Final = 3.0
+CLOSED_PATIENCE_S: Final = 1.0
+_LOOK_AGAIN_S: Final = 0.05
+
+
+class Succession:
+    """Use: `start()` before the clock runs, `left_behind(reign)`, `await close()`, all on the loop."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        core: RaftCore,
+        driver: Driver,
+        transport: RaftTransport,
+        rights: VotingRights,
+        *,
+        on_decided: Callable[[], None],
+        fail: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._core = core
+        self._driver = driver
+        self._transport = transport
+        self._rights = rights
+        self._on_decided = on_decided
+        self._fail = fail
+        self._listening: asyncio.Task[None] | None = None
+        self._making_way: asyncio.Task[None] | None = None
+        self._stepped_aside = False
+        self.is_left_behind = False  # also when that was heard too late to be stored: it is heard again
+
+    def start(self) -> None:
+        """Hold a master back until it has listened."""
+        config = self._config
+        if config.reign is not None and not config.is_slave and config.peers:
+            self._core.hold(True)
+            self._listening = asyncio.get_running_loop().create_task(self._listen())
+
+    def left_behind(self, reign: Reign) -> None:
+        """The group goes on in a later generation, without this node's folder."""
+        if self.is_left_behind or (self._core.is_silent and not self._stepped_aside):
+            return
+        self.is_left_behind = True
+        if self._stepped_aside:
+            logger.error(
+                "the promotion of this node is given up: %s was promoted before node=%s generation=%d",
+                reign.master, self._config.node_id, reign.generation,
+            )  # fmt: skip
+        if self._driver.closed:
+            return
+        logger.warning(
+            "left behind: %s was promoted, so this node stops, and starts over from what that one has node=%s generation=%d "
+            "took_over=%d last_index=%d",
+            reign.master, self._config.node_id, reign.generation, reign.began_after, self._core.last_index,
+        )  # fmt: skip
+        if self._listening is not None:
+            self._listening.cancel()
+        self._driver.settle()
+        self._core.leave()
+        self._driver.pump()
+        self._making_way = asyncio.get_running_loop().create_task(self._make_way(reign))
+
+    def step_aside(self, *, though_leading: bool = False) -> str:
+        """Fall silent for ever, so that this folder can begin a generation of its own; or return why that must not be.
+
+        Look and step are one turn: no master that is heard later gets an acknowledgement from here, nor entries into this
+        log. Next: stop the node, and promote its folder, unless it `is_left_behind` then; a node that only starts again is the
+        slave that it was. `though_leading`: also the master itself, which is to begin a generation in the place of another one.
+        """
+        if self._core.is_silent or self._driver.closed:
+            return "another node was promoted, or this one is to start again from its folder"
+        self._driver.settle()
+        leader = self._core.leader_id
+        if leader is not None and not (though_leading and leader == self._config.node_id):
+            return f"{leader} leads"
+        self._stepped_aside = True
+        if self._listening is not None:
+            self._listening.cancel()
+        self._core.leave()
+        self._driver.pump()
+        return ""
+
+    async def close(self) -> None:
+        """Decide nothing any more. What was decided is stored."""
+        if self._listening is not None:
+            self._listening.cancel()
+        if tasks := [task for task in (self._listening, self._making_way) if task is not None]:
+            await asyncio.wait(tasks)
+
+    async def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        unheard = {peer.node_id for peer in self._config.peers}
+        while unheard and (waited := loop.time() - began) < PATIENCE_S:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            unheard = {peer for peer in unheard if not self._has_word_of(peer, waited)}
+        await self._wait_for_a_person()
+        silent = sorted(p.node_id for p in self._config.peers if p.node_id not in self._rights.hellos)
+        logger.info("may lead node=%s not_heard=%s", self._config.node_id, ",".join(silent) or "-")
+        with self._driver.defects_fault("the first campaign of a master"):
+            self._driver.settle()
+            self._core.hold(False)
+            self._core.campaign()
+            self._driver.pump()
+
+    async def _wait_for_a_person(self) -> None:
+        """Return when nobody is heard of any more that was promoted beside this node."""
+        said = ""
+        while why := self._rights.explain_rivals():
+            if why != said:
+                logger.error("%s", why)
+                said = why
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def _has_word_of(self, peer: NodeId, waited: float) -> bool:
+        if peer in self._rights.hellos:
+            return True
+        return waited >= CLOSED_PATIENCE_S and self._transport.links[peer].control.is_closed_there
+
+    async def _make_way(self, reign: Reign) -> None:
+        try:
+            await self._rights.store_successor(reign)
+        except OSError as error:
+            self._fail(
+                f"the group goes on without this node's folder ({reign.master} was promoted), and that cannot be stored in"
+                f" {self._config.data_dir}: {error}. Nothing was changed. Check that disk, then start the node again"
+            )
+        else:
+            self._on_decided()

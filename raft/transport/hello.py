@@ -1,0 +1,320 @@
+"""The greeting that opens every stream between two nodes, and the reasons to refuse one.
+
+Pure. Both sides check the other's greeting with the same function, so both refuse, and both can say why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import chain
+from typing import Final
+
+from ledgermq.proto import raft_pb2 as pb
+from ledgermq.proto.foreign_text import safe_text
+
+from ..core.reign import Claim, Reign, Replication, explain_reign
+from ..types import LogIndex, NodeId, Term
+from .checked_frame import CHECKED_FRAMES
+
+FORMAT: Final = 1
+#: Characters of a name. Those of settings are shorter; greetings may bear any.
+MAX_NAME_SIZE: Final = 255
+
+
+class Standing(Enum):
+    """What a node's vote and copies are worth (P19)."""
+
+    FRESH = pb.STANDING_FRESH  # never voted, empty log; becomes a voter by `Bootstrap`
+    VOTER = pb.STANDING_VOTER
+    LEARNER = pb.STANDING_LEARNER  # lost its log; becomes a voter again by `Rejoin`
+
+
+class RefusalKind(Enum):
+    """Why a greeting was refused."""
+
+    FORMAT = pb.REFUSAL_FORMAT
+    CLUSTER = pb.REFUSAL_CLUSTER
+    GROUP = pb.REFUSAL_GROUP
+    NOT_A_MEMBER = pb.REFUSAL_NOT_A_MEMBER
+    WRONG_ADDRESS = pb.REFUSAL_WRONG_ADDRESS
+    SEGMENT_SIZE = pb.REFUSAL_SEGMENT_SIZE
+    INCARNATION = pb.REFUSAL_INCARNATION
+    MALFORMED = pb.REFUSAL_MALFORMED
+    OTHER_GROUP = pb.REFUSAL_OTHER_GROUP
+    REPLICATION = pb.REFUSAL_REPLICATION
+    LEFT_BEHIND = pb.REFUSAL_LEFT_BEHIND
+    TERM = pb.REFUSAL_TERM
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """`text` says what happened, why, and what to do; it is shown on both sides."""
+
+    kind: RefusalKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """One node's greeting. `to_node_id` is empty in an answer."""
+
+    cluster_id: str
+    group: str
+    node_id: NodeId
+    incarnation: int
+    segment_size: int
+    standing: Standing
+    term: Term
+    to_node_id: str = ""
+    group_id: int = 0  # `group_id_of` the group's first members; 0: the sender does not know it yet
+    known_incarnations: dict[NodeId, int] = field(default_factory=dict)
+    format: int = FORMAT
+    feature_level: int = 1
+    fsync_p99_ms: float = 0.0
+    disk_used_ratio: float = 0.0
+    replication: Replication = Replication.QUORUM
+    reign: Reign | None = None  # of a group with a master
+    frames: int = CHECKED_FRAMES
+
+    @property
+    def is_learner(self) -> bool:
+        return self.standing is Standing.LEARNER
+
+    def to_proto(self) -> pb.Hello:
+        """Return the wire form."""
+        return pb.Hello(
+            format=self.format,
+            feature_level=self.feature_level,
+            cluster_id=self.cluster_id,
+            group=self.group,
+            node_id=self.node_id,
+            to_node_id=self.to_node_id,
+            incarnation=self.incarnation,
+            segment_size=self.segment_size,
+            standing=self.standing.value,
+            term=self.term,
+            group_id=self.group_id,
+            known_incarnations={str(node): name for node, name in self.known_incarnations.items()},
+            fsync_p99_ms=self.fsync_p99_ms,
+            disk_used_ratio=self.disk_used_ratio,
+            replication=self.replication.value,
+            reign=_reign_to_proto(self.reign),
+            frames=self.frames,
+        )
+
+    @staticmethod
+    def from_proto(message: pb.Hello) -> Hello:
+        """Decode. Raises: ValueError for a standing or a mode that this build does not know, or what is no name."""
+        return Hello(
+            format=message.format,
+            feature_level=message.feature_level,
+            cluster_id=_checked(message.cluster_id),
+            group=_checked(message.group),
+            node_id=NodeId(_checked(message.node_id)),
+            to_node_id=_checked(message.to_node_id),
+            incarnation=message.incarnation,
+            segment_size=message.segment_size,
+            standing=Standing(message.standing),
+            term=Term(message.term),
+            group_id=message.group_id,
+            known_incarnations={NodeId(_checked(k)): v for k, v in message.known_incarnations.items()},
+            fsync_p99_ms=message.fsync_p99_ms,
+            disk_used_ratio=message.disk_used_ratio,
+            replication=Replication(message.replication or "quorum"),
+            reign=_reign_from_proto(message),
+            frames=message.frames,
+        )
+
+
+def _checked(name: str) -> str:
+    """Names go into logs, refusals and pages as they are. Raises: ValueError."""
+    if len(name) > MAX_NAME_SIZE or not name.isprintable():
+        raise ValueError(f"{safe_text(name, 40)} is not a name")
+    return name
+
+
+def _reign_to_proto(reign: Reign | None) -> pb.Reign | None:
+    if reign is None:
+        return None
+    return pb.Reign(
+        master=reign.master,
+        generation=reign.generation,
+        began_after=reign.began_after,
+        former_group_ids=reign.former_group_ids,
+    )
+
+
+def _reign_from_proto(message: pb.Hello) -> Reign | None:
+    if not message.HasField("reign"):
+        return None
+    reign = message.reign
+    return Reign(
+        master=NodeId(_checked(reign.master)),
+        generation=reign.generation,
+        began_after=LogIndex(reign.began_after),
+        former_group_ids=tuple(reign.former_group_ids),
+    )
+
+
+def refusal_of(mine: Hello, theirs: Hello, members: frozenset[NodeId]) -> Refusal | None:
+    """Return why `theirs` must be refused, or None. Incarnations are judged by `MemberRecord`."""
+    reasons = chain(
+        _of_another_group(mine, theirs),
+        _of_another_generation(mine, theirs),
+        _of_no_member(mine, theirs, members),
+        _of_other_settings(mine, theirs),
+    )
+    return next(reasons, None)  # none behind the first is looked at
+
+
+def _of_another_group(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
+    who = _name(theirs)
+    if theirs.format != mine.format:
+        text = (
+            f"{who} speaks Raft protocol version {theirs.format}, {mine.node_id} speaks {mine.format}. "
+            "Run the same LedgerMQ release on both"
+        )
+        yield Refusal(RefusalKind.FORMAT, text)
+    if theirs.cluster_id != mine.cluster_id:
+        text = (
+            f"{who} belongs to cluster {theirs.cluster_id}, {mine.node_id} to cluster {mine.cluster_id}. "
+            "Check the member addresses in the configuration of both"
+        )
+        yield Refusal(RefusalKind.CLUSTER, text)
+    if theirs.group != mine.group:
+        text = (
+            f"{who} belongs to group {theirs.group}, {mine.node_id} to group {mine.group}. "
+            "Check the member addresses in the configuration of both"
+        )
+        yield Refusal(RefusalKind.GROUP, text)
+
+
+def _of_another_generation(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
+    who = _name(theirs)
+    if successor_of(theirs, mine) is not None:
+        text = (
+            f"group {mine.group} goes on without the data folder of {who}: {_promoted(mine)}. {who} never leads again with "
+            "that folder. It moves it aside, whole, and fetches everything from the master, by itself"
+        )
+        yield Refusal(RefusalKind.LEFT_BEHIND, text)
+    if successor_of(mine, theirs) is not None:
+        text = (
+            f"{mine.node_id} was left behind: {_promoted(theirs)}. It moves its folder aside and starts again"
+        )
+        yield Refusal(RefusalKind.LEFT_BEHIND, text)
+    if 0 in (mine.group_id, theirs.group_id) or mine.group_id == theirs.group_id:
+        return
+    if _are_rivals(mine, theirs):
+        text = (
+            f"{who} and {mine.node_id} are of generations of group {mine.group} that began beside each other: "
+            f"{_said(theirs)}; {_said(mine)}. One of the two must be given up: {_choice(mine, theirs)}; nothing was changed"
+        )
+        yield Refusal(RefusalKind.OTHER_GROUP, text)
+    text = (
+        f"another group with the same names (cluster {mine.cluster_id}, group {mine.group}) answers at that address: "
+        f"{who} has group id {theirs.group_id:016x}, {mine.node_id} has {mine.group_id:016x}. Two clusters on one "
+        "machine, or ports mixed up? Check the addresses and ports of the members in the configuration of both; "
+        "nothing was changed"
+    )
+    yield Refusal(RefusalKind.OTHER_GROUP, text)
+
+
+def _of_no_member(mine: Hello, theirs: Hello, members: frozenset[NodeId]) -> Iterator[Refusal]:
+    who = _name(theirs)
+    if theirs.node_id not in members or theirs.node_id == mine.node_id:
+        text = (
+            f"{who} is not another member of group {mine.group} for {mine.node_id} "
+            f"(members: {', '.join(sorted(members))}). Use the same member list on every node"
+        )
+        yield Refusal(RefusalKind.NOT_A_MEMBER, text)
+    if theirs.to_node_id not in ("", mine.node_id):
+        text = (
+            f"{who} looked for {theirs.to_node_id} and reached {mine.node_id}. "
+            "Correct the member addresses in the configuration"
+        )
+        yield Refusal(RefusalKind.WRONG_ADDRESS, text)
+
+
+def _of_other_settings(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
+    who = _name(theirs)
+    if theirs.segment_size != mine.segment_size:
+        text = (
+            f"{who} has segments of {theirs.segment_size} bytes, {mine.node_id} of {mine.segment_size}. "
+            "The segment size must be equal on every node of a group"
+        )
+        yield Refusal(RefusalKind.SEGMENT_SIZE, text)
+    if theirs.replication is not mine.replication or _is_other_reign(mine, theirs):
+        text = (
+            f"{who} has {_said(theirs)}, {mine.node_id} has {_said(mine)}. Set `replication` and `master` alike on every "
+            "node of a group; another node becomes the master only by: ledgermq cluster promote NODE. A folder that was "
+            "never part of this generation starts with: ledgermq broker --rejoin"
+        )
+        yield Refusal(RefusalKind.REPLICATION, text)
+
+
+def claim_beside(mine: Hello, theirs: Hello) -> Claim | None:
+    """Return the generation of the sender of `theirs`, if it began beside that of `mine`: none of the two follows the other."""
+    knows = 0 not in (mine.group_id, theirs.group_id) and mine.group_id != theirs.group_id
+    if not knows or theirs.reign is None or not _are_rivals(mine, theirs):
+        return None
+    follows = successor_of(mine, theirs) or successor_of(theirs, mine)
+    return None if follows is not None else Claim(group_id=theirs.group_id, reign=theirs.reign)
+
+
+def _name(hello: Hello) -> str:
+    return hello.node_id or "a node without a name"
+
+
+def _said(hello: Hello) -> str:
+    return explain_reign(hello.reign, hello.replication.value)
+
+
+def _promoted(hello: Hello) -> str:
+    if hello.reign is None:
+        return ""
+    return (
+        f"{hello.reign.master} was promoted to its master (generation {hello.reign.generation}), which took over the "
+        f"entries up to {hello.reign.began_after}"
+    )
+
+
+def _choice(mine: Hello, theirs: Hello) -> str:
+    masters = [hello.reign.master for hello in (mine, theirs) if hello.reign is not None]
+    ways = zip(masters, reversed(masters), strict=True)
+    commands = [f"ledgermq cluster promote {one} --instead-of {other}" for one, other in ways]
+    return f"{commands[0]}, or {commands[1]}; what only the other one has is kept in its data folder"
+
+
+def _is_other_reign(mine: Hello, theirs: Hello) -> bool:
+    """Tell whether the two disagree about the master, and neither was left behind by the other."""
+    if mine.reign is None or theirs.reign is None:
+        return mine.reign is not theirs.reign
+    return (mine.reign.generation, mine.reign.master) != (theirs.reign.generation, theirs.reign.master)
+
+
+def _are_rivals(mine: Hello, theirs: Hello) -> bool:
+    """Tell whether both groups follow the same one: two nodes were promoted without knowing of each other."""
+    if mine.reign is None or theirs.reign is None:
+        return False
+    return bool(set(mine.reign.former_group_ids) & set(theirs.reign.former_group_ids))
+
+
+def successor_of(mine: Hello, theirs: Hello) -> Reign | None:
+    """Return the reign that left the sender of `mine` behind, or None.
+
+    A learner that does not know its group yet holds nothing that could be left behind: it goes with the newest. Of two
+    masters that were promoted beside each other a person gave up one, if it is such a learner: it goes with the other one,
+    and its slaves, which were given up with it, believe it that.
+    """
+    if mine.reign is None or theirs.reign is None or theirs.reign.generation < mine.reign.generation:
+        return None
+    is_blank = not mine.group_id and mine.is_learner
+    if theirs.reign.generation > mine.reign.generation:
+        return theirs.reign if is_blank or mine.group_id in theirs.reign.former_group_ids else None
+    if not is_blank or not mine.reign.generation or theirs.reign.master == mine.reign.master:
+        return None
+    was_master = mine.reign.master == mine.node_id
+    is_told = bool(theirs.group_id) if was_master else theirs.node_id == mine.reign.master
+    return theirs.reign if is_told else None

@@ -1,0 +1,475 @@
+"""Streams between the nodes of a group: accepts those of the peers, keeps two open to each of them (D10).
+
+Owns: the Raft port with the gRPC server that shares it, one `PeerLink` per peer. Must not: know what the frames mean,
+nor decide who may talk: it asks the `Gate`. A frame is handed up only from a stream whose greeting was accepted and
+whose sender's incarnation is still the known one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+import time
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from ledgermq.proto.entry import Buffer
+from ledgermq.proto.foreign_text import safe_text
+
+from ..config import Member, StreamLimits
+from ..errors import AddressInUseError, DamagedFrameError
+from ..ports.counts import PortCounts
+from ..ports.front import FrontLimits, PortFront, Verdict, take_port
+from ..types import NodeId
+from .frame_stream import FrameStream, set_options
+from .greeting import MAX_GREETING_SIZE, encode_greeting, encode_reply, frames_with, read_greeting, read_reply
+from .hello import Hello, Refusal, RefusalKind, Standing
+from .log_limit import LogLimit
+from .out_stream import GREETING_TIMEOUT_S, PREAMBLE, MakeFrame, OutStream, StreamKind
+
+logger = logging.getLogger(__name__)
+
+ControlItem = TypeVar("ControlItem")
+AppendItem = TypeVar("AppendItem")
+CONTROL_LIMIT: Final = 1024  # queued control messages per peer; the oldest goes first
+APPEND_LIMIT: Final = 1024  # the core's inflight limit is far below
+#: Characters of a refusal that a peer sends; the longest of ours names a few nodes.
+MAX_REFUSAL_SIZE: Final = 2_000
+
+#: Bytes of one call on the Raft port: a request of a client that another node passes on (130 MiB) and what goes with it.
+MAX_CALL_SIZE: Final = 131 << 20
+SERVER_OPTIONS: Final = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", MAX_CALL_SIZE),
+    # Nobody here compresses by gRPC, and what is unpacked has no bound.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.per_message_decompression", 0),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Who connects and speaks no gRPC, or says nothing for long, makes room.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 600_000),
+)
+#: Connections of the Raft port besides the streams of the peers, where there are descriptors for so many.
+PORT_CONNECTIONS: Final = 256
+
+
+def port_limits(descriptors: int) -> FrontLimits:
+    """Return what the Raft port takes of a process that may open so many files. Only streams take the reserve."""
+    places = max(min(PORT_CONNECTIONS, descriptors // 16), 16)
+    return FrontLimits(places, reserve=places * 3 // 8)
+
+
+class Gate(Protocol):
+    """Decides on greetings and takes what comes in; implemented by the node."""
+
+    def hello(self, to: NodeId | None) -> Hello:
+        """Return this node's greeting; `to` is None in an answer."""
+
+    async def admit(self, hello: Hello) -> Refusal | None:
+        """Judge a peer's greeting; when it is accepted, its incarnation is stored durably on return.
+
+        Raises: OSError (it cannot be stored now).
+        """
+
+    def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
+        """Take one frame of an accepted stream. Runs on the loop and must not wait."""
+
+    def on_refused(self, peer: NodeId, refusal: Refusal, hello: Hello) -> None:
+        """A peer that is no learner, and greets like this, refused this node's greeting."""
+
+    def on_other_generation(self, hello: Hello) -> None:
+        """A peer, which greets like this, says that the group goes on without this node's data folder, or without its own."""
+
+    def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
+        """An outgoing stream is ready."""
+
+    def on_link_lost(self, peer: NodeId, kind: StreamKind, *, gone: bool) -> None:
+        """An outgoing stream ended; `gone`: the peer's process seems dead."""
+
+    def on_link_stuck(self, peer: NodeId, kind: StreamKind) -> None:
+        """An outgoing stream carried nothing and is opened anew: that says nothing about the peer."""
+
+    def on_damaged(self, peer: NodeId | None) -> None:
+        """What came was changed on the way; None: whose it was is not known. That connection has ended."""
+
+
+class LinkEvents(Protocol):
+    """What a link tells the transport."""
+
+    def note_refused_by(self, peer: NodeId, refusal: Refusal | None) -> None:
+        """This is what a peer said to the last greeting of this node."""
+
+    def note_judged(self, peer: NodeId, refusal: Refusal | None) -> None:
+        """This is what this node said to the last greeting of a peer."""
+
+    def note_damaged(self, peer: NodeId | None, kind: StreamKind, reason: str) -> None:
+        """What came was changed on the way."""
+
+
+class PeerLink(Generic[ControlItem, AppendItem]):
+    """The two outgoing streams to one peer."""
+
+    def __init__(
+        self,
+        peer: Member,
+        gate: Gate,
+        control: MakeFrame[ControlItem],
+        append: MakeFrame[AppendItem],
+        events: LinkEvents,
+        stall_s: float,
+    ) -> None:
+        self.peer = peer
+        self.heard_at = float("-inf")
+        self._gate = gate
+        self._events = events
+        self.control = OutStream(StreamKind.CONTROL, peer.address, self, control, CONTROL_LIMIT, stall_s)
+        self.append = OutStream(StreamKind.APPEND, peer.address, self, append, APPEND_LIMIT, stall_s)
+
+    def greeting(self, kind: StreamKind) -> bytes:
+        """Return the first frame of a stream."""
+        return encode_greeting(self._gate.hello(self.peer.node_id))
+
+    async def on_accepted(self, kind: StreamKind, answer: Buffer) -> int | None:
+        """Judge the peer's answer; both sides must agree."""
+        reply = read_reply(answer)
+        if reply.refusal_kind:
+            refusal = Refusal(RefusalKind(reply.refusal_kind), safe_text(reply.refusal, MAX_REFUSAL_SIZE))
+            self._events.note_refused_by(self.peer.node_id, refusal)
+            if reply.hello.standing != Standing.LEARNER.value:  # else its own record may be the old one
+                self._gate.on_refused(self.peer.node_id, refusal, Hello.from_proto(reply.hello))
+            if refusal.kind in (RefusalKind.LEFT_BEHIND, RefusalKind.OTHER_GROUP):
+                self._gate.on_other_generation(Hello.from_proto(reply.hello))
+            return None
+        self._events.note_refused_by(self.peer.node_id, None)
+        theirs = Hello.from_proto(reply.hello)
+        mine = await self._gate.admit(theirs)
+        self._events.note_judged(self.peer.node_id, mine)
+        return reply.frames if mine is None else None
+
+    def on_up(self, kind: StreamKind) -> None:
+        """Pass on that a stream is ready."""
+        self._gate.on_link_up(self.peer.node_id, kind)
+
+    def on_lost(self, kind: StreamKind, *, gone: bool) -> None:
+        """Pass on that a stream ended."""
+        self._gate.on_link_lost(self.peer.node_id, kind, gone=gone)
+
+    def on_stuck(self, kind: StreamKind) -> None:
+        """Pass on that a stream stood still."""
+        self._gate.on_link_stuck(self.peer.node_id, kind)
+
+    def on_damaged(self, kind: StreamKind, reason: str) -> None:
+        """Pass on that what the peer sent back on a stream was changed on the way."""
+        self._events.note_damaged(self.peer.node_id, kind, reason)
+
+    def start(self) -> None:
+        """Begin to connect both streams."""
+        self.control.start()
+        self.append.start()
+
+    async def close(self) -> None:
+        """Close both streams at once."""
+        await asyncio.gather(self.control.close(), self.append.close())
+
+
+class _Incoming:
+    """One stream that a peer opened: its greeting, then its frames."""
+
+    def __init__(self, transport: Transport[Any, Any], kind: StreamKind) -> None:
+        self.incarnation = 0
+        self.kind = kind
+        self.stream = FrameStream(
+            self._on_frame, self._on_lost, MAX_GREETING_SIZE, stall_s=transport.limits.whole_frame_s
+        )
+        self._transport = transport
+        self._peer: NodeId | None = None  # accepted
+        self._timer = asyncio.get_running_loop().call_later(
+            GREETING_TIMEOUT_S, self.stream.abort, "no greeting"
+        )
+
+    def accepted(self, hello: Hello) -> None:
+        """Frames are handed up from now on."""
+        self._peer, self.incarnation = hello.node_id, hello.incarnation
+        limits = self._transport.limits
+        is_append = self.kind is StreamKind.APPEND
+        self.stream.max_frame_size = limits.append_frame if is_append else limits.control_frame
+
+    def end(self) -> None:
+        """Hand up nothing more, and end the stream for the peer."""
+        self._timer.cancel()
+        self.stream.abort()
+
+    def _on_frame(self, frame: Buffer) -> None:
+        if self._peer is not None:
+            self._transport.on_frame(self._peer, self.kind, frame)
+            return
+        self._timer.cancel()
+        self.stream.hold()
+        self._transport.judge_greeting(self, frame)
+
+    def _on_lost(self, reason: str) -> None:
+        self._timer.cancel()
+        self._transport.on_incoming_lost(self, self._peer, reason)
+
+
+class Transport(Generic[ControlItem, AppendItem]):
+    """Use: `await listen()`, `connect()`, `links[peer].control.put(…)`, `await close()`."""
+
+    def __init__(
+        self,
+        bind: str,
+        peers: tuple[Member, ...],
+        gate: Gate,
+        make_control: MakeFrame[ControlItem],
+        make_append: MakeFrame[AppendItem],
+        rpc_handlers: Sequence[grpc.GenericRpcHandler[Any, Any]] = (),
+        counts: PortCounts | None = None,
+        limits: StreamLimits | None = None,
+    ) -> None:
+        self.bind = bind
+        self.limits = limits or StreamLimits()
+        self._counts = counts
+        self._rpc_handlers = tuple(rpc_handlers)  # what the layer above serves on the Raft port
+        self._gate = gate
+        self._sockets: list[socket.socket] = []
+        self._server: Any = None
+        self._front: PortFront | None = None
+        self._silent = False
+        self._port_limits = port_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        # Not accepted yet, the oldest first; so many as the reserve
+        self._greeting: dict[_Incoming, None] = {}
+        self._judging: set[asyncio.Task[None]] = set()
+        self._incoming: dict[NodeId, set[_Incoming]] = {peer.node_id: set() for peer in peers}
+        self._logged: set[tuple[NodeId, RefusalKind]] = set()  # of the peers
+        self._log_limit = LogLimit()
+        self.refused: dict[NodeId, Refusal] = {}  # peers whose last greeting this node refused
+        self.refused_at: dict[NodeId, float] = {}  # when that was, monotonic seconds
+        self.refused_by: dict[NodeId, Refusal] = {}  # peers that refused this node's last greeting
+        self.links = {
+            peer.node_id: PeerLink(peer, gate, make_control, make_append, self, self.limits.stall_s)
+            for peer in peers
+        }
+
+    def open_port(self) -> None:
+        """Take the Raft port; nothing is served yet. Raises: AddressInUseError."""
+        try:
+            self._sockets = take_port(self.bind)
+        except OSError:
+            raise AddressInUseError(self.bind) from None
+        for each in self._sockets:
+            set_options(each)
+
+    async def listen(self) -> None:
+        """Serve the streams, and what the layer above serves to the other nodes on this port."""
+        self._front = PortFront(self._judge, self._port_limits, self._counts)
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server.add_generic_rpc_handlers(self._rpc_handlers)
+        self._server.add_insecure_port(self._front.inner_address)
+        await self._server.start()
+        sockets, self._sockets = self._sockets, []
+        await self._front.listen(sockets)
+
+    def serve_also(self, handler: grpc.GenericRpcHandler[Any, Any]) -> None:
+        """Serve more on the Raft port; before `listen`."""
+        self._rpc_handlers = (handler, *self._rpc_handlers)
+
+    def connect(self) -> None:
+        """Begin to connect to every peer."""
+        for link in self.links.values():
+            link.start()
+
+    async def close(self) -> None:
+        """Close every stream and the port at once."""
+        self._silent = True
+        for each in self._sockets:
+            each.close()
+        if self._front is not None:
+            self._front.stop_listening()
+        await asyncio.gather(*(link.close() for link in self.links.values()))
+        self._end_incoming()
+        if self._server is not None:
+            await self._server.stop(0)
+        if self._front is not None:
+            self._front.close()
+
+    def silence(self) -> None:
+        """Say nothing more to anybody and listen to nobody; `close` must follow."""
+        self._silent = True
+        for link in self.links.values():
+            link.control.silence()
+            link.append.silence()
+        self._end_incoming()
+
+    def _end_incoming(self) -> None:
+        for task in self._judging:
+            task.cancel()
+        ended = [*self._greeting, *chain(*self._incoming.values())]
+        self._greeting.clear()
+        for streams in self._incoming.values():
+            streams.clear()
+        for incoming in ended:
+            incoming.end()
+
+    def drop_other_incarnations(self, peer: NodeId, incarnation: int) -> None:
+        """End the incoming streams of a peer's former data folder: whatever is still in them must not count."""
+        for incoming in list(self._incoming[peer]):
+            if incoming.incarnation != incarnation:
+                self._incoming[peer].discard(incoming)
+                incoming.end()
+
+    def end_incoming(self, peer: NodeId) -> None:
+        """End the streams that `peer` has open to this node; it may connect again."""
+        for incoming in list(self._incoming[peer]):
+            self._incoming[peer].discard(incoming)
+            incoming.end()
+
+    def is_connected(self, peer: NodeId) -> bool:
+        """Tell whether this node and `peer` can talk to each other now."""
+        return self.links[peer].control.connected and self.is_heard(peer)
+
+    def is_heard(self, peer: NodeId) -> bool:
+        """Tell whether the peer has a stream open to this node."""
+        return bool(self._incoming[peer])
+
+    # --- what comes in -----------------------------------------------------------------------------------------
+    def _judge(self, connection: asyncio.Transport, first: bytes) -> Verdict:
+        """Take a connection that opens as a stream between nodes does; all others speak gRPC."""
+        size = len(PREAMBLE) + 1
+        kind = next((each for each in StreamKind if each.preamble.startswith(first[:size])), None)
+        if kind is None:
+            return Verdict.PASS_ON
+        if len(first) < size:
+            return Verdict.WAIT
+        if self._silent:
+            connection.abort()
+            return Verdict.TAKEN
+        incoming = _Incoming(self, kind)
+        if len(self._greeting) >= self._port_limits.reserve:  # the oldest makes room
+            oldest = next(iter(self._greeting))
+            del self._greeting[oldest]
+            oldest.end()
+        self._greeting[incoming] = None
+        connection.set_protocol(incoming.stream)
+        incoming.stream.connection_made(connection)
+        incoming.stream.feed(first[size:])
+        if not incoming.stream.is_held:
+            connection.resume_reading()
+        return Verdict.TAKEN
+
+    def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
+        """Take one frame of an accepted stream."""
+        self.links[peer].heard_at = asyncio.get_running_loop().time()
+        self._gate.on_frame(peer, kind, frame)
+
+    def on_incoming_lost(self, incoming: _Incoming, peer: NodeId | None, reason: str) -> None:
+        """A stream that a peer opened has ended."""
+        if incoming.stream.is_damaged:
+            self.note_damaged(peer, incoming.kind, reason)
+        self._greeting.pop(incoming, None)
+        if peer is not None:
+            self._incoming[peer].discard(incoming)
+
+    def judge_greeting(self, incoming: _Incoming, frame: Buffer) -> None:
+        """Answer the greeting of a stream; frames are taken from it when it is accepted."""
+        task = asyncio.get_running_loop().create_task(self._answer(incoming, bytes(frame)))
+        self._judging.add(task)
+        task.add_done_callback(self._judging.discard)
+
+    async def _answer(self, incoming: _Incoming, greeting: bytes) -> None:
+        try:
+            hello, answer = await self._judged(greeting)
+        except OSError as error:
+            logger.warning("greeting not settled, it comes again error=%s", error)
+            incoming.end()
+            return
+        except DamagedFrameError as error:
+            incoming.stream.end_damaged(error)
+            return
+        self._greeting.pop(incoming, None)
+        stream = incoming.stream
+        if self._silent or not stream.is_open:
+            incoming.end()
+            return
+        if hello is not None:  # in the turn that accepted it: its folder may be replaced while it is answered
+            self._take_in(incoming, hello)
+        stream.send((answer,))
+        if hello is None:
+            stream.close()
+            return
+        if frames_with(hello):
+            stream.check_frames(reports=True)
+        stream.resume()
+
+    def _take_in(self, incoming: _Incoming, hello: Hello) -> None:
+        """Hear a stream from now on; one of its kind that the peer opened before is given up, with all that is still in it."""
+        streams = self._incoming[hello.node_id]
+        for former in [each for each in streams if each.kind is incoming.kind]:
+            streams.discard(former)
+            former.end()
+        streams.add(incoming)
+        incoming.accepted(hello)
+
+    async def _judged(self, greeting: bytes) -> tuple[Hello | None, bytes]:
+        """Return the greeting (None: it is refused) and the answer.
+
+        Raises: OSError (it cannot be settled now), DamagedFrameError.
+        """
+        try:
+            hello = read_greeting(greeting)
+        except (ValueError, DecodeError) as error:
+            text = f"the greeting cannot be read: {safe_text(str(error))}"
+            return None, encode_reply(self._gate.hello(None), Refusal(RefusalKind.MALFORMED, text), 0)
+        refused = await self._gate.admit(hello)
+        answer = encode_reply(self._gate.hello(None), refused, frames_with(hello))
+        self.note_judged(hello.node_id, refused)
+        return (hello if refused is None else None), answer
+
+    # --- what is noted -----------------------------------------------------------------------------------------
+    def note_judged(self, peer: NodeId, refusal: Refusal | None) -> None:
+        """Keep what this node said to the last greeting of a peer."""
+        self._note(self.refused, peer, refusal)
+        if peer in self.refused:
+            self.refused_at[peer] = time.monotonic()
+
+    def note_refused_by(self, peer: NodeId, refusal: Refusal | None) -> None:
+        """Keep what a peer said to the last greeting of this node."""
+        self._note(self.refused_by, peer, refusal)
+
+    def note_damaged(self, peer: NodeId | None, kind: StreamKind, reason: str) -> None:
+        """Say that what came was changed on the way, once per peer and minute."""
+        self._gate.on_damaged(peer)
+        before = self._log_limit.passes(peer, asyncio.get_running_loop().time())
+        if before is not None:
+            logger.warning(
+                "connection ended peer=%s stream=%s reason=%r before=%d: it is made again; see to the network",
+                peer or "(not known)", kind.value, reason, before,
+            )  # fmt: skip
+
+    def _note(self, refusals: dict[NodeId, Refusal], peer: NodeId, refusal: Refusal | None) -> None:
+        if refusal is None:
+            refusals.pop(peer, None)
+        elif peer in self.links:
+            refusals[peer] = refusal
+            self._log_refusal(peer, refusal)
+        else:  # a greeting may bear any name
+            before = self._log_limit.passes(RefusalKind, asyncio.get_running_loop().time())
+            if before is not None:
+                logger.error(
+                    "stranger refused before=%d: %s", before, safe_text(refusal.text, MAX_REFUSAL_SIZE)
+                )
+
+    def _log_refusal(self, peer: NodeId, refusal: Refusal) -> None:
+        """Log each reason once per peer, not once per attempt."""
+        if (peer, refusal.kind) not in self._logged:
+            self._logged.add((peer, refusal.kind))
+            logger.error("peer refused peer=%s reason=%s: %s", peer, refusal.kind.name.lower(), refusal.text)
