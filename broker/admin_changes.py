@@ -33,9 +33,8 @@ from .groups import ConsumerGroup
 from .messaging_validation import MAX_TOPIC_LENGTH, group_problem, topic_problem
 from .refusals import RefusedError
 from .topic_admin import check_room_for_group, check_room_for_topic
-from .topics import Topic
+from .topics import MAX_QUEUES, Topic
 
-MAX_QUEUES: Final = 1024
 DEFAULT_MAX_ATTEMPTS: Final = 17
 _KEEPING: Final = "keep unread messages of a topic"
 _AS_IT_IS: Final = "--if-not-exists (in the client if_not_exists=True)"

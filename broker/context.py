@@ -16,6 +16,7 @@ from ledgermq.raft.node.node import RaftNode
 from .config import BrokerConfig
 from .coordination import Coordination
 from .deliveries import LeaseHolders, RecentDeliveries
+from .disk_steps import RetentionView
 from .forwarding import Forwarder
 from .key_index import KeyIndex
 from .leader_calls import LeaderCalls
@@ -31,7 +32,6 @@ from .produce import AppendPipeline
 from .read_advice import ReadAdvice
 from .refusals import RefusedError
 from .replica import Replica
-from .retention_policy import RetentionView
 from .sessions import ClientsHere, session_of
 from .slaves import SlaveGate
 from .state_transfer import BrokerStateTransfer

@@ -16,12 +16,11 @@ from typing import Final
 from .commands import ReleaseLeases, lease_rows
 from .leader_view import Delivery, ReceiveRequest
 from .leases import Consumption
+from .members import ON_THE_WAY_SECONDS
 
 #: How long a repeated attempt is recognised.
 REMEMBERED_SECONDS: Final = 60.0
-#: What was handed to another node so shortly before that node was found lost may not have reached the client.
-ON_THE_WAY_SECONDS: Final = 5.0
-#: The same for the last leader, in log time (ms) before its last entry.
+#: Of the last leader, like ON_THE_WAY_SECONDS, in log time (ms) before its last entry.
 LAST_LEADER_MS: Final = 2000
 #: Leases (20 bytes each) that one command releases: it must fit into the smallest entry that a group may have.
 ROWS_MAX: Final = 4096

@@ -23,9 +23,9 @@ from google.protobuf.message import DecodeError
 from ledgermq.proto import peer_pb2
 from ledgermq.proto.foreign_text import safe_text
 
-from .deliveries import ON_THE_WAY_SECONDS
 from .forward_lane import MAX_CALLS
 from .forwarding import NOT_LEADER
+from .members import ON_THE_WAY_SECONDS
 
 logger = logging.getLogger(__name__)
 

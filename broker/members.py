@@ -14,6 +14,9 @@ from ledgermq.proto.route_pb2 import ListenerAddresses, NodeInfo
 #: A node that the leader has not heard for so long leaves routes and assignments (D17).
 SILENCE_LIMIT_MS: Final = 2000
 
+#: What was handed to another node so shortly before that node was found lost may not have reached the client.
+ON_THE_WAY_SECONDS: Final = 5.0
+
 
 class Members:
     """The nodes of one group. `own` is this node, with all its listeners."""

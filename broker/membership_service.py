@@ -16,7 +16,6 @@ import grpc.aio
 from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.raft.errors import NotLeaderError, TransferringError
 
-from .admin_changes import MAX_QUEUES
 from .allocation import STRATEGIES
 from .commands import JoinGroup
 from .context import NodeContext
@@ -27,6 +26,7 @@ from .meant_group import MeantGroup
 from .messaging_validation import group_problem, text_problem, topic_problem
 from .refusals import REFUSABLE, RefusedError
 from .topic_admin import ensure_group
+from .topics import MAX_QUEUES
 
 SESSION_TIMEOUT_MS: Final = 3_000
 SESSION_TIMEOUT_RANGE_MS: Final = (500, 60_000)

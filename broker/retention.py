@@ -27,25 +27,12 @@ from ledgermq.raft.types import LogIndex
 from .commands import LogStart, position_rows
 from .consume_queue import ColdRead, QueueKey
 from .context import NodeContext
+from .disk_steps import DiskStep, DiskWatch, Use, bytes_to_free, hindering_share, limits_of, next_step
 from .effects import Effects, Loss
 from .errors import BrokerError
 from .produce import TooManyRequestsError
 from .refusals import RefusedError
-from .retention_policy import (
-    DeletionPace,
-    DiskStep,
-    DiskWatch,
-    Expiry,
-    Use,
-    age_clock,
-    bytes_to_free,
-    expired_before,
-    hindering_share,
-    limits_of,
-    next_step,
-    oldest_before,
-    protected_by,
-)
+from .retention_policy import DeletionPace, Expiry, age_clock, expired_before, oldest_before, protected_by
 from .unconsumed import Protection, protection
 
 logger = logging.getLogger(__name__)

@@ -17,10 +17,11 @@ from ledgermq.raft.errors import LogCompactedError, RaftError
 from .commands import TrimQueues, position_rows
 from .consume_queue import ConsumeQueue, QueueKey
 from .context import NodeContext
+from .disk_steps import DiskStep
 from .errors import BrokerError
 from .fetch import offset_at_time, stored_at
 from .produce import TooManyRequestsError
-from .retention_policy import DiskStep, age_clock
+from .retention_policy import age_clock
 from .topics import Topic
 from .unconsumed import unconsumed
 

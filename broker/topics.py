@@ -14,6 +14,8 @@ from typing import Any, Final
 from .commands import CreateTopic, MessageType
 from .errors import TopicNotFoundError
 
+#: Queues of a topic in one broker group.
+MAX_QUEUES: Final = 1024
 #: Topics whose names begin so belong to the broker.
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 #: Clients write message traces to it, where a group keeps them.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.broker import consume_queue, registration, retention_policy
+from ledgermq.broker import consume_queue, disk_steps, registration
 from ledgermq.broker.config import MAX_SEGMENT_SIZE, BrokerConfig
 from ledgermq.broker.membership_service import SESSION_TIMEOUT_MS
 from ledgermq.broker.messaging_settings import LONG_POLLING_SECONDS
@@ -127,10 +127,10 @@ NUMBERS: list[tuple[str, Any, Any, str]] = [
     ("A6.4", port_front.TLS_HELLOS_AT_ONCE, 8, "8 whole hellos"),
     ("A6.4", port_front.FIRST_BYTES_TIMEOUT_S, 10, "10 s"),
     ("A7.2", _SETTINGS.clean_at, "04:00", "`clean_at`, 04:00"),
-    ("A7.3", retention_policy.LIMITS[retention_policy.DiskStep.DELETE_EXPIRED], 0.75, "75 %"),
-    ("A7.4", retention_policy.LIMITS[retention_policy.DiskStep.DELETE_OLDEST], 0.85, "85 %"),
-    ("A7.4", retention_policy.LIMITS[retention_policy.DiskStep.REFUSE_MESSAGES], 0.9, "90 %"),
-    ("A7.4", retention_policy.LIMITS[retention_policy.DiskStep.REFUSE_WRITES], 0.95, "95 %"),
+    ("A7.3", disk_steps.LIMITS[disk_steps.DiskStep.DELETE_EXPIRED], 0.75, "75 %"),
+    ("A7.4", disk_steps.LIMITS[disk_steps.DiskStep.DELETE_OLDEST], 0.85, "85 %"),
+    ("A7.4", disk_steps.LIMITS[disk_steps.DiskStep.REFUSE_MESSAGES], 0.9, "90 %"),
+    ("A7.4", disk_steps.LIMITS[disk_steps.DiskStep.REFUSE_WRITES], 0.95, "95 %"),
     ("A7.5", _SETTINGS.retention_hours, 72, "72 h"),
     ("A9.7", _SETTINGS.election_timeout_ms, (400, 800), "400 to 800"),
 ]  # fmt: skip

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ledgermq.broker.command_codecs import encode
-from ledgermq.broker.deliveries import ON_THE_WAY_SECONDS, ROWS_MAX, RecentDeliveries, granted_since
+from ledgermq.broker.deliveries import ROWS_MAX, RecentDeliveries, granted_since
 from ledgermq.broker.leader_view import Delivery, ReceiveRequest
 from ledgermq.broker.leases import LEASE_DTYPE, NEVER, Consumption
+from ledgermq.broker.members import ON_THE_WAY_SECONDS
 from ledgermq.broker.produce import largest_message
 from ledgermq.raft.config import MAX_ENTRY_DIVISOR
 

@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 
 from ledgermq.broker.context import NodeContext
+from ledgermq.broker.disk_steps import RetentionView
 from ledgermq.broker.http import Routes
 from ledgermq.broker.leadership import Leadership
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.probes import Probes, starting
-from ledgermq.broker.retention_policy import RetentionView
 
 
 @dataclass

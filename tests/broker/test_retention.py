@@ -14,11 +14,11 @@ import pytest
 from ledgermq.broker import retention
 from ledgermq.broker.commands import Command, CommitOffsets, LogStart, SetTopicKeepUnread, position_rows
 from ledgermq.broker.config import BrokerConfig
+from ledgermq.broker.disk_steps import DiskStep, RetentionView
 from ledgermq.broker.effects import Effects
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.retention import Retention, next_clean
-from ledgermq.broker.retention_policy import DiskStep, RetentionView
 from ledgermq.broker.state import BrokerState
 from ledgermq.proto import admin_pb2
 from ledgermq.raft.disk.files import DiskUse

@@ -6,23 +6,19 @@ import random
 
 import pytest
 
-from ledgermq.broker.retention_policy import (
+from ledgermq.broker.disk_steps import (
     LIMITS,
     MARGIN,
-    DeletionPace,
     DiskStep,
     DiskWatch,
-    Expiry,
     RetentionView,
     Use,
     bytes_to_free,
-    expired_before,
     hindering_share,
     limits_of,
     next_step,
-    oldest_before,
-    protected_by,
 )
+from ledgermq.broker.retention_policy import DeletionPace, Expiry, expired_before, oldest_before, protected_by
 from ledgermq.raft.log.segment import SegmentInfo
 from ledgermq.raft.types import LogIndex
 

@@ -18,7 +18,7 @@ from ledgermq.broker.commands import (
     position_rows,
 )
 from ledgermq.broker.config import BrokerConfig
-from ledgermq.broker.retention_policy import DiskStep, RetentionView
+from ledgermq.broker.disk_steps import DiskStep, RetentionView
 from ledgermq.broker.topic_retention import TopicRetention
 
 from .entry_log import START_MS, Node

@@ -326,12 +326,12 @@ _RETAINED = (
     ),
     SourceMutant(
         "StepsFlutter", "A step of the disk ends where it began.",
-        "broker/retention_policy.py", "if share > (limit - MARGIN if each <= step else limit):", "if share > limit:",
+        "broker/disk_steps.py", "if share > (limit - MARGIN if each <= step else limit):", "if share > limit:",
         _RETENTION,
     ),
     SourceMutant(
         "FullDiskGoesOn", "A full disk takes messages while the numbers look well.",
-        "broker/retention_policy.py", "return max(reached, DiskStep.REFUSE_MESSAGES) if full else reached", "return reached",
+        "broker/disk_steps.py", "return max(reached, DiskStep.REFUSE_MESSAGES) if full else reached", "return reached",
         _RETENTION,
     ),
     SourceMutant(
