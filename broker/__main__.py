@@ -36,7 +36,7 @@ from .config import BrokerConfig, ConfigError, load
 from .errors import BrokerError
 
 if TYPE_CHECKING:
-    from .probes import ProcessProbes
+    from .service.probes import ProcessProbes
 
 logger = logging.getLogger(__name__)
 
@@ -153,8 +153,8 @@ async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     # What takes long to import is here before the port is open, and makes no probe wait.
-    from . import server  # noqa: F401
-    from .probes import ProcessProbes
+    from . import node as server  # noqa: F401
+    from .service.probes import ProcessProbes
 
     probed = ProcessProbes()
     await probed.http.start(config.http_bind)  # first: opening and repairing a folder may take hours
@@ -186,7 +186,7 @@ async def _run(
             return 0
         probed.node = None
         if (plan := node.promotion_plan) is not None:
-            from .promotion import promote
+            from .admin.promotion import promote
 
             probed.doing = "begins a new generation as the master"
             await asyncio.to_thread(promote, config.data_dir, files or RealFileSystem(), plan)
@@ -235,8 +235,8 @@ async def _started(
 
     One that gave its client ports back a moment ago waits `patience` s until it has them again.
     """
-    from .listeners import PortError
-    from .server import BrokerNode
+    from .node import BrokerNode
+    from .ports.listeners import PortError
 
     end = time.monotonic() + patience
     while True:
@@ -314,7 +314,7 @@ def main(arguments: Sequence[str] | None = None, *, files: FileSystem | None = N
             "ledgermq broker: the server parts are not installed. Run: pip install 'ledgermq[server]'\n"
         )
         return EXIT_WILL_NOT_START
-    from .listeners import PortError
+    from .ports.listeners import PortError
 
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:

@@ -29,8 +29,8 @@ from ledgermq.proto.record import MAX_BODY_SIZE
 from ledgermq.raft.config import MAX_ENTRY_DIVISOR
 from ledgermq.raft.disk.page_writer import PAGE
 
-from .polls import MAX_KEYS
-from .produce import largest_message
+from .leader.pipeline import largest_message
+from .reading.polls import MAX_KEYS
 
 ENV_PREFIX: Final = "LEDGERMQ_"
 MAX_SEGMENT_SIZE: Final = 4 << 30

@@ -22,6 +22,8 @@ from ledgermq.raft.errors import (
     TransferringError,
 )
 
+from .cluster.calls import LeaderUnavailableError
+from .cluster.slaves import SlavesAwayError, SlaveTimeoutError
 from .errors import (
     ConsumeQueueError,
     GroupNotFoundError,
@@ -29,9 +31,7 @@ from .errors import (
     QueueNotFoundError,
     TopicNotFoundError,
 )
-from .leader_calls import LeaderUnavailableError
-from .produce import TooManyRequestsError, TurnFailedError
-from .slaves import SlavesAwayError, SlaveTimeoutError
+from .leader.pipeline import TooManyRequestsError, TurnFailedError
 
 RETRY_AFTER_MS: Final = 50
 #: While slaves are away: nothing else than their return helps.

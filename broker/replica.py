@@ -18,18 +18,18 @@ import numpy as np
 from ledgermq.proto.entry import EntryHeader
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
-from .consume_queue import ColdRead
-from .consume_queue_files import ConsumeQueueFiles
-from .deliveries import LAST_LEADER_MS, granted_since
-from .effects import Effects
+from .cluster.known_leader import Leadership
 from .errors import ConsumeQueueError
-from .leader_view import MAX_STREAMS, LeaderView
-from .leadership import Leadership
-from .lease_releases import LeaseReleases
-from .polls import Polls
-from .produce import AppendPipeline, TooManyRequestsError
-from .rebuild import QueueRebuild
-from .state import BrokerState
+from .leader.leader_view import MAX_STREAMS, LeaderView
+from .leader.lease_releases import LeaseReleases
+from .leader.pipeline import AppendPipeline, TooManyRequestsError
+from .leader.recent_deliveries import LAST_LEADER_MS, granted_since
+from .reading.consume_queue_files import ConsumeQueueFiles
+from .reading.polls import Polls
+from .state.consume_queue import ColdRead
+from .state.effects import Effects
+from .state.machine import BrokerState
+from .state.rebuild import QueueRebuild
 
 logger = logging.getLogger(__name__)
 

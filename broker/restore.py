@@ -32,15 +32,15 @@ from ledgermq.raft.folder.restored_folder import FolderPlan, FolderWriter, space
 from ledgermq.raft.log.identity import Identity, Manifest
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
-from .checkpoint import restore_state
-from .checkpoint_store import CheckpointStore
+from .backup.history import LogHistory
+from .checkpoint.layout import restore_state
+from .checkpoint.store import CheckpointStore
+from .checkpoint.transfer import install_state, staged_snapshot
 from .config import check_name, split_address
-from .consume_queue import UNIT_SIZE
-from .consume_queue_files import ConsumeQueueFiles
 from .errors import BrokerError
-from .log_history import LogHistory
+from .reading.consume_queue_files import ConsumeQueueFiles
 from .recover import make_durable
-from .state_transfer import install_state, staged_snapshot
+from .state.consume_queue import UNIT_SIZE
 
 EXIT_REFUSED: Final = 1
 RECORD: Final = "restored.json"

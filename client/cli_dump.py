@@ -149,7 +149,7 @@ def _refuse_data_folder(folder: Path) -> None:
 
 def _dump_offline(data: Path, to: Path, overwrite: bool, as_json: bool) -> int:
     require_server("dumping a data folder")
-    command = [sys.executable, "-m", "ledgermq.broker.dump", "--data", str(data), "--out", str(to)]
+    command = [sys.executable, "-m", "ledgermq.broker.backup.stream", "--data", str(data), "--out", str(to)]
     command += ["--overwrite"] * overwrite + ["--json"] * as_json
     return run_to_end(command)
 

@@ -1,7 +1,7 @@
 """`ledgermq cluster promote NODE`: a slave becomes the master, because the master does not come back.
 
 Owns: what a person is told and asked before, and the wait for the new master. Must not: decide whether the node may (it
-does that itself, broker/promotion.py), or believe that a node is dead because it does not answer.
+does that itself, broker/admin/promotion.py), or believe that a node is dead because it does not answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`manifest.json`: what the dump of one node says of itself (D20; broker/dump_files.py writes it).
+"""`manifest.json`: what the dump of one node says of itself (D20; broker/backup/files.py writes it).
 
 Pure. Owns: the names and types of its fields. Must not: open files. What it says is a claim: whoever reads a dump checks
 it against the files.

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from ledgermq.broker import consume_queue, disk_steps, registration
+from ledgermq.broker.cluster import registration
 from ledgermq.broker.config import MAX_SEGMENT_SIZE, BrokerConfig
-from ledgermq.broker.membership_service import SESSION_TIMEOUT_MS
-from ledgermq.broker.messaging_settings import LONG_POLLING_SECONDS
-from ledgermq.broker.port_policy import CLIENT_SOCKET_OPTIONS, PortPolicy
+from ledgermq.broker.native.membership import SESSION_TIMEOUT_MS
+from ledgermq.broker.ports.policy import CLIENT_SOCKET_OPTIONS, PortPolicy
+from ledgermq.broker.service import disk_steps
+from ledgermq.broker.service.client_settings import LONG_POLLING_SECONDS
+from ledgermq.broker.state import consume_queue
 from ledgermq.client import PushOptions, encoding, latency_fault, queue_reader, routes, simple_consumer
 from ledgermq.nameserver import config as nameserver_config
 from ledgermq.nameserver import route_table

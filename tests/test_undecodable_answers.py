@@ -15,11 +15,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from ledgermq.broker import other_groups, registration
+from ledgermq.broker.cluster import other_broker_groups as other_groups
+from ledgermq.broker.cluster import registration
+from ledgermq.broker.cluster.other_broker_groups import OtherGroups
+from ledgermq.broker.cluster.registration import Registration
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.find_master import _ask
-from ledgermq.broker.other_groups import OtherGroups
-from ledgermq.broker.registration import Registration
 from ledgermq.client.calls import call_group
 from ledgermq.client.channels import Channels
 from ledgermq.client.errors import BrokerUnreachableError, NameserversDownError

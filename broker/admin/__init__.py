@@ -1,1 +1,6 @@
-"""What `ledgermq.v1.AdminService` answers. (Its other modules still stand one folder up.)"""
+"""`ledgermq.v1.AdminService`: changes, reads, look-up of messages, dumps, promotion.
+
+Owns the calls of operators. Must not: be needed for sending or receiving.
+
+Begin with `service.py`. Then: `changes.py`, `reads.py`, `deliveries.py`, `message_query.py`, `promotion.py`.
+"""

@@ -19,17 +19,17 @@ from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.raft.errors import RaftError
 from ledgermq.raft.types import LogIndex
 
-from ..admin_changes import known_group, known_topic
-from ..commands import ReleaseParked, position_rows
-from ..context import NodeContext
-from ..deliveries import ROWS_MAX
-from ..effects import Parked
 from ..errors import BrokerError
-from ..groups import ConsumerGroup
-from ..leases import ACKED, PARKED_MAX, Consumption
-from ..messaging_wire import message_id_text
+from ..leader.recent_deliveries import ROWS_MAX
 from ..refusals import RefusedError
-from ..topics import Topic
+from ..service.context import NodeContext
+from ..state.commands import ReleaseParked, position_rows
+from ..state.consumer_groups import ConsumerGroup
+from ..state.effects import Parked
+from ..state.leases import ACKED, PARKED_MAX, Consumption
+from ..state.topics import Topic
+from ..wire.official import message_id_text
+from .changes import known_group, known_topic
 
 logger = logging.getLogger(__name__)
 

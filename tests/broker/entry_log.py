@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ledgermq.broker.command_codecs import encode
-from ledgermq.broker.commands import Command, CreateGroup, CreateTopic
-from ledgermq.broker.effects import Effects, GroupResult, TopicResult
-from ledgermq.broker.leader_view import LeaderView, Turn
-from ledgermq.broker.state import BrokerState
+from ledgermq.broker.leader.leader_view import LeaderView, Turn
+from ledgermq.broker.state.codecs import encode
+from ledgermq.broker.state.commands import Command, CreateGroup, CreateTopic
+from ledgermq.broker.state.effects import Effects, GroupResult, TopicResult
+from ledgermq.broker.state.machine import BrokerState
 from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind, decode_header, encode_entry
 from ledgermq.proto.record import (
     SECTION_HEADER_SIZE,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from ledgermq.broker.commands import CreateTopic, MessageType
-from ledgermq.broker.effects import Effects
-from ledgermq.broker.leader_view import LeaderView
-from ledgermq.broker.leadership import Leadership
-from ledgermq.broker.produce import AppendPipeline
-from ledgermq.broker.state import BrokerState
+from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.leader.leader_view import LeaderView
+from ledgermq.broker.leader.pipeline import AppendPipeline
+from ledgermq.broker.state.commands import CreateTopic, MessageType
+from ledgermq.broker.state.effects import Effects
+from ledgermq.broker.state.machine import BrokerState
 from ledgermq.proto.entry import Buffer, EntryHeader, EntryKind, entry_size
 from ledgermq.raft.state_machine import Proposal
 

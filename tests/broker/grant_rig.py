@@ -9,28 +9,28 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from ledgermq.broker import granted_receive
-from ledgermq.broker.commands import CreateGroup
-from ledgermq.broker.deliveries import LeaseHolders, RecentDeliveries
-from ledgermq.broker.forwarding import FORWARDED_BY, ForwardError
-from ledgermq.broker.grant_service import GrantService
-from ledgermq.broker.granted_receive import GrantedReceives
-from ledgermq.broker.leader_calls import CLIENT_ID, Call, LeaderCalls
-from ledgermq.broker.leadership import Leadership
-from ledgermq.broker.lease_releases import LeaseReleases
-from ledgermq.broker.log_reader import LogReader
-from ledgermq.broker.messaging_wire import OutgoingRecord
+from ledgermq.broker.cluster.calls import CLIENT_ID, Call, LeaderCalls
+from ledgermq.broker.cluster.forwarding import FORWARDED_BY, ForwardError
+from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.leader.lease_releases import LeaseReleases
+from ledgermq.broker.leader.recent_deliveries import LeaseHolders, RecentDeliveries
+from ledgermq.broker.leader.works import SendWork
 from ledgermq.broker.metrics import Metrics
-from ledgermq.broker.polls import Polls
-from ledgermq.broker.produce_works import SendWork
-from ledgermq.broker.receive import receive
-from ledgermq.broker.state import BrokerState
+from ledgermq.broker.official import receive_at_follower as granted_receive
+from ledgermq.broker.official.grants_for_followers import GrantService
+from ledgermq.broker.official.receive_at_follower import GrantedReceives
+from ledgermq.broker.official.receive_at_leader import receive
+from ledgermq.broker.reading.log_reader import LogReader
+from ledgermq.broker.reading.polls import Polls
+from ledgermq.broker.state.commands import CreateGroup
+from ledgermq.broker.state.machine import BrokerState
+from ledgermq.broker.wire.official import OutgoingRecord
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.entry import HEADER_SIZE, EntryKind, decode_header, encode_entry
 from ledgermq.raft.errors import LogCompactedError, NotLeaderError
 
 from .fake_raft import FakeRaft, settle
-from .test_log_reader import BytesLog
+from .reading.test_log_reader import BytesLog
 
 BODIES = (b"first", b"second", b"third")
 METADATA = ((CLIENT_ID, "client"), (FORWARDED_BY, "n2"))

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ledgermq.broker.commands import CommitOffsets, JoinGroup, StartPosition, position_rows
-from ledgermq.broker.consume_queue import QueueKey
-from ledgermq.broker.coordinator import Coordinator, MemberView, StartsByTime, Wish
-from ledgermq.broker.effects import CommitResult
-from ledgermq.broker.memberships import GroupMembership
+from ledgermq.broker.leader.coordinator import Coordinator, MemberView, StartsByTime, Wish
+from ledgermq.broker.state.commands import CommitOffsets, JoinGroup, StartPosition, position_rows
+from ledgermq.broker.state.consume_queue import QueueKey
+from ledgermq.broker.state.effects import CommitResult
+from ledgermq.broker.state.memberships import GroupMembership
 
 from .entry_log import Node
 

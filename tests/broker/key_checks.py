@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from functools import cache
 from pathlib import Path
 
-from ledgermq.broker.key_hashes import ItemForm, id_hash, key_hash
-from ledgermq.broker.key_index import KeyIndex
+from ledgermq.broker.reading.key_hashes import ItemForm, id_hash, key_hash
+from ledgermq.broker.reading.key_index import KeyIndex
 from ledgermq.proto.record import pack_message_id
 
 from .key_log import SEGMENT, MessageLog, Stored, searched

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ledgermq.broker.key_hashes import ItemForm
-from ledgermq.broker.key_index import KeyIndex
-from ledgermq.broker.key_runs import Builds
-from ledgermq.broker.log_reader import LogReader
+from ledgermq.broker.reading.key_hashes import ItemForm
+from ledgermq.broker.reading.key_index import KeyIndex
+from ledgermq.broker.reading.key_runs import Builds
+from ledgermq.broker.reading.log_reader import LogReader
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind, entry_size
 from ledgermq.proto.record import (

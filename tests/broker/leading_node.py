@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from ledgermq.broker.commands import Command, JoinGroup, StartPosition
-from ledgermq.broker.coordination import Coordination, MembershipStream
-from ledgermq.broker.effects import Effects
-from ledgermq.broker.leadership import Leadership
-from ledgermq.broker.produce import Applied
+from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.leader.coordination import Coordination, MembershipStream
+from ledgermq.broker.leader.pipeline import Applied
+from ledgermq.broker.state.commands import Command, JoinGroup, StartPosition
+from ledgermq.broker.state.effects import Effects
 from ledgermq.raft.errors import NotLeaderError, ProposalLostError
 
 from .entry_log import Node

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from ledgermq.broker import promotion, promotion_claims
-from ledgermq.broker.forwarding import ForwardError
+from ledgermq.broker.admin import promotion, promotion_claims
+from ledgermq.broker.cluster.forwarding import ForwardError
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.raft.core.config import CoreConfig

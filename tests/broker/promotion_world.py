@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from ledgermq.broker import promotion
+from ledgermq.broker.admin import promotion
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.raft.core.outputs import Role

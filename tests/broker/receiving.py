@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ledgermq.broker.commands import (
-    Ack,
-    ChangeInvisible,
-    Command,
-    change_rows,
-    lease_rows,
-)
-from ledgermq.broker.effects import GrantResult, RowsResult
-from ledgermq.broker.leader_view import Delivery, GrantPlan, ReceiveRequest
+from ledgermq.broker.leader.leader_view import Delivery, GrantPlan, ReceiveRequest
+from ledgermq.broker.state.commands import Ack, ChangeInvisible, Command, change_rows, lease_rows
+from ledgermq.broker.state.effects import GrantResult, RowsResult
 
 from .entry_log import Node
 

@@ -10,7 +10,7 @@ import pytest
 from ledgermq.broker import __main__ as main
 from ledgermq.broker import find_master
 from ledgermq.broker.config import BrokerConfig, load
-from ledgermq.broker.probes import ProcessProbes
+from ledgermq.broker.service.probes import ProcessProbes
 from tests.ports import free_port
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ledgermq.broker.cluster.calls import LeaderUnavailableError
 from ledgermq.broker.errors import TopicNotFoundError
-from ledgermq.broker.leader_calls import LeaderUnavailableError
-from ledgermq.broker.produce import TooManyRequestsError
+from ledgermq.broker.leader.pipeline import TooManyRequestsError
 from ledgermq.broker.refusals import RefusedError, refusal_of
 from ledgermq.proto import route_pb2
 from ledgermq.proto.route_pb2 import ListenerAddresses

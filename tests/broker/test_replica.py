@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from ledgermq.broker import replica as replica_module
-from ledgermq.broker.commands import Command, DeleteTopic, ReleaseLeases, SessionLost, lease_rows
-from ledgermq.broker.consume_queue import ColdRead
-from ledgermq.broker.effects import Effects
-from ledgermq.broker.leadership import Leadership
-from ledgermq.broker.polls import Polls
-from ledgermq.broker.produce import Applied, TooManyRequestsError
+from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.leader.pipeline import Applied, TooManyRequestsError
+from ledgermq.broker.reading.polls import Polls
 from ledgermq.broker.replica import Replica
+from ledgermq.broker.state.commands import Command, DeleteTopic, ReleaseLeases, SessionLost, lease_rows
+from ledgermq.broker.state.consume_queue import ColdRead
+from ledgermq.broker.state.effects import Effects
 from ledgermq.raft.disk.threads import in_thread
 from ledgermq.raft.types import Term
 

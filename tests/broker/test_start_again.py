@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 import pytest
 
 from ledgermq.broker import __main__ as main
-from ledgermq.broker import promotion, server
+from ledgermq.broker import node as server
+from ledgermq.broker.admin import promotion
 from ledgermq.broker.config import BrokerConfig, load
-from ledgermq.broker.http import Routes
-from ledgermq.broker.listeners import PortError
-from ledgermq.broker.probes import starting
+from ledgermq.broker.ports.http import Routes
+from ledgermq.broker.ports.listeners import PortError
+from ledgermq.broker.service.probes import starting
 from tests.ports import free_port
 
 PLAN = object()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgermq.broker import messaging_wire
+from ledgermq.broker.wire import official as messaging_wire
 from ledgermq.client.message import MessageQueue
 from ledgermq.client.queue_selection import (
     CustomSelector,

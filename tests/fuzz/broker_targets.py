@@ -13,31 +13,34 @@ from typing import Any, Final
 import numpy as np
 from crc32c import crc32c
 
-from ledgermq.broker import log_wire, messaging_validation, messaging_wire, promotion_claims
-from ledgermq.broker.checkpoint import Snapshot, decode_snapshot, encode_snapshot, take_snapshot
-from ledgermq.broker.command_codecs import decode as decode_command
-from ledgermq.broker.command_codecs import encode
-from ledgermq.broker.commands import JoinGroup
-from ledgermq.broker.consume_queue import record_starts, units_of
-from ledgermq.broker.dump_files import _Notes
+from ledgermq.broker.admin import promotion_claims
+from ledgermq.broker.backup.files import _Notes
+from ledgermq.broker.checkpoint.layout import Snapshot, decode_snapshot, encode_snapshot, take_snapshot
+from ledgermq.broker.checkpoint.transfer import _LEADING, _runs
+from ledgermq.broker.cluster.calls import Call
+from ledgermq.broker.cluster.forwarding import ForwardError, answer_of
+from ledgermq.broker.cluster.lane_server import ForwardedContext
 from ledgermq.broker.errors import CheckpointError, InvalidReceiptHandleError, UnknownCommandError
-from ledgermq.broker.forwarded_calls import ForwardedContext
-from ledgermq.broker.forwarding import ForwardError, answer_of
-from ledgermq.broker.granted import deliveries_of_peer, release_of_peer
-from ledgermq.broker.key_hashes import ItemForm, id_hash, items_of
-from ledgermq.broker.key_run import KeyRun, RunRange, RunReader, merged, open_run, write_run
-from ledgermq.broker.leader_calls import Call
-from ledgermq.broker.leader_handlers import parsed
-from ledgermq.broker.membership_service import check_request
-from ledgermq.broker.messaging_service import _parsed
-from ledgermq.broker.messaging_settings import settings_command
-from ledgermq.broker.messaging_status import StatusError
-from ledgermq.broker.messaging_telemetry import check_settings
-from ledgermq.broker.receipt_handle import ReceiptHandle, parse_handle
+from ledgermq.broker.native.membership import check_request
+from ledgermq.broker.official.hand_out import deliveries_of_peer, release_of_peer
+from ledgermq.broker.official.service import _parsed
+from ledgermq.broker.reading.key_hashes import ItemForm, id_hash, items_of
+from ledgermq.broker.reading.key_run import KeyRun, RunRange, RunReader, merged, open_run, write_run
 from ledgermq.broker.refusals import RefusedError
-from ledgermq.broker.sessions import session_of
-from ledgermq.broker.state import message_ids
-from ledgermq.broker.state_transfer import _LEADING, _runs
+from ledgermq.broker.service.client_settings import settings_command
+from ledgermq.broker.service.handlers import parsed
+from ledgermq.broker.service.sessions import session_of
+from ledgermq.broker.service.telemetry import check_settings
+from ledgermq.broker.state.codecs import decode as decode_command
+from ledgermq.broker.state.codecs import encode
+from ledgermq.broker.state.commands import JoinGroup
+from ledgermq.broker.state.consume_queue import record_starts, units_of
+from ledgermq.broker.state.machine import message_ids
+from ledgermq.broker.wire import native as log_wire
+from ledgermq.broker.wire import official as messaging_wire
+from ledgermq.broker.wire import validation as messaging_validation
+from ledgermq.broker.wire.receipt_handle import ReceiptHandle, parse_handle
+from ledgermq.broker.wire.status import StatusError
 from ledgermq.proto import admin_pb2, log_pb2, peer_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.entry import EntryKind
@@ -53,7 +56,7 @@ from ledgermq.proto.record import (
     walk_commands,
 )
 from tests.broker.entry_log import EntryLog, Node, records, section
-from tests.broker.test_commands import EXAMPLES
+from tests.broker.state.test_commands import EXAMPLES
 from tests.raft.simulated_disk import SimulatedDisk
 
 from .files import one_file

@@ -11,7 +11,7 @@ from typing import Any, Final
 from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
-from ledgermq.broker.http import HttpServer
+from ledgermq.broker.ports.http import HttpServer
 from ledgermq.proto.call_metadata import GROUP_ID, group_metadata, meant_group
 from ledgermq.proto.entry import HEADER_SIZE, MAGIC_WORD, EntryHeader, EntryKind
 from ledgermq.proto.errors import CorruptError, LayoutError, NewerFormatError

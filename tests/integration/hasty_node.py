@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 
-from ledgermq.broker import checkpointing, retention
 from ledgermq.broker.__main__ import main
+from ledgermq.broker.checkpoint import schedule as checkpointing
+from ledgermq.broker.retention import keeper as retention
 
 TIMES = 10
 

@@ -35,8 +35,8 @@ _START_TIMEOUT = 60.0
 _IMPORTED = (
     "ledgermq.broker.__main__",
     "ledgermq.broker.find_master",
-    "ledgermq.broker.promotion",
-    "ledgermq.broker.server",
+    "ledgermq.broker.admin.promotion",
+    "ledgermq.broker.node",
     "ledgermq.nameserver.__main__",
     "uvloop",
 )

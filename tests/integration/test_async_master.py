@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ledgermq.broker.forwarding import Forwarder
-from ledgermq.broker.promotion import STATUS, refusal_by_others
+from ledgermq.broker.admin.promotion import STATUS, refusal_by_others
+from ledgermq.broker.cluster.forwarding import Forwarder
 from ledgermq.client import Producer, PullConsumer
 from ledgermq.client.errors import SendTimeoutError
 from ledgermq.client.sync import Producer as SyncProducer

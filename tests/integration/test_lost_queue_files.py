@@ -6,7 +6,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from ledgermq.broker import dump
+from ledgermq.broker.backup import stream as dump
 
 from .cluster import Cluster, wait_until
 from .history import describe_topic, read_topic

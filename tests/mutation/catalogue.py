@@ -13,91 +13,95 @@ _CORE = (
 _RECOVERY = ("raft/folder/test_recovery_judgement.py",)
 _WIRE = ("raft/log/test_wire_batch.py",)
 _LEASES = (
-    "broker/test_leases.py", "broker/test_state.py", "broker/test_leader_view.py", "broker/test_fifo.py",
-    "broker/test_receive.py",
+    "broker/state/test_leases.py", "broker/state/test_state.py", "broker/leader/test_leader_view.py", "broker/state/test_fifo.py",
+    "broker/official/test_receive.py",
 )  # fmt: skip
-_RETENTION = ("broker/test_retention_policy.py", "broker/test_retention.py", "broker/test_topic_retention.py")
+_RETENTION = (
+    "broker/retention/test_retention_policy.py",
+    "broker/retention/test_retention.py",
+    "broker/retention/test_topic_retention.py",
+)
 
 _DEDUPLICATION = (
     SourceMutant(
         "TakesMessagesUntilADrainIsApplied", "A leader takes messages behind the drain that it has proposed.",
-        "broker/leader_view.py", "return not self._closings and self._state.mode is BrokerGroupMode.ACTIVE", "return self._state.mode is BrokerGroupMode.ACTIVE",
-        ("broker/test_group_mode.py", "broker/test_leader_view.py"),
+        "broker/leader/leader_view.py", "return not self._closings and self._state.mode is BrokerGroupMode.ACTIVE", "return self._state.mode is BrokerGroupMode.ACTIVE",
+        ("broker/admin/test_group_mode.py", "broker/leader/test_leader_view.py"),
     ),
     SourceMutant(
         "UndecidedDuplicateIsConfirmed", "A duplicate of a message that is not decided yet is confirmed at once.",
-        "broker/produce_works.py", "            self._undecided += 1\n            flight.when_decided", "            flight.when_decided",
-        ("broker/test_produce.py", "broker/test_messaging_send.py"),
+        "broker/leader/works.py", "            self._undecided += 1\n            flight.when_decided", "            flight.when_decided",
+        ("broker/leader/test_produce.py", "broker/official/test_messaging_send.py"),
     ),
     SourceMutant(
         "DuplicateSectionDoesNotWait", "A repeated section of a stream does not wait for its first copy.",
-        "broker/produce_works.py", "if admission.verdict is Verdict.PENDING and admission.turn is not None:", "if False:",
-        ("broker/test_produce.py", "broker/test_log_service.py"),
+        "broker/leader/works.py", "if admission.verdict is Verdict.PENDING and admission.turn is not None:", "if False:",
+        ("broker/leader/test_produce.py", "broker/native/test_log_service.py"),
     ),
     SourceMutant(
         "DuplicateOutlivesItsLostCopy", "A duplicate succeeds although the turn of its first copy was lost.",
-        "broker/produce_works.py", "            self.fail(error)\n            return", "            pass",
-        ("broker/test_produce.py", "broker/test_messaging_send.py"),
+        "broker/leader/works.py", "            self.fail(error)\n            return", "            pass",
+        ("broker/leader/test_produce.py", "broker/official/test_messaging_send.py"),
     ),
     SourceMutant(
         "MessageIdsForgottenEarly", "A generation of ids goes when its first id is old, not its last: up to 15 s early.",
-        "broker/dedup.py", "self.generations[0].last_timestamp < before:", "self.generations[0].first_timestamp < before:",
-        ("broker/test_dedup.py",),
+        "broker/state/dedup.py", "self.generations[0].last_timestamp < before:", "self.generations[0].first_timestamp < before:",
+        ("broker/state/test_dedup.py",),
     ),
     SourceMutant(
         "NewestGenerationHasTheFirstTime", "Ids that join a generation do not make it live longer.",
-        "broker/dedup.py", "        generation.last_timestamp = now\n", "",
-        ("broker/test_dedup.py",),
+        "broker/state/dedup.py", "        generation.last_timestamp = now\n", "",
+        ("broker/state/test_dedup.py",),
     ),
     SourceMutant(
         "ShorterWindowOfIds", "The leader proposes to forget ids after one minute instead of two.",
-        "broker/leader_view.py", "MESSAGE_ID_WINDOW_MS: Final = 120_000", "MESSAGE_ID_WINDOW_MS: Final = 60_000",
-        ("broker/test_dedup.py", "broker/test_leader_view.py"),
+        "broker/leader/leader_view.py", "MESSAGE_ID_WINDOW_MS: Final = 120_000", "MESSAGE_ID_WINDOW_MS: Final = 60_000",
+        ("broker/state/test_dedup.py", "broker/leader/test_leader_view.py"),
     ),
     SourceMutant(
         "LastBatchOnly", "Of a stream only the newest 63 results are kept.",
-        "broker/dedup.py", "if len(kept) >= KEPT_BATCHES * _BATCH.size:", "if len(kept) >= (KEPT_BATCHES - 1) * _BATCH.size:",
-        ("broker/test_dedup.py",),
+        "broker/state/dedup.py", "if len(kept) >= KEPT_BATCHES * _BATCH.size:", "if len(kept) >= (KEPT_BATCHES - 1) * _BATCH.size:",
+        ("broker/state/test_dedup.py",),
     ),
     SourceMutant(
         "OtherCountIsTheSameBatch", "A batch of other length at a known sequence is taken for the one that was stored.",
-        "broker/dedup.py", "return offset if size == count else None", "return offset",
-        ("broker/test_dedup.py", "broker/test_leader_view.py"),
+        "broker/state/dedup.py", "return offset if size == count else None", "return offset",
+        ("broker/state/test_dedup.py", "broker/leader/test_leader_view.py"),
     ),
     SourceMutant(
         "ResultsSurviveANewEpoch", "Results of the epoch before are kept for a new epoch of the producer.",
-        "broker/dedup.py", 'kept = self.batches if epoch == self.epoch else b""', "kept = self.batches",
-        ("broker/test_dedup.py", "broker/test_leader_view.py"),
+        "broker/state/dedup.py", 'kept = self.batches if epoch == self.epoch else b""', "kept = self.batches",
+        ("broker/state/test_dedup.py", "broker/leader/test_leader_view.py"),
     ),
     SourceMutant(
         "IdsOfOtherTopics", "The same message id in another topic is taken for a duplicate.",
-        "broker/dedup.py", 'return topic_id.to_bytes(4, "little") + message_id', "return bytes(4) + message_id",
-        ("broker/test_dedup.py", "broker/test_leader_view.py", "broker/test_messaging_send.py"),
+        "broker/state/dedup.py", 'return topic_id.to_bytes(4, "little") + message_id', "return bytes(4) + message_id",
+        ("broker/state/test_dedup.py", "broker/leader/test_leader_view.py", "broker/official/test_messaging_send.py"),
     ),
     SourceMutant(
         "SnapshotSharesTheNewestGeneration", "A checkpoint under way sees ids that are stored after its index.",
-        "broker/dedup.py", "newest.last_timestamp, dict(newest.places))", "newest.last_timestamp, newest.places)",
-        ("broker/test_dedup.py", "broker/test_checkpoint.py"),
+        "broker/state/dedup.py", "newest.last_timestamp, dict(newest.places))", "newest.last_timestamp, newest.places)",
+        ("broker/state/test_dedup.py", "broker/checkpoint/test_checkpoint.py"),
     ),
     SourceMutant(
         "StaleEpochIsTaken", "A producer of an older epoch (a zombie) may go on.",
-        "broker/leader_view.py", "            return Admission(Verdict.STALE_EPOCH)\n", "            pass\n",
-        ("broker/test_leader_view.py", "broker/test_log_service.py"),
+        "broker/leader/leader_view.py", "            return Admission(Verdict.STALE_EPOCH)\n", "            pass\n",
+        ("broker/leader/test_leader_view.py", "broker/native/test_log_service.py"),
     ),
     SourceMutant(
         "GapIsTaken", "A batch behind a missing one is stored.",
-        "broker/leader_view.py", "        if header.base_sequence == expected:", "        if header.base_sequence >= expected:",
-        ("broker/test_leader_view.py", "broker/test_log_service.py"),
+        "broker/leader/leader_view.py", "        if header.base_sequence == expected:", "        if header.base_sequence >= expected:",
+        ("broker/leader/test_leader_view.py", "broker/native/test_log_service.py"),
     ),
     SourceMutant(
         "AbandonedTurnKeepsItsOffsets", "Queue offsets of an entry that was not proposed are left out for ever.",
-        "broker/leader_view.py", "            view._next_offsets[key] -= count", "            pass",
-        ("broker/test_leader_view.py", "broker/test_produce.py"),
+        "broker/leader/leader_view.py", "            view._next_offsets[key] -= count", "            pass",
+        ("broker/leader/test_leader_view.py", "broker/leader/test_produce.py"),
     ),
     SourceMutant(
         "DrainForgetsDuplicates", "While a broker group is drained, a retry of a stored batch is refused.",
-        "broker/leader_view.py", "    if admission.verdict is Verdict.ACCEPTED or behind_a_gap:", "    if True:",
-        ("broker/test_group_mode.py", "broker/test_leader_view.py"),
+        "broker/leader/leader_view.py", "    if admission.verdict is Verdict.ACCEPTED or behind_a_gap:", "    if True:",
+        ("broker/admin/test_group_mode.py", "broker/leader/test_leader_view.py"),
     ),
 )  # fmt: skip
 
@@ -218,130 +222,130 @@ _RECOVERING = (
 _LEASED = (
     SourceMutant(
         "LeaseLivesAtItsDeadline", "A lease has not ended yet at the very time of its deadline.",
-        "broker/leases.py", 'rows: np.ndarray = self.leases[(self.leases["deadline"] <= now)', 'rows: np.ndarray = self.leases[(self.leases["deadline"] < now)',
+        "broker/state/leases.py", 'rows: np.ndarray = self.leases[(self.leases["deadline"] <= now)', 'rows: np.ndarray = self.leases[(self.leases["deadline"] < now)',
         _LEASES,
     ),
     SourceMutant(
         "LiveLeaseIsGrantedAgain", "A grant takes leases that have not ended.",
-        "broker/leases.py", "places = places[found & ended]", "places = places[found]",
+        "broker/state/leases.py", "places = places[found & ended]", "places = places[found]",
         _LEASES,
     ),
     SourceMutant(
         "AttemptIsNotCounted", "A delivery does not count as an attempt.",
-        "broker/leases.py", 'leases["attempt"][touched] += 1', 'leases["attempt"][touched] = np.maximum(leases["attempt"][touched], 1)',
+        "broker/state/leases.py", 'leases["attempt"][touched] += 1', 'leases["attempt"][touched] = np.maximum(leases["attempt"][touched], 1)',
         _LEASES,
     ),
     SourceMutant(
         "LateAcknowledgementCounts", "An acknowledgement after the end of the lease is taken.",
-        "broker/leases.py", 'accepted &= ~found | (rows["deadline"] > now) | (rows["flags"] & ACKED != 0)', "pass",
+        "broker/state/leases.py", 'accepted &= ~found | (rows["deadline"] > now) | (rows["flags"] & ACKED != 0)', "pass",
         _LEASES,
     ),
     SourceMutant(
         "OldHandleAcknowledges", "The handle of an earlier delivery acknowledges.",
-        "broker/leases.py", 'current = found & (self.leases["lease_id"][places] == lease_ids) if len(self.leases) else found', "current = found",
+        "broker/state/leases.py", 'current = found & (self.leases["lease_id"][places] == lease_ids) if len(self.leases) else found', "current = found",
         _LEASES,
     ),
     SourceMutant(
         "ReleaseKeepsTheAttempt", "A lease whose message never left counts as an attempt.",
-        "broker/leases.py", '        leases["attempt"][touched] -= np.minimum(leases["attempt"][touched], 1)\n', "",
+        "broker/state/leases.py", '        leases["attempt"][touched] -= np.minimum(leases["attempt"][touched], 1)\n', "",
         _LEASES,
     ),
     SourceMutant(
         "ReleaseKeepsTheHandle", "The handle of a lease that was given back still acknowledges.",
-        "broker/leases.py", '        leases["lease_id"][touched] = 0  # no handle fits any more\n', "",
+        "broker/state/leases.py", '        leases["lease_id"][touched] = 0  # no handle fits any more\n', "",
         _LEASES,
     ),
     SourceMutant(
         "ReleaseMakesALeaseLonger", "A release moves the end of a lease that has ended.",
-        "broker/leases.py", 'leases["deadline"][touched] = np.minimum(leases["deadline"][touched], now)', 'leases["deadline"][touched] = now',
+        "broker/state/leases.py", 'leases["deadline"][touched] = np.minimum(leases["deadline"][touched], now)', 'leases["deadline"][touched] = now',
         _LEASES,
     ),
     SourceMutant(
         "ChangeRevivesAnEndedLease", "The end of a lease that has ended is moved.",
-        "broker/leases.py", 'accepted &= (rows["deadline"] > now) & (rows["flags"] & ACKED == 0)', 'accepted &= rows["flags"] & ACKED == 0',
+        "broker/state/leases.py", 'accepted &= (rows["deadline"] > now) & (rows["flags"] & ACKED == 0)', 'accepted &= rows["flags"] & ACKED == 0',
         _LEASES,
     ),
     SourceMutant(
         "FifoForgetsTheBatch", "In order, an acknowledged message behind an open one does not come again with its batch.",
-        "broker/leases.py", "            open_rows[int(in_batch.argmax()) :] = True\n", "            pass\n",
+        "broker/state/leases.py", "            open_rows[int(in_batch.argmax()) :] = True\n", "            pass\n",
         _LEASES,
     ),
     SourceMutant(
         "CommitGoesBack", "An older commit moves the position back.",
-        "broker/leases.py", "        if offset <= self.committed:\n            return self\n", "",
+        "broker/state/leases.py", "        if offset <= self.committed:\n            return self\n", "",
         _LEASES,
     ),
     SourceMutant(
         "LostIsCountedTwice", "Messages that were acknowledged count as lost to retention.",
-        "broker/leases.py", 'open_rows = (self.leases["flags"] & ACKED == 0) & (self.leases["offset"] < begin)', 'open_rows = self.leases["offset"] < begin',
-        (*_LEASES, "broker/test_retention.py"),
+        "broker/state/leases.py", 'open_rows = (self.leases["flags"] & ACKED == 0) & (self.leases["offset"] < begin)', 'open_rows = self.leases["offset"] < begin',
+        (*_LEASES, "broker/retention/test_retention.py"),
     ),
     SourceMutant(
         "SessionEndKeepsItsLeases", "The end of a session leaves its leases without an end.",
-        "broker/leases.py", '        leases["deadline"][mine] = deadline\n', "",
+        "broker/state/leases.py", '        leases["deadline"][mine] = deadline\n', "",
         _LEASES,
     ),
     SourceMutant(
         "NewLeaderForgetsSessions", "A restored state does not know whose leases are whose.",
-        "broker/consumption.py", "                if session:\n                    self._sessions", "                if False:\n                    self._sessions",
+        "broker/state/consumption.py", "                if session:\n                    self._sessions", "                if False:\n                    self._sessions",
         _LEASES,
     ),
     SourceMutant(
         "GrantedSinceMissesTheFirst", "A new leader keeps the leases of the first entry that may not have arrived.",
-        "broker/deliveries.py", 'found.leases["lease_id"] >= first_index)', 'found.leases["lease_id"] > first_index)',
-        ("broker/test_deliveries.py",),
+        "broker/leader/recent_deliveries.py", 'found.leases["lease_id"] >= first_index)', 'found.leases["lease_id"] > first_index)',
+        ("broker/leader/test_deliveries.py",),
     ),
     SourceMutant(
         "LostNodeKeepsItsDeliveries", "What a lost node had to pass on is not released.",
-        "broker/deliveries.py", "since = now - ON_THE_WAY_SECONDS", "since = now",
-        ("broker/test_deliveries.py",),
+        "broker/leader/recent_deliveries.py", "since = now - ON_THE_WAY_SECONDS", "since = now",
+        ("broker/leader/test_deliveries.py",),
     ),
 )  # fmt: skip
 
 _RETAINED = (
     SourceMutant(
         "DeletesBelowNoCheckpoint", "Segments go that the state checkpoint does not cover.",
-        "broker/retention_policy.py", "if not expiry.has_expired(segment) or segment.last_index >= expiry.floor or expiry.protects(segment):", "if not expiry.has_expired(segment) or expiry.protects(segment):",
+        "broker/retention/policy.py", "if not expiry.has_expired(segment) or segment.last_index >= expiry.floor or expiry.protects(segment):", "if not expiry.has_expired(segment) or expiry.protects(segment):",
         _RETENTION,
     ),
     SourceMutant(
         "OldestBelowNoCheckpoint", "A full disk deletes segments that the state checkpoint does not cover.",
-        "broker/retention_policy.py", "freed < need and segments[keep].last_index < floor:", "freed < need:",
+        "broker/retention/policy.py", "freed < need and segments[keep].last_index < floor:", "freed < need:",
         _RETENTION,
     ),
     SourceMutant(
         "TheLastSegmentGoes", "The open segment is deleted when all has expired.",
-        "broker/retention_policy.py", "    for segment in segments[:-1]:\n        if not expiry", "    for segment in segments:\n        if not expiry",
+        "broker/retention/policy.py", "    for segment in segments[:-1]:\n        if not expiry", "    for segment in segments:\n        if not expiry",
         _RETENTION,
     ),
     SourceMutant(
         "ProtectedByItsBegin", "A segment whose end somebody still has to read is deleted.",
-        "broker/retention_policy.py", "segment.end_offset > self.protected_from", "segment.start_offset > self.protected_from",
-        (*_RETENTION, "broker/test_unconsumed.py"),
+        "broker/retention/policy.py", "segment.end_offset > self.protected_from", "segment.start_offset > self.protected_from",
+        (*_RETENTION, "broker/state/test_unconsumed.py"),
     ),
     SourceMutant(
         "ExpiresBeforeItsTime", "A segment is judged by a time that is twice as long ago.",
-        "broker/retention_policy.py", "segment.last_timestamp >= self.keep_ms", "segment.last_timestamp >= self.keep_ms // 2",
+        "broker/retention/policy.py", "segment.last_timestamp >= self.keep_ms", "segment.last_timestamp >= self.keep_ms // 2",
         _RETENTION,
     ),
     SourceMutant(
         "StepsFlutter", "A step of the disk ends where it began.",
-        "broker/disk_steps.py", "if share > (limit - MARGIN if each <= step else limit):", "if share > limit:",
+        "broker/service/disk_steps.py", "if share > (limit - MARGIN if each <= step else limit):", "if share > limit:",
         _RETENTION,
     ),
     SourceMutant(
         "FullDiskGoesOn", "A full disk takes messages while the numbers look well.",
-        "broker/disk_steps.py", "return max(reached, DiskStep.REFUSE_MESSAGES) if full else reached", "return reached",
+        "broker/service/disk_steps.py", "return max(reached, DiskStep.REFUSE_MESSAGES) if full else reached", "return reached",
         _RETENTION,
     ),
     SourceMutant(
         "LeasedMessagesAreUnprotected", "What is leased and not acknowledged is not protected from retention.",
-        "broker/unconsumed.py", "offset = max(found.first_needed, queue.begin)", "offset = max(found.position, queue.begin)",
-        ("broker/test_unconsumed.py", *_RETENTION),
+        "broker/state/unconsumed.py", "offset = max(found.first_needed, queue.begin)", "offset = max(found.position, queue.begin)",
+        ("broker/state/test_unconsumed.py", *_RETENTION),
     ),
     SourceMutant(
         "PaceSavesUp", "After a quiet hour segments are unlinked in one burst.",
-        "broker/retention_policy.py", "self._allowed = min(self._allowed + (now - self._last) * self._rate, max(1.0, self._rate))", "self._allowed += (now - self._last) * self._rate",
+        "broker/retention/policy.py", "self._allowed = min(self._allowed + (now - self._last) * self._rate, max(1.0, self._rate))", "self._allowed += (now - self._last) * self._rate",
         _RETENTION,
     ),
 )  # fmt: skip
@@ -359,18 +363,18 @@ _TIMERS = (
     ),
     SourceMutant(
         "NewLeaderGivesNoGrace", "A new leader takes every session for lost that did not call it yet.",
-        "broker/leader_view.py", "self._sessions.setdefault(session, self._since) >= SESSION_TIMEOUT_MS:", "self._sessions.setdefault(session, 0) >= SESSION_TIMEOUT_MS:",
-        ("broker/test_leader_view.py", "broker/test_receive_lost.py"),
+        "broker/leader/leader_view.py", "self._sessions.setdefault(session, self._since) >= SESSION_TIMEOUT_MS:", "self._sessions.setdefault(session, 0) >= SESSION_TIMEOUT_MS:",
+        ("broker/leader/test_leader_view.py", "broker/official/test_receive_lost.py"),
     ),
     SourceMutant(
         "ClosedSessionWaits", "Leases of a client that said goodbye wait for its timeout.",
-        "broker/leader_view.py", "self._sessions[session] = self._since - SESSION_TIMEOUT_MS", "self._sessions[session] = self._since",
-        ("broker/test_leader_view.py", "broker/test_receive_lost.py"),
+        "broker/leader/leader_view.py", "self._sessions[session] = self._since - SESSION_TIMEOUT_MS", "self._sessions[session] = self._since",
+        ("broker/leader/test_leader_view.py", "broker/official/test_receive_lost.py"),
     ),
     SourceMutant(
         "SilentCallerLivesLonger", "A caller counts as alive for the leader's patience longer.",
-        "broker/sessions.py", ">= CALLER_SECONDS:", ">= SILENCE_SECONDS:",
-        ("broker/test_sessions.py", "broker/test_peers.py"),
+        "broker/service/sessions.py", ">= CALLER_SECONDS:", ">= SILENCE_SECONDS:",
+        ("broker/service/test_sessions.py", "broker/service/test_peers.py"),
     ),
     SourceMutant(
         "LogTimeGoesBack", "Log time follows a wall clock that steps back.",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ledgermq.broker.commands import (
+from ledgermq.broker.leader.leader_view import Delivery, ReceiveRequest
+from ledgermq.broker.state.commands import (
     EARLIEST,
     LATEST,
     PARKED_MESSAGES,
@@ -32,7 +33,6 @@ from ledgermq.broker.commands import (
     park_rows,
     position_rows,
 )
-from ledgermq.broker.leader_view import Delivery, ReceiveRequest
 
 from .broker_client import Client
 from .broker_life import Answer, Request

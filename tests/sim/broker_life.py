@@ -1,6 +1,6 @@
 """The broker of one life of a simulated node: the real state, leader's view, append pipeline, checkpoints and queue files.
 
-Stands where `server.py`, the services and the event loop stand in a process: Raft's seam is driven by events of the life,
+Stands where `node.py`, the services and the event loop stand in a process: Raft's seam is driven by events of the life,
 coroutines and futures run on a loop whose turns are events, the worker of the checkpoints reports when the
 simulated disk is done. Requests of the simulated clients come in through `on_request`.
 """
@@ -15,25 +15,25 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ledgermq.broker.checkpoint_store import CheckpointStore
-from ledgermq.broker.checkpointing import Checkpointing
-from ledgermq.broker.commands import JoinGroup, ReleaseLeases
-from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
-from ledgermq.broker.coordination import Coordination, MembershipStream
-from ledgermq.broker.coordinator import MemberView
-from ledgermq.broker.deliveries import release_of
-from ledgermq.broker.effects import Effects
+from ledgermq.broker.checkpoint.schedule import Checkpointing
+from ledgermq.broker.checkpoint.store import CheckpointStore
+from ledgermq.broker.cluster.known_leader import Leadership as BrokerLeadership
 from ledgermq.broker.errors import BrokerError
-from ledgermq.broker.leader_view import Delivery, ReceiveRequest
-from ledgermq.broker.leadership import Leadership as BrokerLeadership
-from ledgermq.broker.log_wire import checked_sections
-from ledgermq.broker.messaging_wire import OutgoingRecord
-from ledgermq.broker.polls import Polls
-from ledgermq.broker.produce import AppendPipeline, TooManyRequestsError
-from ledgermq.broker.produce_works import ProduceWork, SendWork
-from ledgermq.broker.receive import ReceiveWork
+from ledgermq.broker.leader.coordination import Coordination, MembershipStream
+from ledgermq.broker.leader.coordinator import MemberView
+from ledgermq.broker.leader.leader_view import Delivery, ReceiveRequest
+from ledgermq.broker.leader.pipeline import AppendPipeline, TooManyRequestsError
+from ledgermq.broker.leader.recent_deliveries import release_of
+from ledgermq.broker.leader.works import ProduceWork, SendWork
+from ledgermq.broker.official.receive_at_leader import ReceiveWork
+from ledgermq.broker.reading.consume_queue_files import ConsumeQueueFiles
+from ledgermq.broker.reading.polls import Polls
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.replica import Replica
+from ledgermq.broker.state.commands import JoinGroup, ReleaseLeases
+from ledgermq.broker.state.effects import Effects
+from ledgermq.broker.wire.native import checked_sections
+from ledgermq.broker.wire.official import OutgoingRecord
 from ledgermq.proto.entry import Buffer, EntryHeader, EntryKind, entry_size
 from ledgermq.raft.core.outputs import Accepted, BecameLeader, Event, LeaderChanged, SteppedDown
 from ledgermq.raft.drive.driver import _refusal

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ledgermq.broker.commands import CommitOffsets, DeleteGroup, JoinGroup, position_rows
+from ledgermq.broker.state.commands import CommitOffsets, DeleteGroup, JoinGroup, position_rows
 
 from .broker_client import MS, Client
 from .broker_life import Answer

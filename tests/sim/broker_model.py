@@ -1,6 +1,6 @@
 """A dumb second version of the broker's state machine: dicts, lists and loops, and a parser of its own.
 
-It reads committed entries, each once, straight from the layouts in the docs of `proto/record.py` and `broker/commands.py`,
+It reads committed entries, each once, straight from the layouts in the docs of `proto/record.py` and `broker/state/commands.py`,
 and says what must be there: messages, positions, leases, what every command answers. It shares no code with
 `broker/`. It judges the log itself, too: offsets without a gap, each message once, sequences of producers in order.
 """

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ledgermq.broker.leader_view import Verdict
-from ledgermq.broker.messaging_wire import OutgoingRecord
+from ledgermq.broker.leader.leader_view import Verdict
+from ledgermq.broker.wire.official import OutgoingRecord
 from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, encode_record, encode_section
 
 from .broker_client import Client

@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
-from ledgermq.broker.checkpoint import encode_snapshot, take_snapshot
-from ledgermq.broker.command_codecs import encode
-from ledgermq.broker.commands import EARLIEST, LATEST, EvictDedup
-from ledgermq.broker.consume_queue import ColdRead
-from ledgermq.broker.effects import Effects
+from ledgermq.broker.checkpoint.layout import encode_snapshot, take_snapshot
 from ledgermq.broker.errors import BrokerError
-from ledgermq.broker.leader_view import Delivery
-from ledgermq.broker.state import BrokerState
+from ledgermq.broker.leader.leader_view import Delivery
+from ledgermq.broker.state.codecs import encode
+from ledgermq.broker.state.commands import EARLIEST, LATEST, EvictDedup
+from ledgermq.broker.state.consume_queue import ColdRead
+from ledgermq.broker.state.effects import Effects
+from ledgermq.broker.state.machine import BrokerState
 from ledgermq.proto.entry import HEADER_SIZE, EntryHeader
 from ledgermq.proto.record import SectionKind, encode_section, seal_section
 from ledgermq.raft.errors import DataFolderError

@@ -9,22 +9,23 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ledgermq.broker import checkpoint, checkpoint_store
-from ledgermq.broker.commands import CommitOffsets, GrantLeases
-from ledgermq.broker.consume_queue_files import ConsumeQueueFiles
-from ledgermq.broker.consumption import ConsumptionTable
-from ledgermq.broker.coordinator import Coordinator
-from ledgermq.broker.effects import Effects, GrantResult, RowsResult
-from ledgermq.broker.grant_plan import Delivery
-from ledgermq.broker.leader_view import Admission, LeaderView, Turn, Verdict
-from ledgermq.broker.leases import Consumption
-from ledgermq.broker.memberships import MembershipTable
-from ledgermq.broker.produce import AppendPipeline, Flight, settle
-from ledgermq.broker.produce_works import _ProducerWork
-from ledgermq.broker.receive import ReceiveWork
+from ledgermq.broker.checkpoint import layout as checkpoint
+from ledgermq.broker.checkpoint import store as checkpoint_store
+from ledgermq.broker.leader.coordinator import Coordinator
+from ledgermq.broker.leader.grant_plan import Delivery
+from ledgermq.broker.leader.leader_view import Admission, LeaderView, Turn, Verdict
+from ledgermq.broker.leader.pipeline import AppendPipeline, Flight, settle
+from ledgermq.broker.leader.selection import Selector, _Choice
+from ledgermq.broker.leader.works import _ProducerWork
+from ledgermq.broker.official.receive_at_leader import ReceiveWork
+from ledgermq.broker.reading.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.replica import Replica
-from ledgermq.broker.selection import Selector, _Choice
-from ledgermq.broker.state import BrokerState
+from ledgermq.broker.state.commands import CommitOffsets, GrantLeases
+from ledgermq.broker.state.consumption import ConsumptionTable
+from ledgermq.broker.state.effects import Effects, GrantResult, RowsResult
+from ledgermq.broker.state.leases import Consumption
+from ledgermq.broker.state.machine import BrokerState
+from ledgermq.broker.state.memberships import MembershipTable
 from ledgermq.proto.record import SectionHeader
 from ledgermq.raft.drive.leadership import Leadership
 from ledgermq.raft.errors import BusyError

@@ -1,6 +1,6 @@
 """State checkpoints and the deletion of old segments in the simulation, by the rules of the broker (D8, D12).
 
-What `broker/checkpointing.py` and `broker/retention.py` do with clocks and threads, done with events: a checkpoint
+What `broker/checkpoint/schedule.py` and `broker/retention/keeper.py` do with clocks and threads, done with events: a checkpoint
 never runs ahead of this node's durable log; the leader proposes where the log begins once its own checkpoint covers
 that; every node unlinks what is below its own checkpoint and the beginning that this knows, at a limited rate. Which segments
 may go is decided by the broker's own policy.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ledgermq.broker.retention_policy import DeletionPace, Expiry, expired_before, oldest_before
+from ledgermq.broker.retention.policy import DeletionPace, Expiry, expired_before, oldest_before
 from ledgermq.raft.disk.checked_file import read_record, write_record
 from ledgermq.raft.disk.files import FileSystem
 from ledgermq.raft.types import LogIndex

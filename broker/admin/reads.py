@@ -1,0 +1,130 @@
+"""Listings of topics and consumer groups from this node's state; the caller has made sure that it is up to date.
+
+Raises (all): RefusedError.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ledgermq.proto import admin_pb2, log_pb2
+
+from ..service.context import NodeContext
+from ..state.consumer_groups import ConsumerGroup
+from ..state.memberships import GroupMembership
+from ..state.progress_report import progress
+from ..state.topics import Topic
+from .broker_group_view import topic_info
+from .changes import known_group, known_topic
+
+
+def list_topics(context: NodeContext, request: admin_pb2.ListTopicsRequest) -> admin_pb2.ListTopicsResponse:
+    """Return all topics, by name."""
+    topics = sorted(context.replica.state.topics, key=lambda topic: topic.name)
+    return admin_pb2.ListTopicsResponse(topics=[topic_info(topic) for topic in topics])
+
+
+def describe_topic(
+    context: NodeContext, request: admin_pb2.DescribeTopicRequest
+) -> admin_pb2.DescribeTopicResponse:
+    """Return a topic and the ranges of its queues."""
+    topic = known_topic(context, request.topic)
+    queues = [
+        log_pb2.QueueOffset(
+            topic=topic.name,
+            queue_id=queue.key[1],
+            offset=-1,
+            begin_offset=queue.begin,
+            end_offset=queue.end,
+        )
+        for queue in context.replica.state.queues_of(topic)
+    ]
+    consumers = [
+        admin_pb2.TopicProgress(group=row.group, topic=row.topic, lost=row.lost, parked=row.parked)
+        for row in progress(context.replica.state, topic=topic.name)
+        if row.lost or row.parked
+    ]
+    deleted = sum(queue.begin_offset for queue in queues)
+    if deleted and not any(key[1] == topic.topic_id for key in context.replica.state.consumption.copy()):
+        consumers.append(admin_pb2.TopicProgress(topic=topic.name, lost=deleted))
+    return admin_pb2.DescribeTopicResponse(topic=topic_info(topic), queues=queues, consumers=consumers)
+
+
+def list_groups(
+    context: NodeContext, request: admin_pb2.ListConsumerGroupsRequest
+) -> admin_pb2.ListConsumerGroupsResponse:
+    """Return all consumer groups, by name."""
+    groups = sorted(context.replica.state.groups, key=lambda group: group.name)
+    return admin_pb2.ListConsumerGroupsResponse(groups=[_group_info(context, group) for group in groups])
+
+
+def describe_group(
+    context: NodeContext, request: admin_pb2.DescribeGroupRequest
+) -> admin_pb2.DescribeGroupResponse:
+    """Return a group and its progress in one topic, or in all that it has consumed."""
+    state = context.replica.state
+    group = known_group(context, request.name)
+    if request.topic:
+        topics: list[Topic] = [known_topic(context, request.topic)]
+    else:
+        found = [state.topics.get(topic_id) for topic_id in state.consumed_topics(group.group_id)]
+        topics = [topic for topic in found if topic is not None]
+    queues = [progress for topic in topics for progress in _progress(context, group, topic)]
+    return admin_pb2.DescribeGroupResponse(
+        group=_group_info(context, group), queues=queues, members=_members(context, group)
+    )
+
+
+def _group_info(context: NodeContext, group: ConsumerGroup) -> admin_pb2.ConsumerGroupInfo:
+    return admin_pb2.ConsumerGroupInfo(
+        name=group.name,
+        start_position=str(group.start),
+        max_attempts=group.max_attempts,
+        fifo=group.fifo,
+        connected_clients=len(_membership(context, group).members),
+    )
+
+
+def _membership(context: NodeContext, group: ConsumerGroup) -> GroupMembership:
+    return context.replica.state.memberships.get(group.group_id) or GroupMembership()
+
+
+def _members(context: NodeContext, group: ConsumerGroup) -> list[admin_pb2.GroupMember]:
+    """The members of a queue-exclusive group, oldest first."""
+    membership = _membership(context, group)
+    owned = Counter(owner.member for owner in membership.owners.values())
+    return [
+        admin_pb2.GroupMember(
+            member_id=member.name,
+            topics=member.topics,
+            filter=member.filter,
+            allocation=member.allocation,
+            zone=member.zone,
+            queues=owned[member.name],
+            joined_ms=member.joined_at,
+        )
+        for member in membership.by_age()
+    ]
+
+
+def _progress(context: NodeContext, group: ConsumerGroup, topic: Topic) -> list[admin_pb2.GroupQueueProgress]:
+    state, membership = context.replica.state, _membership(context, group)
+    found = []
+    for queue in state.queues_of(topic):
+        committed = state.committed_offset(group.group_id, *queue.key)
+        owner = membership.of(queue.key)
+        found.append(
+            admin_pb2.GroupQueueProgress(
+                topic=topic.name,
+                queue_id=queue.key[1],
+                committed_offset=-1 if committed is None else committed,
+                begin_offset=queue.begin,
+                end_offset=queue.end,
+                leased=state.leased_count(group.group_id, *queue.key),
+                lost=state.lost_count(group.group_id, *queue.key),
+                parked=state.parked_count(group.group_id, *queue.key),
+                owner=owner.member,
+                epoch=owner.epoch if owner.member else 0,
+            )
+        )
+    return found

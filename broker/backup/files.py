@@ -1,0 +1,358 @@
+"""The files of a dump, made from a node's log and queues as a stream of bytes (D20).
+
+Owns: the layout `commitlog/…`, `state/…`, `consumequeue/…`, `manifest.json` (last), and what the manifest says. The state is
+there when retention deleted the beginning of the log: without it nobody could go on from what is left (restore.py).
+Must not: repair, judge or refuse what it copies: a dump has to show damage at rest, so bytes are taken as they stand
+in the files. Must not: run on the event loop; everything here blocks on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+
+from ledgermq.proto.dump_manifest import FORMAT, FORMAT_VERSION, MANIFEST
+from ledgermq.proto.entry import ALIGNMENT, HEADER_SIZE, MAGIC_WORD
+from ledgermq.raft.errors import StateTransferError
+
+from ..errors import BrokerError, ConsumeQueueError
+
+BLOCK_SIZE: Final = 4 << 20
+CHUNK_SIZE: Final = 1 << 20
+QUEUE_UNIT_SIZE: Final = 20
+#: Bytes of a full consume queue file: 300,000 units.
+QUEUE_FILE_SIZE: Final = 300_000 * QUEUE_UNIT_SIZE
+#: magic, size, index, physical offset of an entry header
+_PROBE: Final = struct.Struct("<I4xI4xQ8xQ24x")
+assert _PROBE.size == HEADER_SIZE
+
+
+class DumpError(BrokerError):
+    """The dump cannot be taken or finished; the text says why and what to do next."""
+
+
+class Chunk(NamedTuple):
+    """Bytes of one file of the dump. Chunks of a file come in order, without gaps."""
+
+    path: str
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSource:
+    """One consume queue: its units [begin, end), read as raw bytes from any thread."""
+
+    topic: str
+    topic_id: int
+    queue_id: int
+    begin: int
+    end: int
+    read: Callable[[int, int], bytes]  # (first unit, behind the last) -> 20 bytes each
+
+
+@dataclass(frozen=True, slots=True)
+class StateSource:
+    """The state after an entry of the log, as a reset sends it (checkpoint/transfer.py)."""
+
+    index: int
+    size: int
+    read: Callable[[], Iterator[bytes]]  # its bytes, from any thread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpPoint:
+    """What is dumped: everything below `end_offset`. Taken once, on the event loop; the copying follows at leisure."""
+
+    cluster: str
+    group: str
+    node: str
+    incarnation: int
+    voters: tuple[str, ...]
+    segment_size: int
+    log_folder: Path
+    segment_starts: tuple[int, ...]  # that hold bytes below `end_offset`
+    first_index: int
+    first_offset: int
+    commit_index: int
+    commit_term: int
+    commit_crc: int
+    commit_offset: int  # behind the entry at `commit_index`
+    end_offset: int  # commit_offset; more only from a stopped node, which does not know all that is committed
+    log_time_ms: int
+    queues: tuple[QueueSource, ...] | None  # None: left out
+    queues_complete: bool = True
+    group_id: int = 0  # tells the group from others of its name; 0: not known
+    former_group_ids: tuple[int, ...] = ()  # of this group before it was recovered, or a master promoted
+    prev_term: int = 0  # of the entry before the first one
+    prev_crc: int = 0  # that the first one chains to
+    prev_timestamp: int = 0  # log time (ms) of the entry before the first one
+    state: StateSource | None = None  # of a log that does not begin at its first entry any more
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files but the manifest."""
+        queues = sum((queue.end - queue.begin) * QUEUE_UNIT_SIZE for queue in self.queues or ())
+        state = 0 if self.state is None else self.state.size
+        return sum(end - start for start, end in self.segments()) + state + queues
+
+    def without_queues(self) -> DumpPoint:
+        """Return the same point with the consume queues left out."""
+        return replace(self, queues=None)
+
+    def segments(self) -> Iterator[tuple[int, int]]:
+        """Yield (start, end) of each segment's part of the dump, as physical offsets."""
+        for start in self.segment_starts:
+            if start < self.end_offset:
+                yield start, min(start + self.segment_size, self.end_offset)
+
+
+def dump_chunks(point: DumpPoint) -> Generator[Chunk, None, None]:
+    """Yield every file of the dump, the manifest last. Blocks. Raises: DumpError, OSError."""
+    notes = _Notes()
+    for start, end in point.segments():
+        path = f"commitlog/{start:020d}"
+        notes.next_header = start
+        for chunk in _copy_segment(point.log_folder / f"{start:020d}", path, end - start):
+            notes.add(chunk, start)
+            yield chunk
+    if point.state is not None:
+        for chunk in _copy_state(point.state):
+            notes.sizes[chunk.path] = chunk.offset + len(chunk.data)
+            yield chunk
+    for queue in point.queues or ():
+        end = queue.begin
+        for chunk in _copy_queue(queue, point.commit_offset):
+            notes.sizes[chunk.path] = chunk.offset + len(chunk.data)
+            end += len(chunk.data) // QUEUE_UNIT_SIZE
+            yield chunk
+        notes.queues.append([queue.topic, queue.topic_id, queue.queue_id, queue.begin, end])
+    yield Chunk(MANIFEST, 0, (json.dumps(_manifest(point, notes), indent=1) + "\n").encode())
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What the manifest says about the bytes that went by: sizes, block checksums, where entries start."""
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    checksums: dict[int, list[int]] = field(default_factory=dict)  # block start -> [size, crc32c]
+    queues: list[list[str | int]] = field(default_factory=list)  # [topic, topic id, queue id, begin, end]
+    points: list[tuple[int, int]] = field(default_factory=list)  # (index, offset), about every BLOCK_SIZE
+    next_header: int = 0
+    _carry: bytes = b""
+
+    def add(self, chunk: Chunk, segment_start: int) -> None:
+        """Take note of the next bytes of a segment."""
+        self.sizes[chunk.path] = chunk.offset + len(chunk.data)
+        start = segment_start + chunk.offset
+        for lo, hi in _pieces(start, start + len(chunk.data)):
+            piece = memoryview(chunk.data)[lo - start : hi - start]
+            block = self.checksums.setdefault(max(lo - lo % BLOCK_SIZE, segment_start), [0, 0])
+            block[0] += len(piece)
+            block[1] = crc32c(piece, block[1])
+        self._follow_sizes(start, chunk.data)
+
+    def _follow_sizes(self, start: int, data: bytes) -> None:
+        """Note an entry's place every few MiB. Stops in silence at damage: the points are hints, never needed."""
+        if self.next_header < start and self._carry:
+            data, start = self._carry + data, start - len(self._carry)
+        self._carry = b""
+        while start <= self.next_header:
+            at = self.next_header - start
+            if at + HEADER_SIZE > len(data):
+                self._carry = data[at:] if at < len(data) else b""
+                return
+            magic, size, index, offset = _PROBE.unpack_from(data, at)
+            if magic != MAGIC_WORD or offset != self.next_header or size < HEADER_SIZE or size % ALIGNMENT:
+                self.next_header = -1
+                return
+            if not self.points or offset - self.points[-1][1] >= BLOCK_SIZE:
+                self.points.append((index, offset))
+            self.next_header += size
+
+
+def _pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Cut [start, end) at the boundaries of blocks."""
+    while start < end:
+        stop = min(end, start - start % BLOCK_SIZE + BLOCK_SIZE)
+        yield start, stop
+        start = stop
+
+
+def _copy_segment(source: Path, path: str, size: int) -> Iterator[Chunk]:
+    """Yield the first `size` bytes of a segment file as they stand on the disk (its trailer is no part of the log)."""
+    try:
+        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise DumpError(
+            f"{source} was deleted by retention while the dump was taken. Run the dump again."
+        ) from None
+    try:
+        offset = 0
+        while offset < size and (data := os.pread(fd, min(CHUNK_SIZE, size - offset), offset)):
+            yield Chunk(path, offset, data)
+            offset += len(data)
+    finally:
+        os.close(fd)
+
+
+def _copy_state(state: StateSource) -> Iterator[Chunk]:
+    offset = 0
+    try:
+        for data in state.read():
+            yield Chunk(_state_path(state), offset, data)
+            offset += len(data)
+    except StateTransferError as error:
+        raise DumpError(f"{error}. Run the dump again.") from None
+
+
+def _state_path(state: StateSource) -> str:
+    return f"state/{state.index:020d}"
+
+
+def _copy_queue(queue: QueueSource, commit_offset: int) -> Iterator[Chunk]:
+    """Yield the units of a queue that point below `commit_offset`, cut into files like the node's own."""
+    folder = f"consumequeue/{queue.topic}@{queue.topic_id}/{queue.queue_id}"
+    file_start = position = queue.begin * QUEUE_UNIT_SIZE
+    while position < queue.end * QUEUE_UNIT_SIZE:
+        file_end = position - position % QUEUE_FILE_SIZE + QUEUE_FILE_SIZE
+        units = CHUNK_SIZE // QUEUE_UNIT_SIZE * QUEUE_UNIT_SIZE
+        stop = min(file_end, position + units, queue.end * QUEUE_UNIT_SIZE)
+        try:
+            data = queue.read(position // QUEUE_UNIT_SIZE, stop // QUEUE_UNIT_SIZE)
+        except ConsumeQueueError as error:
+            raise DumpError(
+                f"{error.path}: {error.reason}. Retention may have deleted it while the dump was taken: run the dump again."
+            ) from None
+        data, whole = _below(data, commit_offset)
+        if data:
+            yield Chunk(f"{folder}/{file_start:020d}", position - file_start, data)
+        if not whole:
+            return
+        position += len(data)
+        if position == file_end:
+            file_start = position
+
+
+def _below(data: bytes, commit_offset: int) -> tuple[bytes, bool]:
+    """Cut units at the end that point at or above the dump's end; tell whether nothing was cut."""
+    offsets = np.ndarray((len(data) // QUEUE_UNIT_SIZE,), "<i8", data, strides=(QUEUE_UNIT_SIZE,))
+    count = len(offsets)
+    while count and offsets[count - 1] >= commit_offset:
+        count -= 1
+    return data[: count * QUEUE_UNIT_SIZE], count == len(offsets) and bool(data)
+
+
+def _manifest(point: DumpPoint, notes: _Notes) -> dict[str, object]:
+    queues = "none" if point.queues is None else "complete" if point.queues_complete else "partial"
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "software": _software(),
+        "cluster": point.cluster,
+        "group": point.group,
+        "node": point.node,
+        "incarnation": str(point.incarnation),
+        "group_id": f"{point.group_id:016x}",
+        "former_group_ids": [f"{each:016x}" for each in point.former_group_ids],
+        "voters": list(point.voters),
+        "segment_size": point.segment_size,
+        "first": {
+            "index": point.first_index,
+            "offset": point.first_offset,
+            "prev_term": point.prev_term,
+            "prev_crc": point.prev_crc,
+            "prev_timestamp": point.prev_timestamp,
+        },
+        "state": None
+        if point.state is None
+        else {"index": point.state.index, "path": _state_path(point.state)},
+        "commit": {
+            "index": point.commit_index,
+            "term": point.commit_term,
+            "crc": point.commit_crc,
+            "end_offset": point.commit_offset,
+        },
+        "end_offset": point.end_offset,
+        "log_time_ms": point.log_time_ms,
+        "consume_queues": queues,
+        "queues": notes.queues,
+        "files": [{"path": path, "size": size} for path, size in notes.sizes.items()],
+        "index_points": notes.points,
+        "checksums": [[start, size, crc] for start, (size, crc) in notes.checksums.items()],
+    }
+
+
+def _software() -> str:
+    try:
+        return version("ledgermq")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def write_dump(chunks: Iterator[Chunk], folder: Path, on_bytes: Callable[[int], None] | None = None) -> int:
+    """Write the files of one node's dump into `folder`; return the bytes written. Raises: DumpError, OSError.
+
+    The manifest comes under its name only when everything before it is on the disk.
+    """
+    if (folder / MANIFEST).exists():
+        raise DumpError(
+            f"{folder} holds a dump already. Name another folder, or replace it with --overwrite; nothing was changed."
+        )
+    remove_dump(folder)  # one that was never finished: its files must not be taken for ours
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)  # what is in it are other people's messages
+    written, paths = 0, dict[Path, None]()
+    for chunk in chunks:
+        path = folder / chunk.path
+        if chunk.path == MANIFEST:
+            _sync((*paths, *dict.fromkeys(path.parent for path in paths)))
+            path = path.with_name(f"{MANIFEST}.part")
+        if chunk.offset == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            paths[path] = None
+        with path.open("wb" if chunk.offset == 0 else "r+b") as file:
+            file.seek(chunk.offset)
+            file.write(chunk.data)
+        written += len(chunk.data)
+        if on_bytes is not None:
+            on_bytes(len(chunk.data))
+    part = folder / f"{MANIFEST}.part"
+    _sync((part,))
+    part.rename(folder / MANIFEST)
+    _sync((folder,))
+    return written
+
+
+def remove_dump(folder: Path) -> None:
+    """Remove the files of a dump, the manifest first, so that what is left never looks complete. Raises: OSError."""
+    for name in (MANIFEST, f"{MANIFEST}.part"):
+        (folder / name).unlink(missing_ok=True)
+    for name in ("commitlog", "consumequeue", "state"):
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
+
+
+def _sync(paths: Iterable[Path]) -> None:
+    """Put files, and the names in folders, on stable storage."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def covering(starts: Sequence[int], end: int) -> tuple[int, ...]:
+    """Return the segment starts below `end`, in order."""
+    return tuple(start for start in sorted(starts) if start < end)

@@ -1,0 +1,82 @@
+"""What people did to topics and consumer groups, as the log tells it: where a restore should stop.
+
+Pure. Owns: names of what is gone by now. Must not: apply anything else of an entry.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind
+from ledgermq.proto.errors import CorruptError
+from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, walk_commands, walk_sections
+
+from ..errors import UnknownCommandError
+from ..state import commands as c
+from ..state.codecs import decode
+from ..state.consumer_groups import GroupTable
+from ..state.topics import TopicTable
+
+#: So many are remembered, the newest.
+MAX_EVENTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """Something that somebody did. `timestamp` is log time (ms)."""
+
+    index: int
+    timestamp: int
+    what: str
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether something is gone by it that a restore could bring back."""
+        return not self.what.endswith(" was created")
+
+
+@dataclass(slots=True)
+class LogHistory:
+    """Give it every entry behind the state that it begins with (an empty one: the first entry of a log)."""
+
+    topics: TopicTable = field(default_factory=TopicTable)
+    groups: GroupTable = field(default_factory=GroupTable)
+    state_index: int = 0  # what is in entries up to here is part of the tables already
+    events: list[LogEvent] = field(default_factory=list)
+
+    def take(self, header: EntryHeader, raw: bytes) -> None:
+        """Look at the commands of an entry. What cannot be read is passed over."""
+        if header.kind is not EntryKind.RECORDS or header.index <= self.state_index:
+            return
+        payload = memoryview(raw)[HEADER_SIZE : HEADER_SIZE + header.payload_size]
+        with suppress(CorruptError):
+            for position, section in walk_sections(payload, header.section_count):
+                if section.kind is SectionKind.COMMANDS:
+                    start = position + SECTION_HEADER_SIZE
+                    self._take_commands(header, payload[start : start + section.size], section.count)
+
+    def _take_commands(self, header: EntryHeader, body: memoryview, count: int) -> None:
+        for command_type, version, payload in walk_commands(body, count):
+            with suppress(UnknownCommandError):
+                if what := self._what(decode(command_type, version, payload, header.index), header):
+                    self.events.append(LogEvent(header.index, header.timestamp, what))
+                    del self.events[:-MAX_EVENTS]
+
+    def _what(self, command: c.Command, header: EntryHeader) -> str:
+        if isinstance(command, c.CreateTopic):
+            _, created = self.topics.create(command, header.index, header.timestamp)
+            return f"topic {command.name} was created" if created else ""
+        if isinstance(command, c.DeleteTopic):
+            topic = self.topics.delete(command.topic_id)
+            return f"topic {topic.name} was deleted" if topic else ""
+        if isinstance(command, c.CreateGroup):
+            _, created = self.groups.create(command, header.index)
+            return f"consumer group {command.name} was created" if created else ""
+        if isinstance(command, c.DeleteGroup):
+            group = self.groups.delete(command.group_id)
+            return f"consumer group {group.name} was deleted" if group else ""
+        if isinstance(command, c.CommitOffsets) and command.reset:
+            group = self.groups.get(command.group_id)
+            return f"consumer group {group.name} was reset" if group else ""
+        return ""

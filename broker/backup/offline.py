@@ -1,0 +1,214 @@
+"""The dump point of a node that is not running, found from its files alone.
+
+Owns: reading a data folder without opening the log (opening would recover, and may refuse what a dump has to show).
+Must not: change anything in the folder but hold its lock.
+A stopped node knows only a lower bound of what is committed; what stands behind it is dumped too, as not committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from ledgermq.proto.entry import (
+    ALIGNMENT,
+    MAGIC,
+    VERSION,
+    EntryHeader,
+    EntryKind,
+    decode_header,
+    verify_entry,
+)
+from ledgermq.proto.errors import CorruptError, LayoutError
+from ledgermq.raft.disk.files import LockedError, RealFileSystem
+from ledgermq.raft.errors import LockedFolderError, StateTransferError
+from ledgermq.raft.log.hard_state import HardStateFile
+from ledgermq.raft.log.identity import read_identity, read_manifest
+from ledgermq.raft.log.segment_keeper import LogFolders
+
+from ..checkpoint.store import CheckpointStore
+from ..checkpoint.transfer import open_state
+from ..errors import CheckpointError
+from ..reading.consume_queue_files import ConsumeQueueFiles
+from .files import QUEUE_UNIT_SIZE, DumpError, DumpPoint, QueueSource, StateSource, covering
+
+_MAGIC: Final = MAGIC + bytes([VERSION])
+
+
+@contextmanager
+def offline_point(data: Path, *, with_queues: bool) -> Iterator[DumpPoint]:
+    """Lock a data folder and give its dump point. Raises: DumpError, RaftError, OSError."""
+    folders, files = LogFolders(data), RealFileSystem()
+    if not folders.identity.exists():
+        raise DumpError(
+            f"{data} is not a node's data folder (no {folders.identity.name} in it). Point --data at one."
+        )
+    if (data / "reset" / "marker").exists() or (with_queues and (data / "checkpoint" / "rebuild").exists()):
+        raise DumpError(
+            f"{data} is half way through a reset to its leader's state. Start the node, wait until it is ready, then"
+            " dump it: ledgermq dump DIR; nothing was changed."
+        )
+    try:
+        lock = files.lock(folders.lock)
+    except LockedError as error:
+        raise LockedFolderError(
+            f"{data} is in use ({error.strerror}). Dump the running node: ledgermq dump DIR; nothing was changed."
+        ) from None
+    try:
+        yield _point(data, folders, files, with_queues=with_queues)
+    finally:
+        lock.release()
+
+
+def _point(data: Path, folders: LogFolders, files: RealFileSystem, *, with_queues: bool) -> DumpPoint:
+    identity = read_identity(files, folders.identity, data.name)
+    base = read_manifest(files, folders.manifest, identity.node_id)
+    state_file = HardStateFile.open(files, folders.hard_state, writable=False)
+    state_file.close()
+    starts = [int(name) for name in files.list_directory(folders.segments) if name.isdecimal()]
+    starts = sorted(start for start in starts if start >= base.first_offset)
+    log = _StoppedLog(folders.segments, identity.segment_size, starts)
+    last = log.last()
+    commit = log.at_or_before(state_file.state.hard.commit_hint)
+    end = last.end if last else base.first_offset
+    return DumpPoint(
+        cluster=identity.cluster_id,
+        group=identity.group,
+        node=identity.node_id,
+        incarnation=identity.incarnation,
+        group_id=identity.group_id,
+        former_group_ids=identity.former_group_ids,
+        voters=tuple(sorted(identity.members)) or (identity.node_id,),
+        segment_size=identity.segment_size,
+        log_folder=folders.segments,
+        segment_starts=covering(starts, end),
+        first_index=base.first_index,
+        first_offset=base.first_offset,
+        commit_index=commit.index if commit else base.first_index - 1,
+        commit_term=commit.term if commit else base.prev_term,
+        commit_crc=commit.crc if commit else base.prev_crc,
+        commit_offset=commit.end if commit else base.first_offset,
+        end_offset=end,
+        log_time_ms=last.timestamp if last else base.prev_timestamp,
+        queues=tuple(_queues(data / "consumequeue")) if with_queues else None,
+        queues_complete=False,
+        prev_term=base.prev_term,
+        prev_crc=base.prev_crc,
+        prev_timestamp=base.prev_timestamp,
+        state=_state(data, files, base.first_index),
+    )
+
+
+def _state(data: Path, files: RealFileSystem, first_index: int) -> StateSource | None:
+    """Return the newest checkpoint that goes with a log whose beginning was deleted, or None."""
+    if first_index == 1 or (data / "checkpoint" / "rebuild").exists():
+        return None
+    store = CheckpointStore(files, data / "checkpoint", ConsumeQueueFiles(files, data / "consumequeue"))
+    for index in reversed(store.indexes):
+        with suppress(CheckpointError, StateTransferError, OSError):
+            state = open_state(files, store, index, first_index)
+            state.close()
+            return StateSource(index, state.size, partial(_pieces, files, store, index, first_index))
+    return None
+
+
+def _pieces(files: RealFileSystem, store: CheckpointStore, index: int, first_index: int) -> Iterator[bytes]:
+    state = open_state(files, store, index, first_index)
+    try:
+        yield from state.read()
+    finally:
+        state.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _StoppedLog:
+    """Segment files of a stopped node, read without any index."""
+
+    folder: Path
+    segment_size: int
+    starts: Sequence[int]
+
+    def last(self) -> EntryHeader | None:
+        """Return the last intact entry of the log."""
+        for start in reversed(self.starts):
+            found = None
+            for header in self._entries(start):
+                found = header
+            if found is not None:
+                return found
+        return None
+
+    def at_or_before(self, index: int) -> EntryHeader | None:
+        """Return the intact entry at `index`, or the nearest one before it."""
+        for start in reversed(self.starts):
+            found = None
+            for header in self._entries(start):
+                if header.index > index:
+                    break
+                found = header
+            if found is not None:
+                return found
+        return None
+
+    def _entries(self, start: int) -> Iterator[EntryHeader]:
+        """Yield the intact entries of a segment (no fillers), stepping over damage."""
+        data = memoryview((self.folder / f"{start:020d}").read_bytes())[: self.segment_size]
+        raw, position = bytes(data), 0
+        while position >= 0:
+            try:
+                header = decode_header(raw, position)
+                verify_entry(raw, position, header)
+                if header.physical_offset != start + position:
+                    raise CorruptError("entry of another place", position)
+            except LayoutError:  # also what looks like a newer version: it is copied, not judged
+                position = _next_magic(raw, position + ALIGNMENT)
+                continue
+            if header.kind is not EntryKind.FILLER:
+                yield header
+            position += header.size
+            if position >= len(raw):
+                return
+
+
+def _next_magic(raw: bytes, position: int) -> int:
+    """Return the next aligned place with an entry's magic, -1 when there is none."""
+    position = raw.find(_MAGIC, position)
+    while position >= 0 and position % ALIGNMENT:
+        position = raw.find(_MAGIC, position + 1)
+    return position
+
+
+def _queues(folder: Path) -> Iterator[QueueSource]:
+    """Yield the consume queues that the node had written out."""
+    for queue in sorted(folder.glob("*@*/*")):
+        topic, _, topic_id = queue.parent.name.rpartition("@")
+        files = sorted((int(path.name), path) for path in queue.iterdir() if path.name.isdecimal())
+        if not (files and topic_id.isdecimal() and queue.name.isdecimal()):
+            continue
+        begin = files[0][0] // QUEUE_UNIT_SIZE
+        end = (files[-1][0] + files[-1][1].stat().st_size) // QUEUE_UNIT_SIZE
+        yield QueueSource(topic, int(topic_id), int(queue.name), begin, end, _Reader(tuple(files)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads units from a queue's files; what no file holds is zeros."""
+
+    files: tuple[tuple[int, Path], ...]
+
+    def __call__(self, first: int, last: int) -> bytes:
+        lo, hi = first * QUEUE_UNIT_SIZE, last * QUEUE_UNIT_SIZE
+        out = bytearray(hi - lo)
+        for start, path in self.files:
+            end = start + path.stat().st_size
+            if start < hi and lo < end:
+                with path.open("rb") as file:
+                    file.seek(max(lo, start) - start)
+                    data = file.read(min(hi, end) - max(lo, start))
+                at = max(lo, start) - lo
+                out[at : at + len(data)] = data
+        return bytes(out)

@@ -1,0 +1,160 @@
+"""Taking a dump: of a running node as a stream of `DumpChunk`s, of a stopped node's folder from the command line.
+
+Owns: choosing the point up to which is dumped, and the way from blocking reads to the event loop.
+Must not: write into a data folder, forward (a dump is of the node that owns the files), or hold more than one chunk.
+
+    python -m ledgermq.broker.backup.stream --data DATA --out DIR        a node that is not running
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ledgermq.proto.admin_pb2 import DumpChunk, DumpRequest
+from ledgermq.proto.dump_manifest import MANIFEST, decode_manifest
+from ledgermq.proto.foreign_text import safe_json
+from ledgermq.raft.errors import DamagedLogError, RaftError
+from ledgermq.raft.log.commit_log import CommitLog
+from ledgermq.raft.status import RaftStatus
+from ledgermq.raft.types import LogIndex
+
+from .files import (
+    DumpError,
+    DumpPoint,
+    QueueSource,
+    StateSource,
+    covering,
+    dump_chunks,
+    remove_dump,
+    write_dump,
+)
+from .offline import offline_point
+
+__all__ = ["DumpError", "DumpPoint", "QueueSource", "StateSource", "dump_stream", "live_point", "main"]
+
+
+async def live_point(
+    log: CommitLog,
+    status: RaftStatus,
+    *,
+    voters: Sequence[str],
+    log_folder: Path,
+    queues: Sequence[QueueSource] | None,
+    state: StateSource | None = None,
+) -> DumpPoint:
+    """Choose what to dump of a running node: its log up to what is applied and on its disk.
+
+    Call it in the turn in which `status` and `queues` were made: the queues must end where `applied_index` does, or
+    behind. Raises: RaftError subclasses (the log could not be read, or changed meanwhile: ask again).
+    """
+    index = min(status.applied_index, status.durable_index)
+    first_index, first_offset, log_time, base = (
+        log.first_index,
+        log.first_offset,
+        log.last_timestamp,
+        log.base,
+    )
+    starts = [info.start_offset for info in log.segments()]
+    commit = _Commit(LogIndex(first_index - 1), 0, 0, first_offset)
+    if index >= first_index:
+        commit = await _commit_at(log, LogIndex(index))
+    return DumpPoint(
+        cluster=status.cluster_id,
+        group=status.group,
+        node=status.node_id,
+        incarnation=status.incarnation,
+        group_id=status.group_id,
+        former_group_ids=status.former_group_ids,
+        voters=tuple(voters),
+        segment_size=log.segment_size,
+        log_folder=log_folder,
+        segment_starts=covering(starts, commit.end),
+        first_index=first_index,
+        first_offset=first_offset,
+        commit_index=commit.index,
+        commit_term=commit.term,
+        commit_crc=commit.crc,
+        commit_offset=commit.end,
+        end_offset=commit.end,
+        log_time_ms=log_time,
+        queues=None if queues is None else tuple(queues),
+        prev_term=base.prev_term,
+        prev_crc=base.prev_crc,
+        prev_timestamp=base.prev_timestamp,
+        state=state,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    index: LogIndex
+    term: int  # 0 = could not be read
+    crc: int
+    end: int
+
+
+async def _commit_at(log: CommitLog, index: LogIndex) -> _Commit:
+    """Return the last entry to dump. When it is damaged, its end is known from what follows: it must be dumped too."""
+    try:
+        header = await log.header_at(index)
+    except DamagedLogError:
+        if index >= log.last_index:
+            raise
+        after = await log.header_at(LogIndex(index + 1))
+        ends = {info.last_index: info.end_offset for info in log.segments()}
+        return _Commit(index, 0, after.prev_crc, ends.get(index, after.physical_offset))
+    return _Commit(index, header.term, header.crc, header.end)
+
+
+async def dump_stream(point: DumpPoint, request: DumpRequest) -> AsyncIterator[DumpChunk]:
+    """Yield the dump of `point`, one chunk in memory at a time; the disk is read in a thread.
+
+    The next chunk is read when the receiver has taken the one before, so a slow receiver costs nothing.
+    Raises: DumpError, OSError.
+    """
+    if request.without_consume_queues:
+        point = point.without_queues()
+    chunks = dump_chunks(point)
+    total = point.total_bytes
+    try:
+        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+            yield DumpChunk(path=chunk.path, offset=chunk.offset, data=chunk.data, total_bytes=total)
+    finally:
+        chunks.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Dump a stopped node's data folder. Returns the exit code: 0, or 1 with one sentence on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m ledgermq.broker.backup.stream", description=main.__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="data folder of a node that is not running")
+    parser.add_argument("--out", type=Path, required=True, help="folder of dumps; the node gets one below it")
+    parser.add_argument("--overwrite", action="store_true", help="replace the dump that is there")
+    parser.add_argument("--without-consume-queues", action="store_true", help="dump the log only")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    options = parser.parse_args(arguments)
+    try:
+        with offline_point(options.data, with_queues=not options.without_consume_queues) as point:
+            folder = options.out / point.node
+            if options.overwrite:
+                remove_dump(folder)
+            written = write_dump(dump_chunks(point), folder)
+            manifest = decode_manifest((folder / MANIFEST).read_bytes())
+    except (DumpError, RaftError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    if options.json:
+        dumps = [{**manifest.summary(), "folder": str(folder)}]
+        sys.stdout.write(safe_json(json.dumps({"dumps": dumps, "missing": []}, indent=2)) + "\n")
+    else:
+        sys.stdout.write(f"{point.node} -> {folder} ({written:,} bytes, to index {point.commit_index:,})\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,427 @@
+"""Checkpoints: the whole state at one index as bytes, equal on every node (D12).
+
+Little-endian. A file is a header, shards, and a manifest that comes last:
+
+    header    "LMQC" · u32 format version · u64 index · u64 term · u64 log time (ms)
+    shards    payloads one behind the other, each padded to 8 bytes
+    manifest  per shard: u32 kind · u32 crc32c of the payload · u64 position · u64 size
+    end       u32 shard count · u32 crc32c of header and manifest · "LMQCEND\\n"
+
+Kinds: 1 numbers · 2 topics · 3 queues · 4 groups · 5 consumption · 6 producer streams · 7 message ids · 8 checksums of
+the blocks of queue units, from the block that holds the queue's begin (queue_sums.py) · 9 retention of topics · 10 messages
+that groups lost · 11 members and owners of queue-exclusive groups (membership_shard.py) · 12 what the broker group does, while
+it is drained or removed · 13 parked messages · 14 topics that keep what is unread. Everything is sorted by its key; message ids keep the order in which they were
+applied, which is the same everywhere. Kinds 9 to 14 are there when they are not empty, and only then the version is 2 (9, 10),
+3 (11), 4 (12), 5 (13) or 6: older nodes read the rest.
+
+A checkpoint at an index says also that the ConsumeQueue files hold everything up to the queue ends in it, durably: who
+writes it syncs them first (checkpoint/store.py). So recovery replays the log from index + 1, and nothing else.
+Owns: the bytes.   Must not: touch files.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+from crc32c import crc32c
+
+from ledgermq.proto.entry import padded
+
+from ..errors import CheckpointError, CheckpointVersionError
+from ..state.commands import BrokerGroupMode, MessageType, StartPosition
+from ..state.consume_queue import ConsumeQueue, QueueKey
+from ..state.consumer_groups import ConsumerGroup
+from ..state.consumption import ConsumptionKey
+from ..state.dedup import Generation, Stream, StreamKey
+from ..state.leases import LEASE_DTYPE, NO_PARKED, PARKED_DTYPE, Consumption
+from ..state.machine import BrokerState
+from ..state.memberships import GroupMembership
+from ..state.queue_sums import BLOCK_UNITS, QueueSums
+from ..state.topics import Topic
+from .membership_shard import decode_memberships, encode_memberships
+
+MAGIC: Final = b"LMQC"
+VERSION: Final = 6
+_END_MAGIC: Final = b"LMQCEND\n"
+_HEADER: Final = struct.Struct("<4sIQQQ")
+_SHARD: Final = struct.Struct("<IIQQ")
+_END: Final = struct.Struct("<II8s")
+_NUMBERS: Final = struct.Struct("<IIQQIQ")
+_TOPIC: Final = struct.Struct("<IIIQqH")
+_GROUP: Final = struct.Struct("<IqIBQH")
+_CONSUMPTION: Final = struct.Struct("<IIIIq")
+_STREAM: Final = struct.Struct("<QIIqQqI")
+_GENERATION: Final = struct.Struct("<qqI")
+_QUEUE_DTYPE: Final = np.dtype([("topic_id", "<u4"), ("queue_id", "<u4"), ("begin", "<i8"), ("end", "<i8")])
+_SUMS: Final = struct.Struct("<IIQII")
+_RETENTION: Final = struct.Struct("<Iq")
+_KEEP_UNREAD: Final = struct.Struct("<I")
+_LOST: Final = struct.Struct("<IIIQ")
+_MODE: Final = struct.Struct("<Bq")
+_PARKED: Final = struct.Struct("<IIII")
+_ID_SIZE: Final = 20
+
+
+class Shard(IntEnum):
+    NUMBERS = 1
+    TOPICS = 2
+    QUEUES = 3
+    GROUPS = 4
+    CONSUMPTION = 5
+    STREAMS = 6
+    MESSAGE_IDS = 7
+    QUEUE_SUMS = 8
+    TOPIC_RETENTION = 9
+    LOST = 10
+    MEMBERSHIPS = 11
+    MODE = 12
+    PARKED = 13
+    KEEP_UNREAD = 14
+
+
+#: Shards that need not be there, and the version that has them.
+_OPTIONAL: Final = {
+    Shard.TOPIC_RETENTION: 2,
+    Shard.LOST: 2,
+    Shard.MEMBERSHIPS: 3,
+    Shard.MODE: 4,
+    Shard.PARKED: 5,
+    Shard.KEEP_UNREAD: 6,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The state at one index: shallow copies of values that never change. Encode it in a thread."""
+
+    index: int
+    term: int
+    timestamp: int
+    numbers: tuple[int, int, int, int, int, int]  # next ids, log start, feature level, evicted early
+    topics: tuple[Topic, ...]
+    groups: tuple[ConsumerGroup, ...]
+    queues: list[tuple[int, int, int, int]]  # topic id, queue id, begin, end
+    consumption: dict[ConsumptionKey, Consumption]
+    streams: dict[StreamKey, Stream]
+    generations: list[Generation]
+    sums: dict[QueueKey, tuple[int, bytes, int]]  # arguments of QueueSums
+    memberships: dict[int, GroupMembership]
+    mode: tuple[int, int]  # of the broker group, and since when
+
+
+def take_snapshot(state: BrokerState) -> Snapshot:
+    """Copy the state, in the time that a few shallow copies take."""
+    numbers = (
+        state.topics.next_id, state.groups.next_id, state.log_start_index, state.log_start_offset,
+        state.feature_level, state.message_ids.evicted_early,
+    )  # fmt: skip
+    return Snapshot(
+        state.applied_index,
+        state.applied_term,
+        state.timestamp,
+        numbers,
+        tuple(state.topics),
+        tuple(state.groups),
+        [(*queue.key, queue.begin, queue.end) for queue in state.queues],
+        state.consumption.copy(),
+        state.streams.copy(),
+        state.message_ids.copy(),
+        {queue.key: queue.sums.from_block(queue.begin // BLOCK_UNITS) for queue in state.queues},
+        state.memberships.copy(),
+        (state.mode, state.mode_since),
+    )
+
+
+def restore_state(snapshot: Snapshot) -> BrokerState:
+    """Build a state from a decoded snapshot. Attach its queue files before it is used."""
+    state = BrokerState()
+    state.applied_index, state.applied_term = snapshot.index, snapshot.term
+    state.timestamp = snapshot.timestamp
+    (
+        state.topics.next_id, state.groups.next_id, state.log_start_index, state.log_start_offset,
+        state.feature_level, evicted_early,
+    ) = snapshot.numbers  # fmt: skip
+    for topic in snapshot.topics:
+        state.topics.put(topic)
+    for group in snapshot.groups:
+        state.groups.put(group)
+    for topic_id, queue_id, begin, end in snapshot.queues:
+        owner = state.topics.get(topic_id)
+        assert owner is not None, "queues belong to topics"
+        key = (topic_id, queue_id)
+        sums = QueueSums(*snapshot.sums[key])
+        assert sums.first_block + len(sums.complete) == end // BLOCK_UNITS, "each block has a checksum"
+        state.queues.add(ConsumeQueue(key, owner.folder, begin, end, sums))
+    state.consumption.restore(dict(snapshot.consumption))
+    state.memberships.restore(dict(snapshot.memberships))
+    state.mode, state.mode_since = BrokerGroupMode(snapshot.mode[0]), snapshot.mode[1]
+    state.streams.restore(dict(snapshot.streams))
+    state.message_ids.restore(list(snapshot.generations), evicted_early)
+    return state
+
+
+# --- encoding ---------------------------------------------------------------------------------------------------
+def encode_snapshot(snapshot: Snapshot) -> Iterator[bytes]:
+    """Yield the checkpoint's bytes in pieces, each complete shards. The pieces joined are the file."""
+    optional = {kind: _ENCODERS[kind](snapshot) for kind in _OPTIONAL}
+    wanted = [kind for kind in _ENCODERS if optional.get(kind) != b""]
+    version = max((_OPTIONAL[kind] for kind, payload in optional.items() if payload), default=1)
+    header = _HEADER.pack(MAGIC, version, snapshot.index, snapshot.term, snapshot.timestamp)
+    yield header
+    position, table = len(header), b""
+    for kind in wanted:
+        payload = optional[kind] if kind in optional else _ENCODERS[kind](snapshot)
+        table += _SHARD.pack(kind, crc32c(payload), position, len(payload))
+        piece = payload.ljust(padded(len(payload)), b"\0")
+        position += len(piece)
+        yield piece
+    yield table + _END.pack(len(wanted), crc32c(table, crc32c(header)), _END_MAGIC)
+
+
+def _encode_numbers(snapshot: Snapshot) -> bytes:
+    return _NUMBERS.pack(*snapshot.numbers)
+
+
+def _encode_topics(snapshot: Snapshot) -> bytes:
+    out = []
+    for topic in snapshot.topics:
+        name = topic.name.encode()
+        out.append(
+            _TOPIC.pack(
+                topic.topic_id,
+                topic.queue_count,
+                topic.message_type,
+                topic.version,
+                topic.created_at,
+                len(name),
+            )
+        )
+        out.append(name)
+    return b"".join(out)
+
+
+def _encode_groups(snapshot: Snapshot) -> bytes:
+    out = []
+    for group in snapshot.groups:
+        name = group.name.encode()
+        out.append(
+            _GROUP.pack(
+                group.group_id, group.start.value, group.max_attempts, group.fifo, group.version, len(name)
+            )
+        )
+        out.append(name)
+    return b"".join(out)
+
+
+def _encode_queues(snapshot: Snapshot) -> bytes:
+    return np.array(sorted(snapshot.queues), _QUEUE_DTYPE).tobytes()
+
+
+def _encode_consumption(snapshot: Snapshot) -> bytes:
+    out = []
+    for key, found in sorted(snapshot.consumption.items(), key=lambda item: item[0]):
+        out.append(_CONSUMPTION.pack(*key, len(found.leases), found.position))
+        out.append(found.leases.tobytes())
+    return b"".join(out)
+
+
+def _encode_streams(snapshot: Snapshot) -> bytes:
+    out = []
+    for key, stream in sorted(snapshot.streams.items(), key=lambda item: item[0]):
+        out.append(
+            _STREAM.pack(*key, stream.epoch, stream.next_sequence, stream.timestamp, len(stream.batches))
+        )
+        out.append(stream.batches)
+    return b"".join(out)
+
+
+def _encode_message_ids(snapshot: Snapshot) -> bytes:
+    out = []
+    for generation in snapshot.generations:
+        places = generation.places
+        out.append(_GENERATION.pack(generation.first_timestamp, generation.last_timestamp, len(places)))
+        out.append(b"".join(places))
+        out.append(np.fromiter(places.values(), "<u8", len(places)).tobytes())
+    return b"".join(out)
+
+
+def _encode_queue_sums(snapshot: Snapshot) -> bytes:
+    out = []
+    for key, (first_block, complete, open_sum) in sorted(snapshot.sums.items()):
+        out.append(_SUMS.pack(*key, first_block, len(complete) // 4, open_sum))
+        out.append(complete)
+    return b"".join(out)
+
+
+def _encode_topic_retention(snapshot: Snapshot) -> bytes:
+    kept = ((topic.topic_id, topic.retention_ms) for topic in snapshot.topics if topic.retention_ms)
+    return b"".join(_RETENTION.pack(*row) for row in sorted(kept))
+
+
+def _encode_keep_unread(snapshot: Snapshot) -> bytes:
+    return b"".join(_KEEP_UNREAD.pack(topic.topic_id) for topic in snapshot.topics if topic.keep_unread)
+
+
+def _encode_lost(snapshot: Snapshot) -> bytes:
+    lost = ((*key, found.lost) for key, found in snapshot.consumption.items() if found.lost)
+    return b"".join(_LOST.pack(*row) for row in sorted(lost))
+
+
+def _encode_parked(snapshot: Snapshot) -> bytes:
+    out = []
+    for key, found in sorted(snapshot.consumption.items(), key=lambda item: item[0]):
+        if len(found.parked):
+            out += [_PARKED.pack(*key, len(found.parked)), found.parked.tobytes()]
+    return b"".join(out)
+
+
+_ENCODERS: Final[dict[Shard, Callable[[Snapshot], bytes]]] = {
+    Shard.NUMBERS: _encode_numbers,
+    Shard.TOPICS: _encode_topics,
+    Shard.QUEUES: _encode_queues,
+    Shard.GROUPS: _encode_groups,
+    Shard.CONSUMPTION: _encode_consumption,
+    Shard.STREAMS: _encode_streams,
+    Shard.MESSAGE_IDS: _encode_message_ids,
+    Shard.QUEUE_SUMS: _encode_queue_sums,
+    Shard.TOPIC_RETENTION: _encode_topic_retention,
+    Shard.LOST: _encode_lost,
+    Shard.MEMBERSHIPS: lambda snapshot: encode_memberships(snapshot.memberships),
+    Shard.MODE: lambda snapshot: _MODE.pack(*snapshot.mode) if snapshot.mode[0] else b"",
+    Shard.PARKED: _encode_parked,
+    Shard.KEEP_UNREAD: _encode_keep_unread,
+}
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------
+def decode_snapshot(raw: bytes, path: str) -> Snapshot:
+    """Read a checkpoint. `path` is for the error. Raises: CheckpointError, CheckpointVersionError."""
+    if len(raw) < _HEADER.size + _END.size or raw[:4] != MAGIC:
+        raise CheckpointError(path, "this is not a checkpoint, or it is cut short")
+    _, version, index, term, timestamp = _HEADER.unpack_from(raw)
+    if version > VERSION:
+        raise CheckpointVersionError(path, version, VERSION)
+    count, crc, end_magic = _END.unpack_from(raw, len(raw) - _END.size)
+    start = len(raw) - _END.size - count * _SHARD.size
+    if end_magic != _END_MAGIC or start < _HEADER.size:
+        raise CheckpointError(path, "the manifest at its end is missing: it was never finished")
+    table = raw[start : len(raw) - _END.size]
+    if crc32c(table, crc32c(raw[: _HEADER.size])) != crc:
+        raise CheckpointError(path, "the checksum of its manifest is wrong")
+    shards = _shards(raw, table, path)
+    try:
+        retention = dict(_RETENTION.iter_unpack(shards.get(Shard.TOPIC_RETENTION, b"")))
+        unread = {row[0] for row in _KEEP_UNREAD.iter_unpack(shards.get(Shard.KEEP_UNREAD, b""))}
+        lost = {row[:3]: row[3] for row in _LOST.iter_unpack(shards.get(Shard.LOST, b""))}
+        parked = dict(_decode_parked(shards.get(Shard.PARKED, b"")))
+        topics = tuple(_decode_topics(shards[Shard.TOPICS], retention, unread))
+        numbers: Any = _NUMBERS.unpack(shards[Shard.NUMBERS])
+        return Snapshot(
+            index, term, timestamp, numbers, topics,
+            tuple(_decode_groups(shards[Shard.GROUPS])),
+            np.frombuffer(shards[Shard.QUEUES], _QUEUE_DTYPE).tolist(),
+            dict(_decode_consumption(shards[Shard.CONSUMPTION], lost, parked)),
+            dict(_decode_streams(shards[Shard.STREAMS])),
+            list(_decode_message_ids(shards[Shard.MESSAGE_IDS])),
+            dict(_decode_queue_sums(shards[Shard.QUEUE_SUMS])),
+            dict(decode_memberships(shards.get(Shard.MEMBERSHIPS, b""))),
+            _decode_mode(shards.get(Shard.MODE, b"")),
+        )  # fmt: skip
+    except (LookupError, struct.error, ValueError) as error:
+        raise CheckpointError(path, f"its checksums are right but its contents are not: {error}") from None
+
+
+def _shards(raw: bytes, table: bytes, path: str) -> dict[int, bytes]:
+    shards = {}
+    for kind, crc, position, size in _SHARD.iter_unpack(table):
+        payload = raw[position : position + size]
+        if len(payload) != size or crc32c(payload) != crc:
+            raise CheckpointError(path, f"the checksum of shard {kind} at byte {position} is wrong")
+        shards[kind] = payload
+    return shards
+
+
+def _decode_mode(raw: bytes) -> tuple[int, int]:
+    mode, since = _MODE.unpack(raw) if raw else (BrokerGroupMode.ACTIVE, 0)
+    return BrokerGroupMode(mode), since
+
+
+def _decode_topics(raw: bytes, retention: Mapping[int, int], unread: Set[int]) -> Iterator[Topic]:
+    position = 0
+    while position < len(raw):
+        topic_id, queues, kind, version, created_at, size = _TOPIC.unpack_from(raw, position)
+        position += _TOPIC.size
+        name = raw[position : position + size].decode()
+        kept = retention.get(topic_id, 0)
+        kind = MessageType(kind)
+        yield Topic(topic_id, name, queues, kind, version, created_at, kept, topic_id in unread)
+        position += size
+
+
+def _decode_groups(raw: bytes) -> Iterator[ConsumerGroup]:
+    position = 0
+    while position < len(raw):
+        group_id, start, attempts, fifo, version, size = _GROUP.unpack_from(raw, position)
+        position += _GROUP.size
+        name = raw[position : position + size].decode()
+        yield ConsumerGroup(group_id, name, StartPosition(start), attempts, bool(fifo), version)
+        position += size
+
+
+def _decode_parked(raw: bytes) -> Iterator[tuple[ConsumptionKey, np.ndarray]]:
+    position = 0
+    while position < len(raw):
+        group_id, topic_id, queue_id, count = _PARKED.unpack_from(raw, position)
+        position += _PARKED.size
+        yield (group_id, topic_id, queue_id), np.frombuffer(raw, PARKED_DTYPE, count, position)
+        position += count * PARKED_DTYPE.itemsize
+
+
+def _decode_consumption(
+    raw: bytes, lost: Mapping[ConsumptionKey, int], parked: Mapping[ConsumptionKey, np.ndarray]
+) -> Iterator[tuple[ConsumptionKey, Consumption]]:
+    position = 0
+    while position < len(raw):
+        *names, count, at = _CONSUMPTION.unpack_from(raw, position)
+        position += _CONSUMPTION.size
+        leases = np.frombuffer(raw, LEASE_DTYPE, count, position)
+        key = (names[0], names[1], names[2])
+        yield key, Consumption(at, leases, lost.get(key, 0), parked.get(key, NO_PARKED))
+        position += count * LEASE_DTYPE.itemsize
+
+
+def _decode_streams(raw: bytes) -> Iterator[tuple[StreamKey, Stream]]:
+    position = 0
+    while position < len(raw):
+        producer_id, topic_id, queue_id, epoch, sequence, timestamp, size = _STREAM.unpack_from(raw, position)
+        position += _STREAM.size
+        batches = raw[position : position + size]
+        yield (producer_id, topic_id, queue_id), Stream(epoch, sequence, timestamp, batches)
+        position += size
+
+
+def _decode_message_ids(raw: bytes) -> Iterator[Generation]:
+    position = 0
+    while position < len(raw):
+        first, last, count = _GENERATION.unpack_from(raw, position)
+        position += _GENERATION.size
+        ids = raw[position : position + count * _ID_SIZE]
+        position += count * _ID_SIZE
+        places = np.frombuffer(raw, "<u8", count, position).tolist()
+        position += 8 * count
+        keys = (ids[i : i + _ID_SIZE] for i in range(0, len(ids), _ID_SIZE))
+        yield Generation(first, last, dict(zip(keys, places, strict=True)))
+
+
+def _decode_queue_sums(raw: bytes) -> Iterator[tuple[QueueKey, tuple[int, bytes, int]]]:
+    position = 0
+    while position < len(raw):
+        topic_id, queue_id, first_block, count, open_sum = _SUMS.unpack_from(raw, position)
+        position += _SUMS.size
+        yield (topic_id, queue_id), (first_block, raw[position : position + 4 * count], open_sum)
+        position += 4 * count

@@ -1,0 +1,251 @@
+"""Keeps the files of the ConsumeQueues right: reads them all, slowly, over and over, and rebuilds what is damaged.
+
+A queue file is derived from the log: the units of a damaged block are made again from the entries that hold the
+queue's sections, and written only when they have the checksum that the state keeps for that block.
+
+Owns: the pass that is under way, the rebuilds.   Must not: believe a file, or write one itself (`rewrite` does, in the
+one thread that may). A block that cannot be rebuilt ends the node, as before: its records would not be found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import numpy as np
+
+from ledgermq.proto.entry import HEADER_SIZE, EntryKind
+from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, walk_sections
+from ledgermq.raft.errors import DamagedLogError, LogCompactedError, StorageFailedError
+from ledgermq.raft.log.commit_log import CommitLog
+from ledgermq.raft.log.segment import segment_start
+from ledgermq.raft.repair.scrub_plan import ScrubPlan
+from ledgermq.raft.status import CheckCounts
+from ledgermq.raft.types import LogIndex
+
+from ..errors import BrokerError, ConsumeQueueError
+from ..replica import Replica
+from ..state.consume_queue import (
+    UNIT_DTYPE,
+    UNIT_SIZE,
+    ColdRead,
+    ConsumeQueue,
+    UnwrittenRun,
+    record_starts,
+    units_of,
+)
+from ..state.queue_sums import BLOCK_UNITS, bridging_unit
+
+logger = logging.getLogger(__name__)
+
+_SLICE_BYTES: Final = 1 << 20  # of the log, read at a time for a rebuild
+_REBUILD_POLL: Final = 1.0  # seconds
+
+Block = tuple[tuple[int, int], int]  # queue key, block number
+
+
+class QueueCheck:
+    """Use: `start()`, `await stop()`; `await rebuilt(error)` when a reader met damage. Event-loop thread."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        log: CommitLog,
+        plan: ScrubPlan,
+        counts: CheckCounts,
+        *,
+        rewrite: Callable[[UnwrittenRun], Awaitable[None]],
+        repair_log: Callable[[DamagedLogError], Awaitable[bool]],
+        on_failed: Callable[[str], None],
+    ) -> None:
+        self._replica = replica
+        self._log = log
+        self._plan = plan
+        self._counts = counts
+        self._rewrite = rewrite
+        self._repair_log = repair_log
+        self._on_failed = on_failed
+        self._rebuilds: dict[Block, asyncio.Task[bool]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to read, if that is wanted."""
+        if self._plan.is_on:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Read and rebuild no further."""
+        tasks = [*self._rebuilds.values(), *([self._task] if self._task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def report(self, error: ConsumeQueueError) -> None:
+        """Begin to rebuild what a reader found damaged."""
+        if error.block is None:
+            self._on_failed(str(error))
+        else:
+            self._begin(error.block, error)
+
+    async def rebuilt(self, error: ConsumeQueueError) -> bool:
+        """Wait for the rebuild of what a reader found damaged; return whether it can read again."""
+        if error.block is None:
+            return False
+        return await asyncio.shield(self._begin(error.block, error))
+
+    # --- looking -----------------------------------------------------------------------------------------------
+    async def _run(self) -> None:
+        while True:
+            while self._replica.rebuild is not None:  # noqa: ASYNC110 (after a reset the files are being made)
+                await asyncio.sleep(_REBUILD_POLL)
+            begin = time.monotonic()
+            for key in [queue.key for queue in self._replica.state.queues]:
+                try:
+                    await self._check_queue(key)
+                except Exception:  # nobody awaits this task: the others are still to be checked
+                    logger.exception("queue not checked, the next pass follows topic=%d queue=%d", *key)
+            await asyncio.sleep(self._plan.wait_s(time.monotonic() - begin))
+
+    async def _check_queue(self, key: tuple[int, int]) -> None:
+        block = -1
+        while True:
+            queue = self._replica.state.queues.get(*key)
+            if queue is None or queue.written == queue.begin:
+                return
+            block = max(block + 1, queue.begin // BLOCK_UNITS)
+            if block * BLOCK_UNITS >= queue.written:
+                return
+            begin = time.monotonic()
+            read = await self._check_block(queue, block)
+            log_bytes = self._log.end_offset - self._log.first_offset
+            await asyncio.sleep(self._plan.pause_s(read, time.monotonic() - begin, log_bytes))
+
+    async def _check_block(self, queue: ConsumeQueue, block: int) -> int:
+        """Verify a block as it stands in its file; return how many bytes were read."""
+        want = min(queue.written - block * BLOCK_UNITS, BLOCK_UNITS)
+        read = ColdRead(queue.key, queue.folder, block, want)
+        try:
+            raw = await asyncio.to_thread(self._replica.load_units, read)
+        except ConsumeQueueError as error:
+            raw, reason = b"", error.reason
+        else:
+            reason = "the checksum of these units is wrong"
+        raw = raw[: want * UNIT_SIZE]
+        if (
+            self._replica.state.queues.get(*queue.key) is not queue
+            or (block + 1) * BLOCK_UNITS <= queue.begin
+        ):
+            return len(raw)  # deleted in between
+        if len(raw) == want * UNIT_SIZE and (
+            block * BLOCK_UNITS + want < min(queue.tail_start, (block + 1) * BLOCK_UNITS)
+            or queue.is_right(block, raw)
+        ):
+            return len(raw)
+        damage = self._replica.files.damaged(queue.folder, queue.key[1], block * BLOCK_UNITS, reason)
+        await asyncio.shield(self._begin((queue.key, block), damage))
+        return len(raw)
+
+    # --- rebuilding --------------------------------------------------------------------------------------------
+    def _begin(self, block: Block, error: ConsumeQueueError) -> asyncio.Task[bool]:
+        task = self._rebuilds.get(block)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._rebuild(block, error))
+            self._rebuilds[block] = task
+            task.add_done_callback(lambda _: self._rebuilds.pop(block, None))
+        return task
+
+    async def _rebuild(self, block: Block, error: ConsumeQueueError) -> bool:
+        self._counts.found += 1
+        self._counts.last = f"{error.path}: {error.reason}; being rebuilt"
+        logger.error(
+            "queue file damaged path=%s reason=%r; rebuilding it from the log", error.path, error.reason
+        )
+        queue = self._replica.state.queues.get(*block[0])
+        if queue is None:
+            return True
+        start = stop = block[1] * BLOCK_UNITS
+        units: np.ndarray | None = None
+        while stop < min(start + BLOCK_UNITS, queue.tail_start) or units is None:
+            stop = min(start + BLOCK_UNITS, queue.written)  # more may be written out meanwhile
+            try:
+                units, known_from = await self._units_from_log(queue, start, stop)
+            except LogCompactedError:
+                units = None
+            if units is None:
+                break
+        if units is not None and start < known_from:  # as in a rebuild of all (rebuild.py)
+            behind = min(start + BLOCK_UNITS, queue.end) - known_from
+            unit = bridging_unit(queue.error_of(block[1], units.tobytes()), behind)
+            units[known_from - 1 - start] = np.frombuffer(unit, UNIT_DTYPE)[0]
+        if units is None or not queue.is_right(block[1], units.tobytes()):
+            self._on_failed(str(error))
+            return False
+        try:
+            await self._rewrite(UnwrittenRun(queue.key, queue.folder, start, units))
+        except (OSError, StorageFailedError) as failure:
+            self._on_failed(f"writing {error.path} failed: {failure}")
+            return False
+        self._counts.repaired += 1
+        self._counts.last = f"{error.path}: {error.reason}; rebuilt"
+        logger.warning("queue file rebuilt path=%s units=%d", error.path, len(units))
+        return True
+
+    async def _units_from_log(
+        self, queue: ConsumeQueue, start: int, stop: int
+    ) -> tuple[np.ndarray | None, int]:
+        """Make units [start, stop) again from the entries that hold them; return from which one on they are known.
+
+        Those below it are zeros: retention took their entries. None: others are not in the log, either.
+        """
+        units = np.zeros(stop - start, UNIT_DTYPE)
+        known_from, done = stop, start
+        index, last = await self._first_entry(queue, start), LogIndex(self._replica.state.applied_index)
+        while done < stop and index <= last:
+            try:
+                entries = await self._log.entries(index, last, _SLICE_BYTES)
+            except DamagedLogError as error:
+                if not await self._repair_log(error):
+                    return None, stop
+                continue
+            for header, payload in entries:
+                index = LogIndex(header.index + 1)
+                if header.kind is not EntryKind.RECORDS:
+                    continue
+                for position, section in walk_sections(payload, header.section_count):
+                    if section.kind is not SectionKind.RECORDS or queue.key != (
+                        section.topic_id,
+                        section.queue_id,
+                    ):
+                        continue
+                    base, end = section.base_queue_offset, section.base_queue_offset + section.count
+                    lo, hi = max(base, start), min(end, stop)
+                    if lo >= hi:
+                        continue
+                    at = position + SECTION_HEADER_SIZE
+                    body = payload[at : at + section.size]
+                    found = units_of(
+                        body, record_starts(body, section.count), header.physical_offset + HEADER_SIZE + at
+                    )
+                    units[lo - start : hi - start] = found[lo - base : hi - base]
+                    known_from, done = min(known_from, lo), hi
+            await asyncio.sleep(0)
+        is_lost = stop > queue.begin and (done < stop or known_from > max(queue.begin, start))
+        return None if is_lost else units, known_from
+
+    async def _first_entry(self, queue: ConsumeQueue, start: int) -> LogIndex:
+        """Return an entry that is not behind the one of unit `start`: the unit in front tells its segment."""
+        first = self._log.first_index
+        if start <= queue.begin:
+            return first
+        try:
+            # One whose block is damaged, too, is waited for: what follows it then begins to look where it stands.
+            unit = await self._replica.units(*queue.key, start - 1, 1)
+        except BrokerError:
+            return first
+        if not len(unit):
+            return first
+        sketch = self._log.sketch(segment_start(int(unit["physical_offset"][0]), self._log.segment_size))
+        return sketch.info.first_index if sketch is not None else first

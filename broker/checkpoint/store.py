@@ -1,0 +1,347 @@
+"""Checkpoint files of a node: `checkpoint/<20-digit index>`, the last two (D12).
+
+    job = begin_checkpoint(state)                 # on the loop; cheap
+    await to_thread(store.run, job)               # writes queues, syncs them, writes the checkpoint
+    finish_checkpoint(state, job)                 # on the loop
+
+The record `rebuild` says that queue files are not whole: after a reset (D8) the received checkpoint comes before them, and
+at a start some may be missing or cut short. They are made again from the log (rebuild.py), and the record goes with the
+first checkpoint that is written when they are whole.
+
+A checkpoint has its name only when it is complete and durable. `kept_index` is the older of the two: retention never goes beyond
+it, so a node can always start from either.
+Owns: the names and their order.   Must not: know the contents (checkpoint/layout.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ledgermq.proto.errors import CorruptError, NewerFormatError
+from ledgermq.raft.disk.checked_file import read_record, write_record
+from ledgermq.raft.disk.files import FileSystem, is_full, write_zeros
+from ledgermq.raft.log.identity import read_manifest
+from ledgermq.raft.log.segment_keeper import LogFolders
+
+from ..errors import CheckpointError, CheckpointVersionError, ConsumeQueueError
+from ..reading.consume_queue_files import ConsumeQueueFiles
+from ..state.consume_queue import UNIT_SIZE, ColdRead, ConsumeQueue, QueueKey, UnwrittenRun
+from ..state.machine import BrokerState
+from ..state.queue_sums import BLOCK_UNITS
+from ..state.rebuild import QueueRebuild
+from .layout import Snapshot, decode_snapshot, encode_snapshot, restore_state, take_snapshot
+
+_log = logging.getLogger(__name__)
+_KEPT: Final = 2
+_PARTIAL: Final = ".part"
+#: Given back when the disk is full: retention must be able to run, and it needs a new checkpoint first.
+_RESERVE: Final = "reserve"
+_RESERVE_SIZE: Final = 1 << 20
+_REBUILD: Final = "rebuild"
+_REBUILD_VERSION: Final = (
+    2  # of files that were lost: a former build expects those of a reset, with their leading units
+)
+_RESET_VERSION: Final = 1
+#: Added to the name of a checkpoint that cannot be used, when the node starts without it.
+_DAMAGED: Final = ".damaged"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CheckpointJob:
+    """What a thread needs to write a checkpoint: nothing in it changes."""
+
+    snapshot: Snapshot
+    runs: list[UnwrittenRun]
+
+
+def begin_checkpoint(state: BrokerState) -> CheckpointJob:
+    """Take what must be written; both parts at the same index."""
+    return CheckpointJob(take_snapshot(state), state.queues.unwritten())
+
+
+def finish_checkpoint(state: BrokerState, job: CheckpointJob) -> None:
+    """Tell the queues that their units are in files."""
+    state.queues.mark_written(job.runs)
+
+
+class CheckpointStore:
+    """The folder `checkpoint/`. `run` belongs to the background worker that also writes the queue files."""
+
+    def __init__(self, filesystem: FileSystem, folder: Path, files: ConsumeQueueFiles) -> None:
+        self._filesystem = filesystem
+        self._folder = folder
+        self._files = files
+        #: After `load`: the queues that must be made from the log before the state serves, unless it is whole at once.
+        self.rebuild: QueueRebuild | None = None
+        #: The log must hold the entries up to this one: its queues were lost, the state was not received.
+        self.counts_on_log_to = 0
+        #: True until a checkpoint counts on the rebuilt queue files. Nothing of the log may be deleted before.
+        self.rebuilding = False
+
+    @property
+    def files(self) -> ConsumeQueueFiles:
+        """The queue files."""
+        return self._files
+
+    @property
+    def kept_index(self) -> int:
+        """Index of the oldest checkpoint kept; 0 when there is none. Log entries up to it may be deleted."""
+        if self.rebuilding:
+            return 0
+        indexes = self.indexes
+        return indexes[0] if indexes else 0
+
+    @property
+    def indexes(self) -> list[int]:
+        """Indexes of the checkpoints kept, ascending."""
+        return [int(name) for name in self._filesystem.list_directory(self._folder) if name.isdecimal()]
+
+    def path(self, index: int) -> Path:
+        """Return the file of the checkpoint at an index."""
+        return self._folder / f"{index:020d}"
+
+    # --- writing --------------------------------------------------------------------------------------------
+    def run(self, job: CheckpointJob) -> int:
+        """Make queues and state durable; return the bytes of the checkpoint. Raises: OSError (nothing is lost).
+
+        On a full disk the reserve and all checkpoints but the newest make room.
+        """
+        try:
+            size = self._run(job)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._make_room()
+            size = self._run(job)
+        self._keep_reserve()
+        return size
+
+    def _run(self, job: CheckpointJob) -> int:
+        self._files.write(job.runs)
+        if self.rebuilding and self.rebuild is not None:
+            self._files.write(self.rebuild.bridges)
+        self._files.sync()
+        size = self._write(job.snapshot.index, encode_snapshot(job.snapshot))
+        self._end_rebuild()
+        for index in self.indexes[:-_KEPT]:
+            self._filesystem.unlink(self.path(index))
+        return size
+
+    def _make_room(self) -> None:
+        _log.warning("disk full, older checkpoints make room path=%s", self._folder)
+        dispensable = {f"{index:020d}" for index in self.indexes[:-1]}
+        for name in self._filesystem.list_directory(self._folder):
+            if name in dispensable or name == _RESERVE or name.endswith(_PARTIAL):
+                self._filesystem.unlink(self._folder / name)
+
+    def _keep_reserve(self) -> None:
+        """Take the reserve space unless it is taken. Without room there is none: that is no error."""
+        path = self._folder / _RESERVE
+        if self._filesystem.exists(path):
+            return
+        self._filesystem.make_directory(self._folder)
+        file = self._filesystem.open(path, create=True)
+        try:
+            write_zeros(file, 0, _RESERVE_SIZE)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._filesystem.unlink(path)
+        finally:
+            file.close()
+
+    def _write(self, index: int, pieces: Iterable[bytes]) -> int:
+        """Write one file: under another name, synced, then renamed."""
+        self._filesystem.make_directory(self._folder)
+        path = self.path(index)
+        partial = path.with_name(path.name + _PARTIAL)
+        if self._filesystem.exists(partial):
+            self._filesystem.unlink(partial)
+        file = self._filesystem.open(partial, create=True)
+        try:
+            position = 0
+            for piece in pieces:
+                file.pwritev([piece], position)
+                position += len(piece)
+            file.fdatasync()
+        finally:
+            file.close()
+        self._filesystem.rename(partial, path)
+        self._filesystem.sync_directory(self._folder)
+        self._filesystem.sync_directory(self._folder.parent)
+        return position
+
+    # --- start ----------------------------------------------------------------------------------------------
+    def load(self) -> BrokerState:
+        """Return the state to start with: the newest usable checkpoint, else an empty state; queue files attached.
+
+        Replay the log from `applied_index` + 1, or `rebuild.applied_index` + 1. Raises: CheckpointVersionError,
+        CheckpointError (none is usable, and the log does not go back to its first entry), OSError.
+        """
+        first_index = self._log_first_index()
+        state = self._load_newest(first_index)
+        self._begin_rebuild(state, first_index)
+        for name in self._filesystem.list_directory(self._folder):
+            if name.endswith(_PARTIAL):
+                self._filesystem.unlink(self._folder / name)
+        self._files.remove_orphans({topic.folder for topic in state.topics})
+        self._keep_reserve()
+        state.queues.attach(self._files)
+        return state
+
+    def _log_first_index(self) -> int:
+        """Return the first entry that retention left of the log beside this folder."""
+        path = LogFolders(self._folder.parent).manifest
+        if not self._filesystem.exists(path):  # without a log, nothing of it was deleted
+            return 1
+        return read_manifest(self._filesystem, path, str(self._folder.parent)).first_index
+
+    def _load_newest(self, first_index: int) -> BrokerState:
+        failures: list[CheckpointError] = []
+        state: BrokerState | None = None
+        for index in reversed(self.indexes):
+            path = self.path(index)
+            try:
+                state = restore_state(decode_snapshot(self._read(path), str(path)))
+                break
+            except CheckpointVersionError:
+                raise
+            except CheckpointError as error:
+                failures.append(error)
+        if state is None and first_index > 1:
+            raise _lost(failures[0] if failures else None, self._folder, first_index)
+        for failure in failures:
+            _log.warning("checkpoint set aside path=%s reason=%s", failure.path, failure.reason)
+            self._filesystem.rename(Path(failure.path), Path(failure.path + _DAMAGED))
+        return state if state is not None else BrokerState()
+
+    def _read(self, path: Path) -> bytes:
+        file = self._filesystem.open(path, writable=False)
+        try:
+            return file.pread(file.size(), 0)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise CheckpointError(str(path), "the disk cannot read it") from None
+        finally:
+            file.close()
+
+    # --- reset ----------------------------------------------------------------------------------------------
+    def install(
+        self,
+        index: int,
+        base_index: int,
+        pieces: Callable[[], Iterator[bytes]],
+        leading: Callable[[Snapshot], Iterator[UnwrittenRun]],
+    ) -> None:
+        """Replace everything by a received checkpoint and the `leading` units of its queues, durably. Repeatable.
+
+        The rest of the queues is made from the log behind entry `base_index`. Raises: CheckpointError, OSError.
+        """
+        for name in self._filesystem.list_directory(self._folder):
+            if name != _RESERVE:
+                self._filesystem.unlink(self._folder / name)
+        self._files.remove_orphans(set())
+        self._filesystem.make_directory(self._folder)
+        fields = {"base_index": base_index, "state_index": index}
+        write_record(self._filesystem, self._folder / _REBUILD, "rebuild", _RESET_VERSION, fields)
+        self._write(index, pieces())
+        path = self.path(index)
+        self._files.write(leading(decode_snapshot(self._read(path), str(path))))
+        self._files.sync()
+
+    # --- queue files that are not whole ---------------------------------------------------------------------
+    def _begin_rebuild(self, state: BrokerState, first_index: int) -> None:
+        """See whether queue files of the loaded state must be made first. Raises: CheckpointError, OSError."""
+        noted = self._rebuild_record()
+        if noted is not None:
+            self.rebuilding = True
+            state_index, base_index = noted
+            if base_index is not None and state.applied_index < state_index:
+                raise CheckpointError(
+                    str(self.path(state_index)),
+                    "the state that the leader sent is gone. Fetch it again: ledgermq broker --rejoin",
+                )
+            if state.applied_index <= state_index:
+                if base_index is None:
+                    self._rebuild_lost(state, first_index)
+                else:
+                    self.rebuild = self._rebuild_received(state, base_index)
+                return
+            self._end_rebuild()  # a checkpoint was written since, so the queue files were whole
+        damage = {queue.key: error for queue in state.queues if (error := self._files.damage(queue))}
+        if damage:
+            first = next(iter(damage.values()))
+            _log.warning(
+                "queue files missing or cut short, making them again from the log queues=%d first_path=%s reason=%r",
+                len(damage), first.path, first.reason,
+            )  # fmt: skip
+            fields = {"state_index": state.applied_index}
+            write_record(self._filesystem, self._folder / _REBUILD, "rebuild", _REBUILD_VERSION, fields)
+            self.rebuilding = True
+            self._rebuild_lost(state, first_index, damage.keys())
+
+    def _rebuild_lost(
+        self, state: BrokerState, first_index: int, keys: Collection[QueueKey] | None = None
+    ) -> None:
+        self.counts_on_log_to = state.applied_index
+        self.rebuild = QueueRebuild(state, first_index - 1, None, keys)
+
+    def _rebuild_record(self) -> tuple[int, int | None] | None:
+        """Return of which state the queues are being made, and, after a reset, behind which entry; None: they are not."""
+        path = self._folder / _REBUILD
+        try:
+            fields = read_record(self._filesystem, path, "rebuild", _REBUILD_VERSION)
+            base_index = fields.get("base_index")
+            return int(fields["state_index"]), int(base_index) if base_index is not None else None
+        except FileNotFoundError:
+            return None
+        except NewerFormatError as error:
+            raise CheckpointVersionError(str(path), error.found, error.supported) from None
+        except (CorruptError, KeyError) as error:
+            raise CheckpointError(
+                str(path), f"{error}. Fetch everything again: ledgermq broker --rejoin"
+            ) from None
+
+    def _rebuild_received(self, state: BrokerState, base_index: int) -> QueueRebuild:
+        try:
+            return QueueRebuild(state, base_index, self._leading_units)
+        except ConsumeQueueError as error:
+            _log.warning("units of a received state are lost path=%s reason=%r", error.path, error.reason)
+            return QueueRebuild(state, base_index, None)
+
+    def _leading_units(self, queue: ConsumeQueue) -> bytes:
+        """Return the units of a queue's first block before its begin: they came with the state.
+
+        Raises: ConsumeQueueError.
+        """
+        block, count = divmod(queue.begin, BLOCK_UNITS)
+        if not count:
+            return b""
+        raw = self._files.load(ColdRead(queue.key, queue.folder, block))[: count * UNIT_SIZE]
+        if len(raw) < count * UNIT_SIZE:
+            raise self._files.damaged(queue.folder, queue.key[1], block * BLOCK_UNITS, "it is cut short")
+        return raw
+
+    def _end_rebuild(self) -> None:
+        if self.rebuilding:
+            self._filesystem.unlink(self._folder / _REBUILD)
+            self._filesystem.sync_directory(self._folder)
+            self.rebuilding = False
+
+
+def _lost(failure: CheckpointError | None, folder: Path, first_index: int) -> CheckpointError:
+    """Return the error of a node without a usable checkpoint whose log does not go back to the first entry."""
+    return CheckpointError(
+        failure.path if failure is not None else str(folder),
+        f"{failure.reason + ', and no other checkpoint is usable' if failure is not None else 'there is no checkpoint'}. The"
+        f" log begins at entry {first_index}, so topics, offsets and leases cannot be made again from it; nothing was"
+        " changed. Put the folder `checkpoint` back if it was moved; else let the other nodes send everything: ledgermq"
+        " broker --rejoin. A broker group of one node has only its dumps and backups; its messages can still be read: "
+        f"ledgermq dump --data {folder.parent} DIR",
+    )

@@ -1,0 +1,193 @@
+"""Gets a call to the leader: served here when this node leads, else forwarded, through an election, within its deadline.
+
+Everything that comes here is safe to repeat: sends are recognised by message id, acknowledgements and offsets say the same
+twice, a grant whose answer was lost becomes visible again. One hop at most: a forwarded call that meets a node which does
+not lead is refused to the node that sent it, which then looks for the leader again. A forward to a node that leads no
+longer is given up: it may be stopped or cut off, and then its answer would be awaited until the caller's deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostError, TransferringError
+
+from .forwarding import FORWARDED_BY, LISTENER, PERHAPS_DONE, Forwarder, ForwardError, Metadata
+from .known_leader import Leadership
+
+#: Seconds kept back from a deadline, so that the answer still arrives.
+DEADLINE_RESERVE: Final = 0.2
+#: For calls without a deadline.
+DEFAULT_TIMEOUT: Final = 30.0
+#: Between two tries when nothing new is heard about a leader.
+RETRY_INTERVAL: Final = 0.05
+
+#: This node cannot (or can no longer) serve as leader: look for the next one.
+_LOST: Final = (NotLeaderError, TransferringError, ProposalLostError, NodeStoppedError)
+
+CLIENT_ID: Final = "x-mq-client-id"
+LANGUAGE: Final = "x-mq-language"
+
+
+@dataclass(slots=True)
+class Call:
+    """Who calls, until when, and by which way. `perhaps_done` is set when the outcome of an attempt is unknown."""
+
+    client_id: str
+    language: str
+    listener: str
+    via: str  # node that forwarded the call; "" when it came from the client
+    deadline: float  # monotonic seconds
+    metadata: Metadata
+    perhaps_done: bool = False  # an earlier attempt of this call may have taken effect
+
+    @classmethod
+    def of(cls, context: Any, listener: str) -> Call:
+        """Read a gRPC context; `listener` is "" on the Raft port, where metadata names it.
+
+        The marks of a forwarded call count on the Raft port only, where nodes are: what a client says of them means nothing.
+        """
+        metadata = context.invocation_metadata() or ()
+        found = dict(metadata)
+        remaining = context.time_remaining()
+        via = "" if listener else str(found.get(FORWARDED_BY, ""))
+        return cls(
+            str(found.get(CLIENT_ID, "")),
+            str(found.get(LANGUAGE, "")),
+            listener or str(found.get(LISTENER, "")),
+            via,
+            time.monotonic() + (DEFAULT_TIMEOUT if remaining is None else remaining),
+            metadata,
+            bool(via) and PERHAPS_DONE in found,
+        )
+
+    @property
+    def forwarded(self) -> bool:
+        """Tell whether another node passed the call on: it must not go further."""
+        return bool(self.via)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the answer must leave."""
+        return self.deadline - time.monotonic() - DEADLINE_RESERVE
+
+
+class LeaderUnavailableError(Exception):
+    """No leader could serve the call in time. `unknown`: it may nevertheless have taken effect."""
+
+    def __init__(self, unknown: bool) -> None:
+        super().__init__(
+            "the outcome is unknown: the leader was lost while the request was under way. Repeat it; a repeated send is stored once"
+            if unknown
+            else "no leader is known: an election is on, or a majority of the nodes is down. See: ledgermq cluster status"
+        )
+        self.unknown = unknown
+
+
+class LeaderCalls:
+    """Runs calls where the leader is."""
+
+    def __init__(self, leadership: Leadership, forwarder: Forwarder, count: Callable[[str], None]) -> None:
+        self._leadership = leadership
+        self._forwarder = forwarder
+        self._count = count
+
+    async def unary(
+        self, method: str, request: bytes, call: Call, local: Callable[[], Awaitable[bytes]]
+    ) -> bytes:
+        """Return the answer's bytes. `local` serves the call on a leader; it may be run more than once.
+
+        Raises: LeaderUnavailableError; NotLeaderError and ProposalLostError on a forwarded call.
+        """
+        unknown = False
+        while (remaining := call.remaining) > 0:
+            changes = self._leadership.changes
+            if self._leadership.ready:
+                try:
+                    return await local()
+                except _LOST as error:
+                    unknown = unknown or isinstance(error, ProposalLostError)
+                    call.perhaps_done = call.perhaps_done or unknown
+                    if call.forwarded:
+                        raise
+            elif call.forwarded:
+                self._require_elected()
+            elif leader := self._leadership.known_other:
+                metadata = self._forwarder.metadata(call.metadata, call.listener)
+                if call.perhaps_done:
+                    metadata = (*metadata, (PERHAPS_DONE, "1"))
+                try:
+                    answer = await self._forwarder.unary(leader, method, request, metadata, remaining)
+                except ForwardError as error:
+                    unknown = unknown or not error.definite
+                    call.perhaps_done = call.perhaps_done or unknown
+                    self._count("failed")
+                    if not error.repeatable:
+                        raise LeaderUnavailableError(unknown) from None
+                else:
+                    self._count("ok")
+                    return answer
+            await self._pause(changes, call)
+        raise LeaderUnavailableError(unknown)
+
+    async def stream(
+        self,
+        call: Call,
+        local: Callable[[], AsyncGenerator[bytes, None]],
+        forward: Callable[[str, Metadata, float], AsyncGenerator[bytes, None]],
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the frames of the answer; the same, as long as no frame was given on.
+
+        `forward` gets them from another node, which leads: its name, the metadata to send on, seconds.
+
+        Raises: as `unary`; also ForwardError when the leader is lost amid the frames.
+        """
+        unknown = False
+        while (remaining := call.remaining) > 0:
+            begun = False
+            changes = self._leadership.changes
+            try:
+                if self._leadership.ready:
+                    frames = local()
+                elif call.forwarded:
+                    self._require_elected()
+                    await self._pause(changes, call)
+                    continue
+                elif leader := self._leadership.known_other:
+                    metadata = self._forwarder.metadata(call.metadata, call.listener)
+                    frames = forward(leader, metadata, remaining)
+                else:
+                    await self._pause(changes, call)
+                    continue
+                async with aclosing(frames):  # who leaves amid them ends them now: they hold leases
+                    async for frame in frames:
+                        begun = True
+                        yield frame
+                return
+            except (*_LOST, ForwardError) as error:
+                if begun or call.forwarded:
+                    raise
+                if isinstance(error, ForwardError) and not error.repeatable:
+                    raise LeaderUnavailableError(True) from None
+                definite = (
+                    error.definite
+                    if isinstance(error, ForwardError)
+                    else not isinstance(error, ProposalLostError)
+                )
+                unknown = unknown or not definite
+            await self._pause(changes, call)
+        raise LeaderUnavailableError(unknown)
+
+    def _require_elected(self) -> None:
+        """Refuse a forwarded call, unless this node is about to serve. Raises: NotLeaderError."""
+        if not self._leadership.is_elected:
+            raise NotLeaderError(self._leadership.leader_id)
+
+    async def _pause(self, changes: int, call: Call) -> None:
+        """Wait for a change of the leadership since `changes` were counted, or a moment."""
+        if self._leadership.changes == changes:
+            await self._leadership.wait_change(min(RETRY_INTERVAL, max(call.remaining, 0)))

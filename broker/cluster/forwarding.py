@@ -1,0 +1,318 @@
+"""Calls that a follower passes on to the leader: request bytes as they came, one hop at most, over the Raft port (D17).
+
+Small unary calls share a stream (ForwardLane), larger ones and streams are calls of their own. Calls that may wait long have
+streams apart: however many wait, a send finds room.
+Owns: one channel and the lanes per peer, apart from Raft's own. Must not: look into requests, or decide what may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from ledgermq.proto import peer_pb2
+from ledgermq.proto.call_metadata import GROUP_ID
+
+from ..reading.polls import MAX_WAITING, TooManyPollsError
+from . import lane as forward_lane
+from .lane import MAX_CALLS, ForwardLane
+
+logger = logging.getLogger(__name__)
+
+#: Metadata that marks a forwarded call: the node it came to, and the listener whose addresses the answer must carry.
+FORWARDED_BY: Final = "x-ledgermq-forwarded-by"
+LISTENER: Final = "x-ledgermq-listener"
+#: Metadata of a forwarded call that is sent again after an attempt whose outcome is unknown. It may only turn "exists
+#: already" and "does not exist" into success, where things are as the call wants them: also said by a stranger it changes nothing.
+PERHAPS_DONE: Final = "x-ledgermq-perhaps-done"
+#: Trailing metadata of a refusal by a node that does not lead.
+NOT_LEADER: Final = "x-ledgermq-not-leader"
+
+#: Polls under way: as many as a leader lets wait of those that talk to it. One more is refused.
+MAX_POLLS: Final = MAX_WAITING
+#: Streams for them; each takes what the other node reads without pausing.
+MAX_POLL_LANES: Final = -(-MAX_POLLS // MAX_CALLS)
+
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
+#: gRPC says so when there was no connection, so that nothing was sent.
+_NOT_CONNECTED: Final = "failed to connect to all addresses"
+_PASSED_ON: Final = ("x-mq-", GROUP_ID)
+#: What gRPC answers when the handler itself failed, or takes no such request.
+_FAILED_THERE: Final = (
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+)
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+Metadata = Sequence[tuple[str, str]]
+
+
+class ForwardError(Exception):
+    """A forwarded call did not get through. `definite`: the other node refused it, nothing happened there.
+
+    `repeatable` is False when the other node is there and failed over this very call: it would fail again. Then
+    `unknown_there` tells whether it does not know such calls (it is of an older version).
+    """
+
+    def __init__(
+        self, definite: bool, reason: str, repeatable: bool = True, unknown_there: bool = False
+    ) -> None:
+        super().__init__(reason)
+        self.definite = definite
+        self.repeatable = repeatable
+        self.unknown_there = unknown_there
+
+
+class Forwarder:
+    """Calls other nodes of the group by id. `addresses` are their Raft addresses."""
+
+    def __init__(self, own_id: str, addresses: Mapping[str, str]) -> None:
+        self._own_id = own_id
+        self._addresses = dict(addresses)
+        self._channels: dict[str, Any] = {}
+        self._lanes: dict[str, ForwardLane] = {}
+        self._poll_lanes: dict[str, list[ForwardLane]] = {}
+        self._polls = 0  # under way
+        self._polls_alone: set[asyncio.Task[bytes]] = set()
+        #: Told the answer to a poll whose caller was gone when it came: what it grants is nobody's.
+        self.on_unclaimed: Callable[[bytes], None] = lambda answer: None
+        self._unary_calls: dict[tuple[str, str], Any] = {}
+        self._under_way: dict[Any, str] = {}  # open calls and their nodes; "": it was given up
+
+    def channel(self, node_id: str) -> Any:
+        """Return the (kept) channel to a node."""
+        channel = self._channels.get(node_id)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(self._addresses[node_id], options=_CHANNEL_OPTIONS)
+            self._channels[node_id] = channel
+        return channel
+
+    def metadata(self, received: Metadata, listener: str) -> Metadata:
+        """Return the metadata to send on: the client's own, and the marks."""
+        passed = [
+            (key, value) for key, value in received if key.startswith(_PASSED_ON) and isinstance(value, str)
+        ]
+        return (*passed, (FORWARDED_BY, self._own_id), (LISTENER, listener))
+
+    async def unary(
+        self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
+    ) -> bytes:
+        """Return the answer's bytes. Raises: ForwardError."""
+        lane = self._lane(node_id)
+        if not lane.takes(len(request)):
+            return await self._alone(node_id, method, request, metadata, timeout)
+        return await self._shared(lane, node_id, method, request, metadata, timeout)
+
+    async def poll(
+        self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
+    ) -> bytes:
+        """Make a unary call that may wait long; its answer is never lost: `on_unclaimed` gets what came too late.
+
+        Raises: ForwardError; TooManyPollsError (nothing was sent).
+        """
+        if self._polls >= MAX_POLLS:
+            raise TooManyPollsError
+        lane = self._poll_lane(node_id, len(request))
+        if lane is None:
+            return await self._poll_alone(node_id, method, request, metadata, timeout)
+        self._polls += 1
+        try:
+            return await self._shared(lane, node_id, method, request, metadata, timeout)
+        finally:
+            self._polls -= 1
+
+    def _lane(self, node_id: str) -> ForwardLane:
+        lane = self._lanes.get(node_id)
+        if lane is None:
+            lane = self._lanes[node_id] = self._new_lane(node_id, lambda answer: None)
+        return lane
+
+    def _poll_lane(self, node_id: str, size: int) -> ForwardLane | None:
+        """Return the first lane that has room; None: such a request, or that node's version, wants a call of its own."""
+        lanes = self._poll_lanes.setdefault(node_id, [])
+        found = next((lane for lane in lanes if lane.takes(size)), None)
+        if found is None and len(lanes) < MAX_POLL_LANES:
+            lane = self._new_lane(node_id, lambda answer: self.on_unclaimed(answer))
+            lanes.append(lane)
+            found = lane if lane.takes(size) else None
+        return found
+
+    def _new_lane(self, node_id: str, unclaimed: Callable[[bytes], None]) -> ForwardLane:
+        channel = self.channel(node_id)
+        return ForwardLane(
+            lambda: channel.stream_stream(forward_lane.METHOD, None, None)(), _broken, _refused, unclaimed
+        )
+
+    def _every_lane(self) -> Iterator[tuple[str, ForwardLane]]:
+        yield from self._lanes.items()
+        for node_id, lanes in self._poll_lanes.items():
+            for lane in lanes:
+                yield node_id, lane
+
+    async def _shared(
+        self, lane: ForwardLane, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
+    ) -> bytes:
+        try:
+            return await lane.call(method, request, metadata, timeout)
+        except TimeoutError:
+            raise ForwardError(False, f"{node_id} has not answered before the deadline") from None
+
+    async def _poll_alone(
+        self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
+    ) -> bytes:
+        """A call of its own that is cancelled may be answered all the same, and nothing tells: it goes on to its end."""
+        task = asyncio.create_task(self._alone(node_id, method, request, metadata, timeout))
+        self._polls += 1
+        self._polls_alone.add(task)
+        task.add_done_callback(self._poll_ended)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._poll_unclaimed)
+            raise
+
+    def _poll_ended(self, task: asyncio.Task[bytes]) -> None:
+        self._polls -= 1
+        self._polls_alone.discard(task)
+
+    def _poll_unclaimed(self, task: asyncio.Task[bytes]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self.on_unclaimed(task.result())
+
+    async def _alone(
+        self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
+    ) -> bytes:
+        """Make a call that shares nothing."""
+        method_call = self._unary_calls.get((node_id, method))
+        if method_call is None:
+            method_call = self.channel(node_id).unary_unary(method, None, None)
+            self._unary_calls[node_id, method] = method_call
+        call = method_call(request, timeout=timeout, metadata=metadata)
+        self._under_way[call] = node_id
+        try:
+            answer: bytes = await call
+        except grpc.aio.AioRpcError as error:
+            raise _translated(error) from None
+        except asyncio.CancelledError:
+            self._raise_if_given_up(call, node_id)
+            raise
+        finally:
+            del self._under_way[call]
+        return answer
+
+    async def stream(
+        self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the frames of the answer. Raises: ForwardError."""
+        call = self.channel(node_id).unary_stream(method, None, None)(
+            request, timeout=timeout, metadata=metadata
+        )
+        self._under_way[call] = node_id
+        try:
+            async for frame in call:
+                yield frame
+        except grpc.aio.AioRpcError as error:
+            raise _translated(error) from None
+        except asyncio.CancelledError:
+            self._raise_if_given_up(call, node_id)
+            raise
+        finally:
+            del self._under_way[call]
+            call.cancel()
+
+    def leader_changed(self, leader_id: str | None) -> None:
+        """Give up the calls to other nodes than the leader: one that is stopped or cut off answers none of them."""
+        if leader_id is None:
+            return  # an election is on: who leads may turn out to be the same
+        for node_id, lane in self._every_lane():
+            lane.try_again()
+            if node_id != leader_id:
+                lane.end(partial(_given_up, node_id))
+        for call, node_id in list(self._under_way.items()):
+            if node_id != leader_id:
+                self._under_way[call] = ""
+                call.cancel()
+
+    def _raise_if_given_up(self, call: Any, node_id: str) -> None:
+        """Tell apart, of a CancelledError, `leader_changed` from the end of the caller. Raises: ForwardError (the former)."""
+        task = asyncio.current_task()
+        if not self._under_way[call] and not (task is not None and task.cancelling()):
+            raise _given_up(node_id) from None
+
+    async def close(self) -> None:
+        """Close every channel."""
+        for _, lane in list(self._every_lane()):
+            await lane.close()
+        alone = list(self._polls_alone)
+        for task in alone:
+            task.cancel()
+        await asyncio.gather(*alone, return_exceptions=True)
+        for channel in self._channels.values():
+            await channel.close(None)
+
+
+def answer_of(node_id: str, kind: Any, raw: bytes) -> Any:
+    """Decode what another node answered. Raises: ForwardError (it can not be decoded; asked again, it would be the same)."""
+    try:
+        return kind.FromString(raw)
+    except DecodeError:
+        raise ForwardError(
+            False, f"what {node_id} answered is no {kind.DESCRIPTOR.name}", repeatable=False
+        ) from None
+
+
+def _translated(error: grpc.aio.AioRpcError) -> ForwardError:
+    trailing: Any = error.trailing_metadata() or ()
+    definite = any(key == NOT_LEADER for key, _ in trailing) or _NOT_CONNECTED in (error.details() or "")
+    return ForwardError(
+        definite,
+        f"{error.code().name}: {error.details()}",
+        error.code() not in _FAILED_THERE,
+        error.code() is grpc.StatusCode.UNIMPLEMENTED,
+    )
+
+
+def _given_up(node_id: str) -> ForwardError:
+    return ForwardError(False, f"{node_id} leads no longer and has not answered")
+
+
+def _broken(error: grpc.aio.AioRpcError | None, written: bool) -> ForwardError:
+    """Return how a call ends whose stream broke: nothing happened when it was not written, or there was no connection."""
+    if error is None:
+        return ForwardError(not written, "the other node ended the stream")
+    unserved = not written or error.code() is grpc.StatusCode.UNIMPLEMENTED
+    return ForwardError(unserved or _translated(error).definite, f"{error.code().name}: {error.details()}")
+
+
+def _refused(answer: peer_pb2.ForwardedAnswer) -> ForwardError:
+    code = _CODES.get(answer.status, grpc.StatusCode.UNKNOWN)
+    return ForwardError(
+        answer.not_leader,
+        f"{code.name}: {answer.details}",
+        code not in _FAILED_THERE,
+        unknown_there=code is grpc.StatusCode.UNIMPLEMENTED,
+    )
+
+
+async def refuse_not_leader(context: Any, node_id: str, leader_id: str | None) -> None:
+    """End a forwarded call at a node that does not lead: definite, the caller looks for the leader again."""
+    await context.abort(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f"{node_id} does not lead (leader: {leader_id or 'unknown'})",
+        ((NOT_LEADER, leader_id or ""),),
+    )

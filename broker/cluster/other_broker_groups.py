@@ -1,0 +1,156 @@
+"""What this node knows of the cluster's other broker groups: their topics, nodes and addresses, from a nameserver's watch.
+
+Owns: one watch stream, on one nameserver at a time, and the last view of every group. Must not: know its own group.
+While no nameserver answers, the last views serve on. A group that a nameserver does not list keeps its nodes for
+a moment (it may just have been restarted) and its place in the routes of ordered topics for as long as this node runs:
+with another number of queues a message group would go elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from ledgermq.proto import admin_pb2, admin_pb2_grpc, nameserver_pb2_grpc, route_pb2
+from ledgermq.proto import nameserver_pb2 as pb
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.proto.grpc_answers import decoded
+
+from ..wire.route import GroupQueues, accepted_types
+from .members import pick
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for which a group that a nameserver does not list counts as it was.
+GRACE: Final = 3.0
+_PAUSE: Final = 1.0  # seconds before the next nameserver is asked
+_READ_PAUSE: Final = 0.05  # changes in between come as one
+_CREATE_TIMEOUT: Final = 2.0
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # A watch may have nothing to say for hours: silence needs a question. Nameservers allow one every 5 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 64 << 20),
+)
+
+
+class OtherGroups:
+    """Use: `start()`, then ask; `await stop()`."""
+
+    def __init__(
+        self,
+        cluster: str,
+        own_group: str,
+        nameservers: tuple[str, ...],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._own_group = own_group
+        self._nameservers = nameservers
+        self._clock = clock
+        self._views: dict[str, route_pb2.GroupRoute] = {}
+        self._topics: dict[str, dict[str, route_pb2.TopicInfo]] = {}  # by group, by name
+        self._absent_since: dict[str, float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._task = asyncio.create_task(self._run(), name="other-groups")
+
+    async def stop(self) -> None:
+        """Watch no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def take(self, views: list[route_pb2.GroupRoute]) -> None:
+        """Take the newest view of all other groups."""
+        listed = {view.group: view for view in views if view.group != self._own_group}
+        for name in self._views.keys() - listed.keys():
+            if self._views[name].mode != route_pb2.MODE_ACTIVE:
+                # Drained, and now removed: it does not come back by itself
+                del self._views[name], self._topics[name]
+                self._absent_since.pop(name, None)
+            else:
+                self._absent_since.setdefault(name, self._clock())
+        for name, view in listed.items():
+            self._absent_since.pop(name, None)
+            self._views[name] = view
+            self._topics[name] = {info.name: info for info in view.topics}
+
+    def queues(self, topic: str, listener: str) -> list[tuple[GroupQueues, int]]:
+        """Return (queues, message type) of the topic in each other group that can be asked for it, by group name.
+
+        Groups that nobody lives in are left out, unless the topic may have an order.
+        """
+        found = []
+        for name in sorted(self._views):
+            info = self._topics[name].get(topic)
+            if info is None:
+                continue
+            nodes = self._nodes(name, ordered=v2.FIFO in accepted_types(int(info.message_type)))
+            if nodes:
+                addresses = [(node.node_id, pick(node, listener)) for node in nodes]
+                writable = self._views[name].mode == route_pb2.MODE_ACTIVE
+                found.append(
+                    (GroupQueues(name, info.queue_count, addresses, writable), int(info.message_type))
+                )
+        return found
+
+    def _nodes(self, group: str, *, ordered: bool) -> list[route_pb2.NodeInfo]:
+        """Return the nodes of a group that may be asked, by id."""
+        now = self._clock()
+        absent = now - self._absent_since.get(group, now) > GRACE
+        known = [node for node in self._views[group].nodes if node.listeners]
+        alive = [node for node in known if node.alive and not absent]
+        return sorted(alive or (known if ordered else []), key=lambda node: node.node_id)
+
+    async def create(self, topic: str) -> None:
+        """Let every other group create a topic that came into being here by its first use, as far as they answer."""
+        await asyncio.gather(*(self._create_in(view, topic) for view in list(self._views.values())))
+
+    async def _create_in(self, view: route_pb2.GroupRoute, topic: str) -> None:
+        request = admin_pb2.CreateTopicRequest(topic=topic, if_not_exists=True)
+        end = self._clock() + _CREATE_TIMEOUT
+        for node in sorted(view.nodes, key=lambda each: (each.node_id != view.leader_id, not each.alive)):
+            rest = end - self._clock()
+            if not node.listeners or rest <= 0:
+                continue
+            # The first listener is the one that nodes use among themselves.
+            async with grpc.aio.insecure_channel(node.listeners[0].log_address) as channel:
+                try:
+                    stub = admin_pb2_grpc.AdminServiceStub(channel)
+                    answer = decoded(await stub.CreateTopic(request, timeout=rest))
+                except grpc.aio.AioRpcError:
+                    continue
+            if not answer.refusal.code:
+                return
+        logger.warning("topic not created in another group topic=%s group=%s", topic, view.group)
+
+    async def _run(self) -> None:
+        at = 0
+        while self._nameservers:
+            try:
+                await self._watch(self._nameservers[at % len(self._nameservers)])
+            except grpc.aio.AioRpcError as error:
+                logger.debug("watch of the other groups broke reason=%s", error.details())
+            at += 1
+            await asyncio.sleep(_PAUSE)
+
+    async def _watch(self, address: str) -> None:
+        request = pb.WatchRoutesRequest(
+            cluster=self._cluster, all_listeners=True, without_group=self._own_group
+        )
+        async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
+            async for answer in nameserver_pb2_grpc.NameServerServiceStub(channel).WatchRoutes(request):
+                self.take(list(decoded(answer).groups))
+                await asyncio.sleep(_READ_PAUSE)

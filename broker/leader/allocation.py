@@ -1,0 +1,213 @@
+"""Which member of a queue-exclusive group gets which queue (D14).
+
+Pure, and the same everywhere for the same input, so that a new leader goes on with what the last one had begun. A topic's
+queues go to those that subscribe to it. Of the queues of each topic its subscribers get equally many, give or take one.
+
+* `sticky` (the default): that, and among subscribers of the same topics the sums differ by at most one, too; a member
+  keeps what it has as far as this allows. So a join moves queues to the newcomer only, and the others go on undisturbed,
+  where `average` shifts the queues of nearly everybody.
+* `average`: members by name, each gets a run of neighbouring queues, as RocketMQ's AllocateMessageQueueAveragely.
+* `circle`: members by name, queues dealt out one by one, as AllocateMessageQueueAveragelyByCircle.
+* `consistent-hash`: a queue goes to the next member on a ring. Not balanced: only what a member that goes or comes has is moved.
+* `same-zone`: `sticky` among the members in the zone of the brokers' leader; when there are none, among all.
+
+Owns: these choices.   Must not: know the state, or when a choice is carried out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Final
+
+from ..state.consume_queue import QueueKey
+
+STICKY: Final = "sticky"
+#: Places of each member on the ring. With RocketMQ's 10, one of five members often has twice its share.
+RING_PLACES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriber:
+    """A member, as far as it matters here."""
+
+    name: str
+    topics: frozenset[str]
+    zone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicQueues:
+    """The queues of a topic, in order."""
+
+    name: str
+    queues: tuple[QueueKey, ...]
+
+
+Owners = dict[QueueKey, str]
+_Choose = Callable[[Sequence[Subscriber], Sequence[TopicQueues], Mapping[QueueKey, str]], Owners]
+
+
+def allocate(
+    strategy: str,
+    members: Iterable[Subscriber],
+    topics: Iterable[TopicQueues],
+    owned: Mapping[QueueKey, str],
+    zone: str = "",
+) -> Owners:
+    """Return the owner of every queue that somebody subscribes to.
+
+    `strategy`: one of STRATEGIES. `owned`: who has which queue now, members or not. `zone`: that of the queues.
+    """
+    ordered = sorted(members, key=lambda member: member.name)
+    wanted = sorted(topics, key=lambda topic: topic.queues)
+    if strategy == "same-zone":
+        near = [member for member in ordered if member.zone == zone]
+        ordered, strategy = _nearest(ordered, near, wanted), STICKY
+    return STRATEGIES[strategy](ordered, wanted, owned)
+
+
+def _nearest(
+    members: Sequence[Subscriber], near: Sequence[Subscriber], topics: Sequence[TopicQueues]
+) -> list[Subscriber]:
+    """Return the members with those topics only that they get: far ones where no near one subscribes."""
+    close = {topic.name for topic in topics if any(topic.name in member.topics for member in near)}
+    kept = {member.name for member in near}
+    return [
+        member if member.name in kept else Subscriber(member.name, member.topics - close, member.zone)
+        for member in members
+    ]
+
+
+def _subscribers(members: Sequence[Subscriber], topic: TopicQueues) -> list[str]:
+    return [member.name for member in members if topic.name in member.topics]
+
+
+def _average(
+    members: Sequence[Subscriber], topics: Sequence[TopicQueues], _owned: Mapping[QueueKey, str]
+) -> Owners:
+    owners: Owners = {}
+    for topic in topics:
+        names, queues = _subscribers(members, topic), iter(topic.queues)
+        for name, share in zip(names, _shares(len(topic.queues), len(names)), strict=True):
+            owners.update(dict.fromkeys(islice(queues, share), name))
+    return owners
+
+
+def _shares(queues: int, members: int) -> list[int]:
+    """Return how many queues each member gets: the first ones one more where it does not come out even."""
+    return [queues // members + (place < queues % members) for place in range(members)] if members else []
+
+
+def _circle(
+    members: Sequence[Subscriber], topics: Sequence[TopicQueues], _owned: Mapping[QueueKey, str]
+) -> Owners:
+    owners: Owners = {}
+    for topic in topics:
+        owners.update(zip(topic.queues, cycle(_subscribers(members, topic)), strict=False))
+    return owners
+
+
+def _place(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, person=b"ring").digest(), "big")
+
+
+def _consistent_hash(
+    members: Sequence[Subscriber], topics: Sequence[TopicQueues], _owned: Mapping[QueueKey, str]
+) -> Owners:
+    owners: Owners = {}
+    places = {member.name: [_place(f"{member.name}#{i}") for i in range(RING_PLACES)] for member in members}
+    for topic in topics:
+        ring = sorted((place, name) for name in _subscribers(members, topic) for place in places[name])
+        for key in topic.queues if ring else ():
+            at = bisect_left(ring, (_place(f"{topic.name}#{key[1]}"), ""))
+            owners[key] = ring[at % len(ring)][1]
+    return owners
+
+
+class _Sticky:
+    """An allocation in the making: what each member has, by topic and in sum."""
+
+    def __init__(self, members: Sequence[Subscriber], owned: Mapping[QueueKey, str]) -> None:
+        self._members = members
+        self._owned = owned
+        self._topics: list[tuple[list[str], dict[str, list[QueueKey]]]] = []  # subscribers, queues by owner
+        self._sums: Counter[str] = Counter()
+
+    def run(self, topics: Sequence[TopicQueues]) -> Owners:
+        for topic in topics:
+            if names := _subscribers(self._members, topic):
+                self._keep(names, topic)
+        for names, queues in self._topics:
+            self._share(names, queues)
+        moved = True
+        while moved:  # ends: each move makes the squares of the sums less
+            moved = False
+            for names, queues in self._topics:
+                moved |= self._even_out(names, queues)
+        return {key: name for names, queues in self._topics for name in names for key in queues[name]}
+
+    def _keep(self, names: list[str], topic: TopicQueues) -> None:
+        """Leave everybody what it has; "" has what nobody has."""
+        queues: defaultdict[str, list[QueueKey]] = defaultdict(list)
+        eligible = set(names)
+        for key in topic.queues:
+            owner = self._owned.get(key, "")
+            queues[owner if owner in eligible else ""].append(key)
+        for name in names:
+            self._sums[name] += len(queues[name])
+        self._topics.append((names, queues))
+
+    def _share(self, names: list[str], queues: dict[str, list[QueueKey]]) -> None:
+        """Even out one topic: who has most may have one more than others, then who has least in sum."""
+        total = sum(map(len, queues.values()))
+        order = sorted(names, key=lambda name: (-len(queues[name]), self._sums[name], name))
+        shares = dict(zip(order, _shares(total, len(names)), strict=True))
+        free = queues.pop("", [])
+        for name in names:
+            free += queues[name][shares[name] :]
+            self._sums[name] += shares[name] - len(queues[name])
+            del queues[name][shares[name] :]
+        rest = iter(sorted(free))
+        for name in names:
+            queues[name] += islice(rest, shares[name] - len(queues[name]))
+
+    def _even_out(self, names: list[str], queues: dict[str, list[QueueKey]]) -> bool:
+        """Move a queue of a topic from who has more, there and in sum; return whether there was one."""
+        most = max(len(queues[name]) for name in names)
+        rich = max(
+            (name for name in names if len(queues[name]) == most), key=lambda name: (self._sums[name], name)
+        )
+        poor = min(
+            (name for name in names if len(queues[name]) < most),
+            key=lambda name: (self._sums[name], name),
+            default=rich,
+        )
+        if self._sums[rich] - self._sums[poor] < 2:
+            return False
+        # None that it has, if possible
+        key = max(queues[rich], key=lambda key: (self._owned.get(key) != rich, key))
+        queues[rich].remove(key)
+        queues[poor].append(key)
+        self._sums[rich] -= 1
+        self._sums[poor] += 1
+        return True
+
+
+def _sticky(
+    members: Sequence[Subscriber], topics: Sequence[TopicQueues], owned: Mapping[QueueKey, str]
+) -> Owners:
+    return _Sticky(members, owned).run(topics)
+
+
+STRATEGIES: Final[Mapping[str, _Choose]] = {
+    STICKY: _sticky,
+    "average": _average,
+    "circle": _circle,
+    "consistent-hash": _consistent_hash,
+    "same-zone": _sticky,
+}

@@ -1,0 +1,96 @@
+"""Leases that are to end and have not ended yet: kept small by merging, none is dropped.
+
+Each row names the lease that it ends, so telling one twice does no harm, and a row whose lease the replicated state has no
+more is owed no more. What is owed is so bounded by the leases of the state, and by what was granted in the last moments.
+Owns: the rows, as ranges of offsets. Must not: know why a lease is to end, or whom it is told.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from ..state.commands import ReleaseLeases, lease_rows
+from ..state.machine import BrokerState
+from .recent_deliveries import ROWS_MAX
+
+_Place = tuple[int, int]  # group id, topic id
+_Lease = tuple[int, int]  # queue id, lease id
+_Range = tuple[int, int]  # first offset, one behind the last
+_NONE: Final = np.empty(0, np.int64)
+
+
+class OwedLeases:
+    """Use: `add(command)`; `while (command := take()) is not None: …`, and `add` what was not taken there."""
+
+    def __init__(self) -> None:
+        # Invariant: the ranges of a lease are sorted and do not touch one another; nothing in here is empty.
+        self._ranges: dict[_Place, dict[_Lease, list[_Range]]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of ranges: what they take in memory."""
+        return sum(len(ranges) for leases in self._ranges.values() for ranges in leases.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._ranges)
+
+    def add(self, command: ReleaseLeases) -> None:
+        """Owe these, too."""
+        offsets: defaultdict[_Lease, list[int]] = defaultdict(list)
+        for queue_id, offset, lease_id in command.rows.tolist():
+            offsets[queue_id, lease_id].append(offset)
+        if not offsets:
+            return
+        leases = self._ranges.setdefault((command.group_id, command.topic_id), {})
+        for lease, found in offsets.items():
+            leases[lease] = _merged([*leases.get(lease, ()), *((offset, offset + 1) for offset in found)])
+
+    def take(self) -> ReleaseLeases | None:
+        """Take out what one command may name, of the group and topic that waits longest; None: nothing is owed."""
+        if not self._ranges:
+            return None
+        place = next(iter(self._ranges))
+        leases = self._ranges.pop(place)
+        rows: list[tuple[int, int, int]] = []
+        while leases and (room := ROWS_MAX - len(rows)):
+            lease, ranges = next(iter(leases.items()))
+            first, end = ranges.pop(0)
+            taken = min(end, first + room)
+            rows += [(lease[0], offset, lease[1]) for offset in range(first, taken)]
+            if taken < end:
+                ranges.insert(0, (taken, end))
+            if not ranges:
+                del leases[lease]
+        if leases:
+            self._ranges[place] = leases  # behind the others
+        return ReleaseLeases(*place, lease_rows(rows))
+
+    def forget_ended(self, state: BrokerState) -> None:
+        """Forget what the state says is over: released, acknowledged, expired and granted anew, deleted."""
+        for place, leases in list(self._ranges.items()):
+            for lease, ranges in list(leases.items()):
+                queue_id, lease_id = lease
+                if lease_id > state.applied_index:
+                    continue  # of a grant that this node has still to learn of
+                consumption = state.consumption.get((*place, queue_id))
+                offsets = np.concatenate([np.arange(*each, dtype=np.int64) for each in ranges])
+                held = _NONE if consumption is None else offsets[consumption.holds(offsets, lease_id)]
+                leases[lease] = _merged((offset, offset + 1) for offset in held.tolist())
+                if not leases[lease]:
+                    del leases[lease]
+            if not leases:
+                del self._ranges[place]
+
+
+def _merged(ranges: Iterable[_Range]) -> list[_Range]:
+    """Return ranges sorted, with those joined that touch or overlap."""
+    merged: list[_Range] = []
+    for first, end in sorted(ranges):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((first, end))
+    return merged

@@ -1,0 +1,540 @@
+"""Choosing the messages that a consumer gets (D14): expired leases first, then new offsets, fairly across queues.
+
+Owns: reservations of what was chosen and is not applied yet, per (group, topic, queue).
+Must not: change the state; what is chosen becomes true when its commands are applied.
+A FIFO group has one batch in flight per queue: a queue with an open lease gives nothing, except to the request with the
+attempt id of that batch, which gets it again.
+What ended as often as its group allows is parked instead of delivered again, as long as the queue has room for it. (A queue of
+dead letters would be filled in the same place.)
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from ..errors import ConsumeQueueError
+from ..state.commands import (
+    PARKED_MESSAGES,
+    GrantLeases,
+    ParkMessages,
+    ParkReason,
+    QueueGrant,
+    SetPositions,
+    park_rows,
+    position_rows,
+)
+from ..state.consume_queue import UNIT_DTYPE, ColdRead, ConsumeQueue
+from ..state.consumer_groups import ConsumerGroup
+from ..state.consumption import ConsumptionKey
+from ..state.leases import ACKED, NEVER, NO_LEASES, PARKED_MAX, RELEASED, Consumption
+from ..state.machine import BrokerState
+from .grant_plan import GrantPlan, ReceiveRequest, deliveries_of
+
+#: Units that one selection looks at when it filters, over all queues; what is left is looked at in a later turn.
+SCAN_UNITS: Final = 8_192
+#: Units that all selections of one append turn look at: between turns the event loop serves everybody else.
+SCAN_UNITS_PER_TURN: Final = 32_768
+#: Units that are looked at together; a budget is overdrawn by less than these.
+_SCAN_STEP: Final = 512
+#: Runs of unwanted units that are remembered, the oldest is looked through again.
+_MAX_SCANNED_RUNS: Final = 65_536
+#: A run of filtered messages is written down (without a delivery) when it is so long.
+SKIP_UNITS: Final = 4_096
+#: Messages that one selection parks; the next one parks more. Their bytes are part of ReceiveWork.size.
+MAX_PARKED: Final = 16
+
+
+@dataclass(slots=True)
+class ScanBudget:
+    """Units that filters may still look at, in one turn or in one selection."""
+
+    left: int = field(default_factory=lambda: SCAN_UNITS_PER_TURN)
+
+    @property
+    def is_spent(self) -> bool:
+        return self.left <= 0
+
+
+@dataclass(slots=True)
+class Reservation:
+    """What undecided turns have chosen in one queue for one group."""
+
+    position: int | None = None  # the group's position after them; None: not moved
+    offsets: set[int] = field(default_factory=set)  # expired leases that are taken
+    turns: int = 0  # times that something was reserved
+    grants: int = 0  # of them, those that lease something
+
+
+@dataclass(slots=True)
+class Taken:
+    """What one selection reserved, to be given back when its turn is decided."""
+
+    key: ConsumptionKey
+    offsets: list[int]
+    position_before: int | None
+    position: int | None  # the group's when the turn is applied as it was chosen; None: not moved
+    is_grant: bool
+
+
+class Selector:
+    """Chooses and reserves. One per leader view."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self._reserved: dict[ConsumptionKey, Reservation] = {}
+        self._rotation: dict[tuple[int, int], int] = {}
+        # Filtered runs that are not written down: [from, to) holds nothing for these tags.
+        self._scanned: OrderedDict[tuple[ConsumptionKey, frozenset[int]], tuple[int, int]] = OrderedDict()
+        self._attempt_ids: dict[ConsumptionKey, str] = {}
+
+    # --- what is there --------------------------------------------------------------------------------------
+    def _position(self, key: ConsumptionKey) -> int | None:
+        """Where new offsets begin, counting undecided turns; None: the group has no position yet."""
+        reserved = self._reserved.get(key)
+        if reserved is not None and reserved.position is not None:
+            return reserved.position
+        found = self._state.consumption.get(key)
+        return None if found is None else found.position
+
+    def has_deliverable(self, request: ReceiveRequest, now: int) -> bool:
+        """Tell whether `choose` may find something."""
+        topic = self._state.topics.get(request.topic_id)
+        group = self._state.groups.get(request.group_id)
+        if topic is None or group is None:
+            return False
+        for queue in self._state.queues_of(topic):
+            key = (group.group_id, *queue.key)
+            found, position = self._state.consumption.get(key), self._position(key)
+            if position is None:
+                return True
+            if group.fifo and found is not None and len(found.leases):
+                if found.last_deadline <= now or self.repeats(key, request.attempt_id):
+                    return True
+                continue
+            if found is not None and found.next_deadline <= now:
+                return True
+            if self.first_unseen(key, request.tags, position) < queue.end:
+                return True
+        return False
+
+    def next_expiry(self, group_id: int, topic_id: int) -> int | None:
+        """Log time (ms) when the next lease ends by itself (a FIFO queue: its last one). May lie in the past."""
+        topic, group = self._state.topics.get(topic_id), self._state.groups.get(group_id)
+        if topic is None or group is None:
+            return None
+        soonest = NEVER
+        for queue_id in range(topic.queue_count):
+            found = self._state.consumption.get((group_id, topic_id, queue_id))
+            if found is not None and len(found.leases):
+                soonest = min(soonest, found.last_deadline if group.fifo else found.next_deadline)
+        return None if soonest == NEVER else soonest
+
+    # --- choosing -------------------------------------------------------------------------------------------
+    def choose(
+        self, request: ReceiveRequest, now: int, budget: ScanBudget | None = None
+    ) -> tuple[GrantPlan, list[Taken]]:
+        """Select and reserve. The plan's commands are to be proposed together, in order.
+
+        `budget` is what filters may look at in the whole turn; a plan that it cut short is `unfinished`.
+
+        Raises: ConsumeQueueError (nothing is reserved then).
+        """
+        plan, taken = GrantPlan(), list[Taken]()
+        topic = self._state.topics.get(request.topic_id)
+        group = self._state.groups.get(request.group_id)
+        if topic is None or group is None:
+            return plan, taken
+        queues = self._state.queues_of(topic)
+        self._resolve_starts(group, queues, plan, taken)
+        if plan.unresolved:
+            return plan, taken
+        turn = self._rotation.get((group.group_id, topic.topic_id), 0) % len(queues)
+        self._rotation[group.group_id, topic.topic_id] = turn + 1
+        choice = _Choice(self, request, group, plan, now, budget or ScanBudget())
+        try:
+            choice.run(queues[turn:] + queues[:turn])
+        except ConsumeQueueError:
+            self.undo(taken)
+            raise
+        taken += self._reserve(choice)
+        if parked := choice.parked():
+            plan.commands.append(parked)
+            plan.parks = True
+        grants = tuple(grant for grant in choice.grants() if len(grant.offsets) or choice.worth_writing)
+        if grants:
+            plan.commands.append(
+                GrantLeases(group.group_id, topic.topic_id, request.invisible_ms, grants, request.session)
+            )
+        return plan, taken
+
+    def _resolve_starts(
+        self, group: ConsumerGroup, queues: Sequence[ConsumeQueue], plan: GrantPlan, taken: list[Taken]
+    ) -> None:
+        """Decide, once, where a new group begins."""
+        new = [queue for queue in queues if self._position((group.group_id, *queue.key)) is None]
+        if not new:
+            return
+        if group.start.timestamp_ms is not None:
+            plan.unresolved = [queue.key[1] for queue in new]
+            return
+        latest = str(group.start) == "latest"
+        rows = [(*queue.key, queue.end if latest else queue.begin) for queue in new]
+        plan.commands.append(SetPositions(group.group_id, position_rows(rows)))
+        for topic_id, queue_id, offset in rows:
+            taken.append(self._take((group.group_id, topic_id, queue_id), [], offset, is_grant=False))
+
+    def _reserve(self, choice: _Choice) -> list[Taken]:
+        taken = []
+        for key, part in choice.parts.items():
+            if part.touched:
+                offsets = part.renewed + part.parked["offset"].tolist()
+                taken.append(self._take(key, offsets, part.reserved_end, is_grant=True))
+                if part.renewed or len(part.fresh):
+                    self._attempt_ids[key] = choice.request.attempt_id
+        return taken
+
+    def _take(
+        self, key: ConsumptionKey, offsets: list[int], position: int | None, *, is_grant: bool
+    ) -> Taken:
+        reserved = self._reserved.setdefault(key, Reservation())
+        taken = Taken(key, offsets, reserved.position, position, is_grant)
+        reserved.offsets.update(offsets)
+        reserved.turns += 1
+        reserved.grants += is_grant
+        if position is not None:
+            reserved.position = position
+        return taken
+
+    def undo(self, taken: Sequence[Taken]) -> None:
+        """Give back what the newest turn reserved: nothing of it was proposed."""
+        for item in reversed(taken):
+            self._reserved[item.key].position = item.position_before
+        self._give_back(taken)
+
+    def settle(self, taken: Sequence[Taken]) -> None:
+        """The turn is applied: the state says now what it said.
+
+        Or something else: a reset or retention was applied first and moved the position. Nothing is granted from the old one
+        any more, so what is chosen from now on counts from the state, however many turns are still undecided.
+        """
+        self._give_back(taken)
+        expected = {item.key: item.position for item in taken if item.position is not None}
+        for key, position in expected.items():
+            reserved, found = self._reserved.get(key), self._state.consumption.get(key)
+            if reserved is not None and (found is None or found.position != position):
+                reserved.position = None
+
+    def _give_back(self, taken: Sequence[Taken]) -> None:
+        for item in taken:
+            reserved = self._reserved[item.key]
+            reserved.offsets.difference_update(item.offsets)
+            reserved.turns -= 1
+            reserved.grants -= item.is_grant
+            if not reserved.turns:
+                del self._reserved[item.key]
+
+    # --- parking --------------------------------------------------------------------------------------------
+    def exhausted(self, group: ConsumerGroup, found: Consumption, now: int) -> np.ndarray:
+        """Return leases that have ended for the last time and for which there is room: they are to be parked.
+
+        In order only the first of a batch: those behind it came again because of it.
+        """
+        if self._state.feature_level < PARKED_MESSAGES:
+            return found.leases[:0]  # an older node would stop at the command
+        if group.fifo:
+            rows = found.leases[found.leases["flags"] & ACKED == 0][:1]
+            rows = rows[: int(found.last_deadline <= now)]
+        else:
+            rows = found.expired(now)
+        ended: np.ndarray = rows[rows["attempt"] >= group.max_attempts][: PARKED_MAX - len(found.parked)]
+        return ended
+
+    def overdue(self, now: int, most: int) -> list[ParkMessages]:
+        """Return commands that park up to `most` messages, of whatever nobody asks for any more."""
+        rows: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
+        for (group_id, topic_id, queue_id), found in sorted(
+            self._state.consumption.copy().items(), key=lambda item: item[0]
+        ):
+            group = self._state.groups.get(group_id)
+            if group is None or found.next_deadline > now or most <= 0:
+                continue
+            ended = self.exhausted(group, found, now)[:most]
+            most -= len(ended)
+            if len(ended):
+                rows.setdefault((group_id, topic_id), []).extend(_park_rows(queue_id, ended))
+        return [ParkMessages(*key, park_rows(found), ParkReason.ATTEMPTS) for key, found in rows.items()]
+
+    # --- for _Choice ----------------------------------------------------------------------------------------
+    def view(self, key: ConsumptionKey) -> tuple[Consumption | None, Reservation | None, int]:
+        """Return the applied state, the reservation, and the position for new offsets."""
+        return self._state.consumption.get(key), self._reserved.get(key), self._position(key) or 0
+
+    def repeats(self, key: ConsumptionKey, attempt_id: str) -> bool:
+        return bool(attempt_id) and self._attempt_ids.get(key) == attempt_id
+
+    def is_granting(self, key: ConsumptionKey) -> bool:
+        """Tell whether an undecided turn leases something of the queue to the group."""
+        reserved = self._reserved.get(key)
+        return reserved is not None and reserved.grants > 0
+
+    def first_unseen(self, key: ConsumptionKey, tags: frozenset[int] | None, position: int) -> int:
+        """Return where to look from `position` on: behind a run that is known to hold nothing for `tags`."""
+        if tags is None:
+            return position
+        start, stop = self._scanned.get((key, tags), (0, 0))
+        return stop if start <= position <= stop else position
+
+    def note_unwanted(self, key: ConsumptionKey, tags: frozenset[int] | None, start: int, stop: int) -> None:
+        """[start, stop) holds nothing for `tags`, and is not written down yet."""
+        if tags is not None:
+            self._scanned[key, tags] = (start, stop)
+            self._scanned.move_to_end((key, tags))
+            if len(self._scanned) > _MAX_SCANNED_RUNS:
+                self._scanned.popitem(last=False)
+
+    def lookup(self, queue: ConsumeQueue, offset: int, count: int) -> np.ndarray | ColdRead:
+        return self._state.queues.lookup(*queue.key, offset, count)
+
+
+@dataclass(slots=True)
+class _Part:
+    """What was chosen in one queue."""
+
+    start: int  # position of the group that new offsets count from
+    end: int
+    renewed: list[int] = field(default_factory=list)
+    parked: np.ndarray = field(default_factory=lambda: NO_LEASES)
+    fresh: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    skipped: int = 0
+    reserved_end: int | None = None
+
+    @property
+    def touched(self) -> bool:
+        return bool(self.renewed or len(self.parked)) or self.reserved_end is not None
+
+
+class _Choice:
+    """One selection in progress."""
+
+    def __init__(
+        self,
+        selector: Selector,
+        request: ReceiveRequest,
+        group: ConsumerGroup,
+        plan: GrantPlan,
+        now: int,
+        budget: ScanBudget,
+    ) -> None:
+        self._selector = selector
+        self.request = request
+        self._group = group
+        self._plan = plan
+        self._now = now
+        self._count = max(1, request.max_count)
+        self._bytes = request.max_bytes
+        self._tags = None if request.tags is None else np.array(sorted(request.tags), np.int64)
+        self._budget = budget
+        self._scan_left = SCAN_UNITS
+        self._parks_left = MAX_PARKED
+        self.parts: dict[ConsumptionKey, _Part] = {}
+        self.worth_writing = False
+
+    def run(self, queues: Sequence[ConsumeQueue]) -> None:
+        for queue in queues:
+            if self._group.fifo:
+                self._take_fifo(queue)
+            else:
+                self._take_expired(queue)
+        if not self._group.fifo:
+            for queue in queues:
+                self._take_new(queue)
+        self.worth_writing = any(part.skipped >= SKIP_UNITS for part in self.parts.values())
+        for key, part in self.parts.items():
+            if part.skipped and not len(part.fresh) and not self.worth_writing:
+                self._selector.note_unwanted(key, self.request.tags, part.start, part.end)
+                part.reserved_end = None  # remembered in memory only; the next grant writes it down
+                part.end = part.start
+
+    @property
+    def _open(self) -> bool:
+        return self._count > 0 and self._bytes > 0
+
+    def grants(self) -> list[QueueGrant]:
+        """The chosen parts as they are proposed."""
+        grants = []
+        for (_, _, queue_id), part in self.parts.items():
+            if part.renewed or part.end > part.start:
+                offsets = np.concatenate((np.array(part.renewed, np.int64), part.fresh))
+                grants.append(QueueGrant(queue_id, part.start, part.end, offsets))
+        return grants
+
+    def parked(self) -> ParkMessages | None:
+        """Return the command that parks what failed for the last time; None: nothing did."""
+        rows = [row for (_, _, queue), part in self.parts.items() for row in _park_rows(queue, part.parked)]
+        if not rows:
+            return None
+        return ParkMessages(self._group.group_id, self.request.topic_id, park_rows(rows), ParkReason.ATTEMPTS)
+
+    def _part(self, queue: ConsumeQueue) -> _Part:
+        key = (self._group.group_id, *queue.key)
+        if key not in self.parts:
+            position = self._selector.view(key)[2]
+            self.parts[key] = _Part(position, position)
+        return self.parts[key]
+
+    # --- expired leases -------------------------------------------------------------------------------------
+    def _take_expired(self, queue: ConsumeQueue) -> None:
+        found, reserved, _ = self._selector.view((self._group.group_id, *queue.key))
+        if not self._open or found is None or found.next_deadline > self._now:
+            return
+        rows = found.expired(self._now)
+        if reserved is not None and reserved.offsets:
+            rows = rows[~np.isin(rows["offset"], list(reserved.offsets))]
+        if len(parked := self._park(queue, found, reserved)):
+            rows = rows[~np.isin(rows["offset"], parked)]
+        self._renew(queue, rows[: self._count])
+
+    def _park(
+        self, queue: ConsumeQueue, found: Consumption, reserved: Reservation | None = None
+    ) -> np.ndarray:
+        """Set aside what failed for the last time, now or with the next selection; return its offsets."""
+        rows = self._selector.exhausted(self._group, found, self._now)
+        offsets: np.ndarray = rows["offset"]
+        if reserved is not None and reserved.offsets:
+            rows = rows[~np.isin(rows["offset"], list(reserved.offsets))]
+        rows = rows[: self._parks_left]
+        if len(rows):
+            self._part(queue).parked = rows
+            self._parks_left -= len(rows)
+        return offsets
+
+    def _renew(self, queue: ConsumeQueue, rows: np.ndarray) -> None:
+        """Take rows of leases again, up to the bounds."""
+        units = self._units_at(queue, rows["offset"])
+        if units is None or not len(rows):
+            return
+        part = self._part(queue)
+        keep = self._within_bytes(units)
+        part.renewed += rows["offset"][:keep].tolist()
+        self._add_units(queue, rows["offset"][:keep], units[:keep])
+
+    def _units_at(self, queue: ConsumeQueue, offsets: np.ndarray) -> np.ndarray | None:
+        """Return the units at (sorted) offsets, or None after noting the cold reads."""
+        parts = []
+        breaks = np.flatnonzero(np.diff(offsets) != 1) + 1
+        for run in np.split(offsets, breaks):
+            if not len(run):
+                continue
+            found = self._selector.lookup(queue, int(run[0]), len(run))
+            if isinstance(found, ColdRead):
+                self._plan.cold.append(found)
+                return None
+            parts.append(found)
+        return np.concatenate(parts) if parts else np.empty(0, UNIT_DTYPE)
+
+    # --- new offsets ----------------------------------------------------------------------------------------
+    def _take_new(self, queue: ConsumeQueue) -> None:
+        """Take new offsets of a queue, skipping those that the filter does not want."""
+        key = (self._group.group_id, *queue.key)
+        part = self._part(queue)
+        at = first = max(queue.begin, self._selector.first_unseen(key, self.request.tags, part.start))
+        part.skipped = first - part.start
+        while self._open and at < queue.end:
+            if self._tags is not None and (self._scan_left <= 0 or self._budget.is_spent):
+                self._plan.unfinished = True
+                break
+            count = self._count if self._tags is None else _SCAN_STEP
+            units = self._selector.lookup(queue, at, count)
+            if isinstance(units, ColdRead):
+                self._plan.cold.append(units)
+                break
+            self._scan_left -= len(units)
+            self._budget.left -= len(units) if self._tags is not None else 0
+            at = self._take_units(queue, part, units, at)
+        if at > part.start:
+            part.end = part.reserved_end = at
+
+    def _take_units(self, queue: ConsumeQueue, part: _Part, units: np.ndarray, at: int) -> int:
+        """Take what is wanted of the units from offset `at` on; return the first offset not looked at."""
+        if self._tags is None:
+            wanted = np.arange(len(units))
+        else:
+            wanted = np.flatnonzero(np.isin(units["tag_hash"], self._tags))
+        chosen = wanted[: self._count]
+        chosen = chosen[: self._within_bytes(units[chosen])]
+        # Up to the first that is wanted and not taken; what lies before it is not wanted.
+        stop = at + (len(units) if len(chosen) == len(wanted) else int(wanted[len(chosen)]))
+        offsets = chosen + at
+        part.fresh = np.concatenate((part.fresh, offsets))
+        part.skipped += stop - at - len(chosen)
+        self._add_units(queue, offsets, units[chosen])
+        return stop
+
+    # --- FIFO -----------------------------------------------------------------------------------------------
+    def _take_fifo(self, queue: ConsumeQueue) -> None:
+        """One batch in flight per queue."""
+        key = (self._group.group_id, *queue.key)
+        found = self._selector.view(key)[0]
+        if not self._open or self._selector.is_granting(key):
+            return
+        if found is None or not len(found.leases):
+            self._take_new(queue)
+            return
+        rows = found.leases
+        if bool(((rows["flags"] & ACKED == 0) & (rows["deadline"] > self._now)).any()):
+            if self._selector.repeats(key, self.request.attempt_id):
+                self._repeat(queue, _standing(rows[rows["flags"] & (ACKED | RELEASED) == 0], self._now))
+            return
+        if len(self._park(queue, found)):
+            return  # the rest of the batch comes with the next selection
+        self._renew(queue, rows[: self._count])
+
+    def _repeat(self, queue: ConsumeQueue, rows: np.ndarray) -> None:
+        units = self._units_at(queue, rows["offset"])
+        if units is not None:
+            self._plan.repeats += deliveries_of(
+                queue.key[1], rows["offset"], units, rows["attempt"], rows["lease_id"]
+            )
+            self._count -= len(rows)
+
+    # --- bounds ---------------------------------------------------------------------------------------------
+    def _within_bytes(self, units: np.ndarray) -> int:
+        """Return how many of the units fit the byte bound: at least one message in all. Ends the choice when full."""
+        total = np.cumsum(units["size"], dtype=np.int64)
+        fitting = int(np.searchsorted(total, self._bytes, side="right"))
+        if fitting < len(units):
+            fitting = max(fitting, 0 if self._plan.units else 1)
+            self._bytes = 0
+        return fitting
+
+    def _add_units(self, queue: ConsumeQueue, offsets: np.ndarray, units: np.ndarray) -> None:
+        """Count what was taken and keep its units for the delivery."""
+        if not len(offsets):
+            return
+        self._count -= len(offsets)
+        self._bytes -= int(units["size"].sum(dtype=np.int64))
+        known = self._plan.units.get(queue.key[1])
+        if known is not None:
+            offsets = np.concatenate((known[0], offsets))
+            units = np.concatenate((known[1], units))
+        self._plan.units[queue.key[1]] = (offsets, units)
+
+
+def _park_rows(queue_id: int, leases: np.ndarray) -> list[tuple[int, int, int, int]]:
+    """Return rows of ParkMessages for leases of a queue; the state knows how often each was tried."""
+    pairs = zip(leases["offset"].tolist(), leases["lease_id"].tolist(), strict=True)
+    return [(queue_id, offset, lease_id, 0) for offset, lease_id in pairs]
+
+
+def _standing(rows: np.ndarray, now: int) -> np.ndarray:
+    """Return the rows before the first whose lease has ended (given back, or moved): nobody could acknowledge that one.
+
+    What is behind it must not be delivered before it: it comes with it, when the whole batch has ended.
+    """
+    ended = rows["deadline"] <= now
+    return rows[: int(ended.argmax())] if ended.any() else rows

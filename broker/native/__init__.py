@@ -1,0 +1,6 @@
+"""`ledgermq.v1.LogService`: produce and fetch streams, offsets, membership of exclusive consumers.
+
+Owns the streams of our own client. Must not: know the official protocol.
+
+Begin with `log_service.py`. Then: `fetch.py`, `membership.py`.
+"""

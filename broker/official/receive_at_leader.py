@@ -1,0 +1,394 @@
+"""ReceiveMessage at the leader: select, lease, wait for apply, read, hand out; a long poll when nothing is there.
+
+Messages leave after their grant is applied (D14). What was granted but did not leave (the client went away) is released.
+A follower gets the grant only, and hands the messages out itself (`granted_receive`).
+Owns: one receive from its request to its frames. Must not: choose messages (the leader's view does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ledgermq.proto import peer_pb2
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.proto.foreign_text import safe_text
+from ledgermq.proto.record import hash_text
+from ledgermq.raft.errors import LogCompactedError, NodeStoppedError, NotLeaderError
+
+from ..cluster.calls import Call
+from ..errors import ConsumeQueueError, QueueNotFoundError
+from ..leader.leader_view import Delivery, GrantPlan, ReceiveRequest
+from ..leader.pipeline import Flight, TooManyRequestsError, settle, settle_error
+from ..leader.recent_deliveries import release_of
+from ..native.fetch import offset_at_time
+from ..reading.polls import TooManyPollsError
+from ..service.context import NodeContext
+from ..service.ensure import ensure_group, ensure_topic
+from ..service.sessions import session_of
+from ..state.commands import ReleaseLeases, SetPositions, position_rows
+from ..state.consumer_groups import ConsumerGroup
+from ..state.effects import Effects, GrantResult
+from ..state.machine import BrokerState
+from ..state.topics import Topic
+from ..wire.status import StatusError, topic_not_found
+from ..wire.validation import MAX_FILTER_LENGTH, check_group, check_topic, invisible_ms
+from .hand_out import HandOut, RecordReader, first_frame, to_peer
+
+logger = logging.getLogger(__name__)
+
+MAX_BATCH: Final = 32
+AUTO_RENEW_INVISIBLE_MS: Final = 60_000
+MAX_POLLING: Final = 20.0  # seconds
+#: An answer leaves so long before the client's deadline, or its messages would be leased to nobody.
+POLLING_MARGIN: Final = 0.5
+#: What a selection adds to a turn at most, in bytes: both commands with MAX_PARKED messages, and each message that it grants,
+#: where all are of different queues.
+COMMAND_BYTES: Final = 512
+MESSAGE_BYTES: Final = 40
+
+
+class ReceiveWork:
+    """One selection in an append turn. The future ends with (plan, deliveries) when the grant is applied."""
+
+    section_bound = 0
+    essential = False
+    filters: bool
+
+    def __init__(
+        self,
+        request: ReceiveRequest,
+        release: Callable[[list[Delivery]], None],
+        tell: Callable[[GrantResult], None] = lambda result: None,
+    ) -> None:
+        """`release` gets messages that nobody waits for any more, `tell` what was granted."""
+        self._request = request
+        self.size = COMMAND_BYTES + request.max_count * MESSAGE_BYTES
+        self.filters = request.tags is not None
+        self._release = release
+        self._tell = tell
+        self._plan: GrantPlan | None = None
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def place(self, flight: Flight, now: int) -> None:
+        if self.future.done():  # nobody waits any more
+            return
+        try:
+            self._plan = flight.turn.grant(self._request, now)
+        except ConsumeQueueError as error:  # of queue files: what shares the turn has nothing to do with it
+            self.fail(error)
+            return
+        if not self._plan.is_decided_by_apply:
+            settle(self.future, (self._plan, self._plan.repeats))
+
+    def on_committed(self, flight: Flight) -> None:
+        """Messages leave after apply."""
+
+    def on_applied(self, flight: Flight, effects: Effects) -> None:
+        plan = self._plan
+        if plan is not None and plan.is_decided_by_apply:
+            deliveries = list(plan.repeats)
+            if plan.slot is not None:
+                result: Any = effects.results[plan.slot]
+                self._tell(result)
+                deliveries += plan.deliveries(result)
+            if self.future.done():
+                self._release(deliveries)
+            else:
+                self.future.set_result((plan, deliveries))
+
+    def fail(self, error: Exception) -> None:
+        settle_error(self.future, error)
+
+    def give_back(self) -> None:
+        """Nobody waits any more: release what was granted in this very moment."""
+        if self.future.done() and not self.future.cancelled() and self.future.exception() is None:
+            self._release(self.future.result()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """A checked request."""
+
+    topic: Topic
+    group: ConsumerGroup
+    request: ReceiveRequest
+    until: float  # monotonic seconds: end of the long poll
+    notes: list[str] = field(default_factory=list)  # what the consumer should know besides
+
+    @property
+    def status(self) -> v2.Status:
+        """What the consumer is told before its messages."""
+        return v2.Status(code=v2.OK, message="; ".join(self.notes) or "OK")
+
+    def note(self, result: GrantResult) -> None:
+        """Say what retention took from the group before these messages."""
+        for queue in result.queues:
+            if queue.lost:
+                self.notes.append(
+                    f"retention deleted {queue.lost} messages of topic {self.topic.name} queue {queue.queue_id} before group "
+                    f"{self.group.name} had consumed them; the queue begins at offset {queue.begin} now"
+                )
+
+
+def tags_of(expression: v2.FilterExpression) -> frozenset[int] | None:
+    """Return the tag hashes that a filter wants; None = all. Raises: StatusError."""
+    if expression.type == v2.SQL:
+        raise StatusError(v2.NOT_IMPLEMENTED, "SQL filters are not built yet; filter by tags")
+    text = expression.expression.strip()
+    if text in ("", "*"):
+        return None
+    if len(text) > MAX_FILTER_LENGTH:
+        raise StatusError(
+            v2.ILLEGAL_FILTER_EXPRESSION, f"the filter is longer than {MAX_FILTER_LENGTH:,} characters"
+        )
+    tags = [tag.strip() for tag in text.split("||")]
+    if not any(tags):
+        raise StatusError(v2.ILLEGAL_FILTER_EXPRESSION, f'filter "{safe_text(text, 100)}" names no tag')
+    return None if "*" in tags else frozenset(hash_text(tag) for tag in tags if tag)
+
+
+def polling_seconds(request: v2.ReceiveMessageRequest, remaining: float) -> float:
+    """Return how long a fruitless receive may wait; `remaining` seconds are left for the whole call.
+
+    A client that names no time leaves it to the deadline; one that names 0 wants the answer at once.
+    """
+    if request.HasField("long_polling_timeout"):
+        wanted = request.long_polling_timeout.ToMilliseconds() / 1000
+    else:
+        wanted = remaining - 1.5
+    return max(min(wanted, MAX_POLLING, remaining - POLLING_MARGIN), 0.0)
+
+
+async def receive(
+    context: NodeContext, request: v2.ReceiveMessageRequest, call: Call
+) -> AsyncGenerator[bytes, None]:
+    """Yield the frames of one receive. Raises: StatusError, and what the pipeline raises; all before the first frame."""
+    receiver, left = await lease(context, request, call)  # what may not have left yet
+    try:
+        left, frames = await _frames(context, receiver, left, call)
+        context.deliveries.add(time.monotonic(), call.via, receiver.request, left)
+        yield first_frame(receiver.status, frames)
+        for frame in frames:
+            yield frame
+            left = left[1:]
+    except BaseException:  # whatever it was: a lease of a session that nobody knows of would never end
+        release(context, receiver.request, left)
+        raise
+    count_out(context, frames)
+    yield last_frame()
+
+
+async def grant(
+    context: NodeContext, request: v2.ReceiveMessageRequest, call: Call
+) -> tuple[peer_pb2.GrantAnswer, ReleaseLeases | None]:
+    """Serve one receive but for the messages themselves, which the node that asks reads. Raises: as `receive`.
+
+    The command releases the leases if the answer does not arrive; None when they end by themselves.
+    """
+    receiver, leased = await lease(context, request, call)
+    noted = context.deliveries.add(time.monotonic(), call.via, receiver.request, leased)
+    answer = peer_pb2.GrantAnswer(
+        status=receiver.status,
+        store_host=context.own_messaging_address(call.listener),
+        granted=to_peer(receiver.group.group_id, receiver.topic.topic_id, leased),
+    )
+    return answer, noted
+
+
+async def lease(
+    context: NodeContext, request: v2.ReceiveMessageRequest, call: Call
+) -> tuple[Receiver, list[Delivery]]:
+    """Lease messages for a consumer, waiting for some until its poll ends. They must leave, or be released."""
+    receiver = await _checked(context, request, call)
+    released = map(context.replica.releases.propose, context.deliveries.repeated(request.attempt_id))
+    await asyncio.gather(*released)
+    leased = await _granted(context, receiver)
+    context.holders.granted(call.client_id, leased)
+    return receiver, leased
+
+
+def count_out(context: NodeContext, frames: list[bytes]) -> None:
+    """Count what was handed to a consumer here."""
+    context.metrics.messages_out.labels("messaging").inc(len(frames))
+    context.metrics.bytes_out.labels("messaging").inc(sum(map(len, frames)))
+
+
+def last_frame() -> bytes:
+    """Return the frame that ends every receive."""
+    frame = v2.ReceiveMessageResponse()
+    frame.delivery_timestamp.FromMilliseconds(time.time_ns() // 1_000_000)
+    return frame.SerializeToString()
+
+
+def check_not_exclusive(state: BrokerState, group: ConsumerGroup, topic: str) -> None:
+    """A group is not consumed under leases where its members own the queues. Raises: StatusError."""
+    membership = state.memberships.get(group.group_id)
+    if membership is not None and topic in membership.subscribed:
+        raise StatusError(
+            v2.ILLEGAL_CONSUMER_GROUP,
+            f'the members of group "{group.name}" consume topic {topic} queue by queue; use another group, or stop them first',
+        )
+
+
+async def _checked(context: NodeContext, request: v2.ReceiveMessageRequest, call: Call) -> Receiver:
+    name, group_name = request.message_queue.topic.name, request.group.name
+    check_topic(name)
+    check_group(group_name)
+    tags = tags_of(request.filter_expression)
+    duration = AUTO_RENEW_INVISIBLE_MS
+    if not request.auto_renew:
+        duration = invisible_ms(request, context.config.min_invisible_ms)
+    topic = await ensure_topic(context, name)
+    if topic is None:
+        raise topic_not_found(name)
+    group = await ensure_group(context, group_name)
+    check_not_exclusive(context.replica.state, group, name)
+    wanted = ReceiveRequest(
+        group.group_id,
+        topic.topic_id,
+        min(request.batch_size, MAX_BATCH) if request.batch_size > 0 else MAX_BATCH,
+        duration,
+        tags,
+        session_of(call.client_id) if request.auto_renew else 0,
+        request.attempt_id,
+    )
+    polling = polling_seconds(request, call.deadline - time.monotonic())
+    receiver = Receiver(topic, group, wanted, time.monotonic() + polling)
+    _compare_filters(context, receiver, request.filter_expression.expression)
+    return receiver
+
+
+def _compare_filters(context: NodeContext, receiver: Receiver, expression: str) -> None:
+    """Say here, and to this consumer, when the consumers of its group filter differently."""
+    request, view = receiver.request, context.replica.view
+    if view is None:
+        return
+    now = context.raft.next_timestamp()
+    differing = view.filters.look(request.group_id, request.topic_id, request.tags, expression, now)
+    if differing:
+        text = (
+            f"consumers of group {receiver.group.name} filter topic {receiver.topic.name} differently: by {', by '.join(differing)}. "
+            "What one of them leaves out, the others never get: give each filter a group of its own"
+        )
+        logger.warning("%s", text)
+        receiver.notes.append(text)
+
+
+async def _granted(context: NodeContext, receiver: Receiver) -> list[Delivery]:
+    """Return leased messages, waiting for some until the poll ends. A node that lost its queue files serves no more."""
+    try:
+        return await _poll(context, receiver)
+    except ConsumeQueueError as error:
+        raise NodeStoppedError(str(error)) from None
+    except QueueNotFoundError:  # deleted while a start position was looked up
+        raise topic_not_found(receiver.topic.name) from None
+
+
+async def _poll(context: NodeContext, receiver: Receiver) -> list[Delivery]:
+    key = ("topic", receiver.topic.topic_id)
+    while True:
+        try:
+            waiter = context.polls.open((key, "leader"))
+        except TooManyPollsError as error:
+            raise StatusError(v2.TOO_MANY_REQUESTS, f"polling full: {error}") from None
+        try:
+            deliveries = await _select(context, receiver)
+            remaining = receiver.until - time.monotonic()
+            if deliveries or remaining <= 0:
+                return deliveries
+            await waiter.wait(min(remaining, _until_expiry(context, receiver)))
+        finally:
+            waiter.close()
+        if not context.leadership.ready:
+            raise NotLeaderError(context.leadership.leader_id)
+
+
+def _until_expiry(context: NodeContext, receiver: Receiver) -> float:
+    """Return the seconds until a lease of the group may end by itself."""
+    view = context.replica.view
+    if view is None:
+        return 0.0
+    expiry = view.next_expiry(receiver.group.group_id, receiver.topic.topic_id)
+    if expiry is None:
+        return MAX_POLLING
+    return max((expiry - context.raft.next_timestamp()) / 1000, 0.001)
+
+
+async def _select(context: NodeContext, receiver: Receiver) -> list[Delivery]:
+    """Select once, fetching what the selection needs from disk or log first."""
+    request = receiver.request
+    while True:
+        view = context.replica.view
+        if view is None:
+            raise NotLeaderError(context.leadership.leader_id)
+        if not view.has_deliverable(request, context.raft.next_timestamp()):
+            return []
+        work = ReceiveWork(request, lambda deliveries: release(context, request, deliveries), receiver.note)
+        try:
+            context.pipeline.submit(work)
+        except TooManyRequestsError as error:
+            raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
+        try:
+            plan, deliveries = await work.future
+        except asyncio.CancelledError:
+            work.give_back()
+            raise
+        except ConsumeQueueError as error:
+            await context.replica.mended(error)
+            continue
+        found: list[Delivery] = deliveries
+        if found:
+            return found  # leased: they must leave, whatever other queues still need
+        if plan.cold:
+            await context.replica.warm(plan.cold)
+        elif plan.unresolved:
+            await _resolve_start(context, request, plan.unresolved)
+        elif (plan.unfinished or plan.parks) and time.monotonic() < receiver.until:
+            continue  # a filter looks through a long queue turn by turn; behind what was parked there may be more
+        elif plan.slot is None or time.monotonic() >= receiver.until:
+            return found  # else something was applied before the grant: what is there now is chosen anew
+
+
+async def _resolve_start(context: NodeContext, request: ReceiveRequest, queue_ids: Any) -> None:
+    """Propose where a group with a start time begins in queues that it has not consumed from."""
+    group = context.replica.state.groups.get(request.group_id)
+    start = group.start.timestamp_ms if group is not None else None
+    rows = []
+    for queue_id in queue_ids:
+        offset = await offset_at_time(context, request.topic_id, int(queue_id), start or 0)
+        rows.append((request.topic_id, int(queue_id), offset))
+    await context.pipeline.run(SetPositions(request.group_id, position_rows(rows)))
+
+
+async def _frames(
+    context: NodeContext, receiver: Receiver, deliveries: list[Delivery], call: Call
+) -> tuple[list[Delivery], list[bytes]]:
+    """Read the messages; return those that are still stored, and their frames."""
+    hand_out = HandOut(
+        context.config.group,
+        context.own_messaging_address(call.listener),
+        receiver.group.group_id,
+        receiver.topic.topic_id,
+        receiver.topic.name,
+    )
+    records = RecordReader(context.reader)
+    stored, frames = list[Delivery](), list[bytes]()
+    for delivery in deliveries:
+        try:
+            record, store_timestamp = await records.read(delivery)
+        except LogCompactedError:
+            continue  # retention was quicker; the lease ends by itself and the position passes it
+        stored.append(delivery)
+        frames.append(hand_out.frame(delivery, record, store_timestamp))
+    return stored, frames
+
+
+def release(context: NodeContext, request: ReceiveRequest, deliveries: list[Delivery]) -> None:
+    """The client went away: what it did not get becomes visible at once, without counting an attempt."""
+    if deliveries:
+        context.replica.releases.propose(release_of(request, deliveries))

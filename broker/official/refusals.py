@@ -1,0 +1,37 @@
+"""Errors of a call as official clients are told them: a status inside the answer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.raft.errors import BusyError, DiskFullError, StorageError
+
+from ..cluster.calls import LeaderUnavailableError
+from ..errors import LimitReachedError
+from ..leader.pipeline import TooManyRequestsError
+from ..reading.polls import TooManyPollsError
+from ..service.context import NodeContext
+from ..service.sessions import TooManyClientsError
+from ..wire.status import StatusError
+
+#: Bounds that were reached: the caller may repeat.
+_LIMITS: Final = (TooManyRequestsError, TooManyPollsError, TooManyClientsError, BusyError, DiskFullError)
+#: What is answered in-band.
+IN_BAND: Final = (StatusError, LeaderUnavailableError, LimitReachedError, *_LIMITS, StorageError)
+
+
+def in_band_status(context: NodeContext, error: Exception) -> v2.Status:
+    """Return the status of an error; count it."""
+    if isinstance(error, LeaderUnavailableError):
+        if error.unknown:
+            error = StatusError(v2.MASTER_PERSISTENCE_TIMEOUT, str(error))
+        else:
+            error = StatusError(v2.HA_NOT_AVAILABLE, context.without_master() or str(error))
+    elif isinstance(error, LimitReachedError):
+        error = StatusError(v2.FORBIDDEN, str(error))  # no repeat helps, so none is asked for
+    elif not isinstance(error, StatusError):
+        code = v2.TOO_MANY_REQUESTS if isinstance(error, _LIMITS) else v2.INTERNAL_SERVER_ERROR
+        error = StatusError(code, str(error))
+    context.metrics.refusals.labels(v2.Code.Name(error.code)).inc()
+    return error.status()

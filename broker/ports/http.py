@@ -1,0 +1,113 @@
+"""The HTTP port of a broker process: /livez, /startupz, /readyz, /healthz, /metrics. GET only, one answer per connection.
+
+It is open before the node is, and outlives one that is replaced (a reset, a promotion).
+Must not: serve anything that changes state, or keep connections open. Few are served at once, each for a few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from collections.abc import Callable
+from typing import Final
+
+from ledgermq.raft.ports.counts import Ended, PortCounts, Refused
+
+from ..config import split_address
+from .listeners import PortError, check_port
+
+Answer = tuple[int, str, bytes]
+Routes = dict[str, Callable[[], Answer]]
+_REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_READ_TIMEOUT: Final = 5.0  # seconds for a request line and headers
+_ANSWER_TIMEOUT: Final = 10.0  # seconds in which the answer must have been taken
+#: Connections at a time, fewer without descriptors: whoever watches a node asks a few times a minute.
+MAX_CONNECTIONS: Final = 64
+TEXT: Final = "text/plain; charset=utf-8"
+
+
+class HttpServer:
+    """Answers GET requests from a table of paths; `routes` says which is in force now."""
+
+    def __init__(self, routes: Callable[[], Routes]) -> None:
+        self._routes = routes
+        self.counts = self._counts = PortCounts("http")
+        self._counts.limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16)
+        self._server: asyncio.Server | None = None
+        self._silent: dict[
+            asyncio.WriteTransport, None
+        ] = {}  # connections without a request so far, the oldest first
+
+    async def start(self, address: str) -> int:
+        """Listen; return the port. Raises: PortError."""
+        check_port("http_bind", address)
+        host, port = split_address(address)
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port, limit=16 * 1024)
+        except OSError as error:
+            raise PortError("http_bind", address, os.strerror(error.errno or 0)) from None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        counts, transport = self._counts, writer.transport
+        if counts.open >= counts.limit and not self._make_room():
+            peer = writer.get_extra_info("peername")
+            counts.refuse(Refused.LIMIT, str(peer[0]) if isinstance(peer, tuple) else "")
+            transport.abort()
+            return
+        counts.open += 1
+        self._silent[transport] = None
+        try:
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _READ_TIMEOUT)
+            self._silent.pop(transport, None)
+            transport.set_write_buffer_limits(0)  # so that `drain` waits until all is under way
+            writer.write(render(self.answer(head)))
+            await asyncio.wait_for(writer.drain(), _ANSWER_TIMEOUT)
+            writer.close()
+        except TimeoutError:
+            counts.ended[Ended.SILENT] += 1
+            transport.abort()
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
+            writer.close()  # not a request, or the caller left: nothing to answer
+        finally:
+            self._silent.pop(transport, None)
+            counts.open -= 1
+
+    def _make_room(self) -> bool:
+        """Let go of who has been silent for longest: a probe asks at once, and who watches a node must get through."""
+        oldest = next(iter(self._silent), None)
+        if oldest is None:
+            return False
+        del self._silent[oldest]
+        self._counts.ended[Ended.MADE_ROOM] += 1
+        oldest.abort()
+        return True
+
+    def answer(self, head: bytes) -> Answer:
+        """Return the answer to a request with this head."""
+        method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0]
+        if method not in ("GET", "HEAD"):
+            return 405, TEXT, b"only GET\n"
+        routes = self._routes()
+        route = routes.get(path)
+        if route is None:
+            return 404, TEXT, f"no such path; there are {', '.join(routes)}\n".encode()
+        status, kind, body = route()
+        return status, kind, b"" if method == "HEAD" else body
+
+
+def render(answer: Answer) -> bytes:
+    """Return the bytes of an HTTP/1.1 response."""
+    status, kind, body = answer
+    head = (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode("latin-1") + body

@@ -1,0 +1,148 @@
+"""The client ports of a node: for every configured listener one gRPC server, and the front of its messaging port.
+
+A call is answered with the addresses of the listener that it came in on, so each listener has handlers of its own.
+Each port takes a bounded number of connections, and gives back those that nothing comes of: handshakes that do not end,
+clients that vanished without a word, and such that have been idle for long (who waits for an answer is not idle).
+Owns: servers and fronts. Must not: know what the handlers do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import grpc.aio
+
+from ledgermq.raft.ports.counts import PortCounts, PortMetrics
+from ledgermq.raft.ports.front import FrontLimits, PortFront, take_port
+from ledgermq.raft.transport.frame_stream import set_options
+
+from ..config import ListenerConfig, split_address
+from .open_connections import ConnectionWatch
+from .policy import CLIENT_SOCKET_OPTIONS, PortPolicy
+from .tls_judge import TlsJudge
+
+logger = logging.getLogger(__name__)
+
+Handlers = Sequence[Any]
+
+
+class PortError(Exception):
+    """A port cannot be opened; the text says which key, why and what to do."""
+
+    def __init__(self, key: str, address: str, reason: str) -> None:
+        super().__init__(
+            f"{address} ({key}) cannot be opened: {reason}. Free the port or set {key} to another, then start again."
+        )
+
+
+def check_port(key: str, address: str) -> None:
+    """Try to bind an address; gRPC's own error does not say why it failed. Raises: PortError."""
+    host, port = split_address(address)
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        reason = "another process uses it (ss -tnap shows which)" if taken else (error.strerror or str(error))
+        raise PortError(key, address, reason) from None
+
+
+class Listener:
+    """One listener that is open."""
+
+    def __init__(self, config: ListenerConfig, policy: PortPolicy, metrics: PortMetrics) -> None:
+        self.config = config
+        self._policy = policy
+        limit = policy.max_connections
+        self._log_counts = metrics.add("log", config.name, limit)
+        self._messaging_counts = metrics.add("messaging", config.name, limit)
+        self._log_server = grpc.aio.server(options=policy.server_options(limit))
+        self._messaging_server = grpc.aio.server(
+            options=policy.server_options(None if policy.front else limit)
+        )
+        self._front: PortFront | None = None
+
+    @property
+    def uncounted(self) -> Mapping[int, PortCounts]:
+        """The ports whose connections gRPC takes by itself, by number."""
+        ports = {split_address(self.config.log_bind)[1]: self._log_counts}
+        if not self._policy.front:
+            ports[split_address(self.config.messaging_bind)[1]] = self._messaging_counts
+        return ports
+
+    async def start(self, log_handlers: Handlers, messaging_handlers: Handlers) -> None:
+        """Open both ports. Raises: PortError."""
+        config = self.config
+        self._log_server.add_generic_rpc_handlers(tuple(log_handlers))
+        self._messaging_server.add_generic_rpc_handlers(tuple(messaging_handlers))
+        _add_port(self._log_server, "log_bind", config.log_bind)
+        if self._policy.front:
+            await self._start_front(config.messaging_bind)
+        else:
+            _add_port(self._messaging_server, "messaging_bind", config.messaging_bind)
+        await self._log_server.start()
+        await self._messaging_server.start()
+
+    async def _start_front(self, address: str) -> None:
+        """Serve on a private Unix socket behind a front that listens on `address`."""
+        policy = self._policy
+        self._front = front = PortFront(
+            TlsJudge(plaintext=policy.plaintext, tls=policy.credentials is not None),
+            FrontLimits(policy.max_connections, policy.per_address),
+            self._messaging_counts,
+        )
+        self._messaging_server.add_insecure_port(front.inner_address)
+        if policy.credentials is not None:
+            self._messaging_server.add_secure_port(front.tls_address, policy.credentials)
+        try:
+            sockets = take_port(address)
+            for each in sockets:
+                set_options(each, CLIENT_SOCKET_OPTIONS)
+            await front.listen(sockets)
+        except OSError as error:
+            front.close()
+            raise PortError("messaging_bind", address, os.strerror(error.errno or 0)) from None
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new calls, give open ones `grace` seconds, close."""
+        await asyncio.gather(self._log_server.stop(grace), self._messaging_server.stop(grace))
+        if self._front is not None:
+            self._front.close()
+
+
+def _add_port(server: grpc.aio.Server, key: str, address: str) -> None:
+    check_port(key, address)
+    try:
+        server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise PortError(key, address, str(error)) from None
+
+
+class Listeners:
+    """All listeners of the node. `handlers(name)` returns (log port, messaging port) handlers of one of them."""
+
+    def __init__(self, configs: Sequence[ListenerConfig], policy: PortPolicy, metrics: PortMetrics) -> None:
+        self._listeners = [Listener(config, policy, metrics) for config in configs]
+        self._watch = ConnectionWatch(
+            {port: counts for each in self._listeners for port, counts in each.uncounted.items()}
+        )
+
+    async def start(self, handlers: Callable[[str], tuple[Handlers, Handlers]]) -> None:
+        """Open every port. Raises: PortError."""
+        for listener in self._listeners:
+            log, messaging = handlers(listener.config.name)
+            await listener.start(log, messaging)
+        self._watch.start()
+
+    async def stop(self, grace: float) -> None:
+        """Close every port after at most `grace` seconds."""
+        await self._watch.stop()
+        await asyncio.gather(*(listener.stop(grace) for listener in self._listeners))

@@ -1,0 +1,154 @@
+"""What the key index notes of a message: its id and its keys as hashes, and where its record stands. Pure.
+
+An item is a u64: the upper bits of a hash, and in the lower ones the place of the record in its segment, in units of 8
+bytes. So a sorted run of items needs 8 bytes for each id and key, is sorted as it is, and has the records of one hash in
+the order of the log. A segment of 1 GiB leaves 37 bits to the hash: whoever finds an item must look at the record.
+
+Owns: how ids and keys become hashes, the form of an item.   Must not: know files, or what is visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind
+from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, hash_text
+
+from ..state.consume_queue import record_starts
+
+#: Records, and so places, are multiples of this.
+PLACE_UNIT: Final = 8
+_MASK: Final = (1 << 64) - 1
+_ODD: Final = 0x9E3779B97F4A7C15  # spreads what is alike (the golden ratio, in 64 bits)
+_FACTORS: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # of splitmix64's last steps
+_SECTION_WORDS: Final = SECTION_HEADER_SIZE // 8
+_FEW: Final = 24  # records
+# 8-byte words of a record: flags and key count, the two halves of the id, the first key.
+_COUNT_WORD, _ID_WORD, _KEYS_WORD = 1, 6, 8
+
+NO_ITEMS: Final = np.empty(0, np.uint64)
+
+
+class ItemForm(NamedTuple):
+    """How a word is shared between hash and place; the same for all segments of a group."""
+
+    place_bits: int
+
+    @classmethod
+    def of(cls, segment_size: int) -> ItemForm:
+        return cls((segment_size // PLACE_UNIT - 1).bit_length())
+
+    @property
+    def place_mask(self) -> int:
+        return (1 << self.place_bits) - 1
+
+    def bounds(self, hashed: int, begin: int, end: int) -> tuple[np.uint64, np.uint64] | None:
+        """Return the smallest and the largest item of a hash whose record stands in [begin, end) (bytes in the segment).
+
+        None: no record stands there.
+        """
+        first, behind = -(-begin // PLACE_UNIT), -(-end // PLACE_UNIT)
+        if first >= behind:
+            return None
+        upper = hashed & ~self.place_mask
+        return np.uint64(upper | first), np.uint64(upper | (behind - 1))
+
+    def positions(self, items: np.ndarray) -> np.ndarray:
+        """Return where in the segment the records of items stand (bytes, int64)."""
+        return (items & np.uint64(self.place_mask)).astype(np.int64) * PLACE_UNIT
+
+
+def id_hash(message_id: bytes) -> int:
+    """Return the hash of the 16 bytes that a record has of its message id."""
+    halves = np.frombuffer(message_id, "<u8")
+    return int(_of_ids(halves[:1], halves[1:])[0])
+
+
+def key_hash(topic_id: int, key: str) -> int:
+    """Return the hash of a key in a topic."""
+    return (hash_text(key) + topic_id * _ODD) & _MASK
+
+
+def _of_ids(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Mix the halves of ids: those of one producer differ in few bits."""
+    mixed = low ^ (high * np.uint64(_ODD))
+    for shift, factor in zip((30, 27), _FACTORS, strict=True):
+        mixed ^= mixed >> np.uint64(shift)
+        mixed *= factor
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def items_of(
+    entries: Iterable[tuple[EntryHeader, memoryview]], segment_start: int, form: ItemForm
+) -> np.ndarray:
+    """Return the items of committed entries of one segment (u64, in no order). May run in any thread."""
+    items = _Items(form)
+    for header, payload in entries:
+        if header.kind is EntryKind.RECORDS:
+            base = (header.physical_offset + HEADER_SIZE - segment_start) // PLACE_UNIT
+            items.add(payload, header.section_count, base)
+    return items.all()
+
+
+class _Items:
+    """Collects items: those of small sections one by one, as arrays would cost more than the records."""
+
+    def __init__(self, form: ItemForm) -> None:
+        self._mask = np.uint64(form.place_mask)
+        self._ids: tuple[list[int], list[int], list[int]] = ([], [], [])  # halves, places
+        self._keys: tuple[list[int], list[int]] = ([], [])  # hashes, places
+        self._found: list[np.ndarray] = []
+
+    def add(self, payload: memoryview, section_count: int, base: int) -> None:
+        """Take the records of a payload, which stands at the place `base`."""
+        words = payload.cast("Q")
+        at = 0
+        for _ in range(section_count):
+            head, sizes = words[at], words[at + 2]
+            topic_id, count, size = head >> 32, sizes & 0xFFFFFFFF, sizes >> 32
+            body = at + _SECTION_WORDS
+            if head & 0xFF == SectionKind.RECORDS:
+                if count <= _FEW:
+                    self._add_few(words, body, count, topic_id, base)
+                else:
+                    self._add_many(payload[8 * body : 8 * body + size], count, topic_id, base + body)
+            at = body + size // 8
+
+    def _add_few(self, words: memoryview, at: int, count: int, topic_id: int, base: int) -> None:
+        (low, high, places), (keys, key_places) = self._ids, self._keys
+        for _ in range(count):
+            low.append(words[at + _ID_WORD])
+            high.append(words[at + _ID_WORD + 1])
+            places.append(base + at)
+            if key_count := words[at + _COUNT_WORD] >> 16 & 0xFFFF:
+                for key in words[at + _KEYS_WORD : at + _KEYS_WORD + key_count]:
+                    keys.append((key + topic_id * _ODD) & _MASK)
+                    key_places.append(base + at)
+            at += (words[at] & 0xFFFFFFFF) >> 3
+
+    def _add_many(self, body: memoryview, count: int, topic_id: int, base: int) -> None:
+        records = record_starts(body, count) >> 3
+        words = np.frombuffer(body, "<u8")
+        places = (records + base).astype(np.uint64)
+        self._put(_of_ids(words[records + _ID_WORD], words[records + _ID_WORD + 1]), places)
+        key_counts = (words[records + _COUNT_WORD] >> np.uint64(16)).astype(np.uint16).astype(np.int64)
+        if not key_counts.any():
+            return
+        owners = np.repeat(np.arange(count), key_counts)
+        nth = np.arange(len(owners)) - np.repeat(np.cumsum(key_counts) - key_counts, key_counts)
+        keys = words[records[owners] + _KEYS_WORD + nth]
+        self._put(keys + np.uint64(topic_id * _ODD & _MASK), places[owners])
+
+    def _put(self, hashes: np.ndarray, places: np.ndarray) -> None:
+        self._found.append((hashes & ~self._mask) | places)
+
+    def all(self) -> np.ndarray:
+        """Return everything that was taken."""
+        low, high, places = (np.array(each, np.uint64) for each in self._ids)
+        self._put(_of_ids(low, high), places)
+        self._put(*(np.array(each, np.uint64) for each in self._keys))
+        return np.concatenate(self._found)

@@ -1,0 +1,415 @@
+"""Retention: deletes whole segments of the log, and refuses writing when the disk is nearly full (D8).
+
+The leader decides and proposes where the log begins; every node hides what is below when it applies that, and unlinks it at a
+limited rate. Never past this node's checkpoint: `floor` says how far. And never before the checkpoints know that
+beginning: a node that starts again with an older one could reset no follower to its state. What is decided, and when, is `retention_policy`.
+Owns: the timers, the refusals, the Clean call. Must not: stop reads or what frees space; wait for a disk (the log unlinks in
+a thread of its own, after its new beginning is durable, and finishes at start what a crash interrupted).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+from ledgermq.proto import admin_pb2, route_pb2
+from ledgermq.raft.disk.files import DiskUse
+from ledgermq.raft.errors import RaftError
+from ledgermq.raft.log.segment import SegmentInfo
+from ledgermq.raft.types import LogIndex
+
+from ..errors import BrokerError
+from ..leader.pipeline import TooManyRequestsError
+from ..refusals import RefusedError
+from ..service.context import NodeContext
+from ..service.disk_steps import (
+    DiskStep,
+    DiskWatch,
+    Use,
+    bytes_to_free,
+    hindering_share,
+    limits_of,
+    next_step,
+)
+from ..state.commands import LogStart, position_rows
+from ..state.consume_queue import ColdRead, QueueKey
+from ..state.effects import Effects, Loss
+from ..state.unconsumed import Protection, protection
+from .policy import DeletionPace, Expiry, age_clock, expired_before, oldest_before, protected_by
+
+logger = logging.getLogger(__name__)
+
+CHECK_INTERVAL: Final = 1.0  # seconds between two looks at the disk
+#: The same so shortly below where the oldest go: between two looks a small disk must not get from one step past the next.
+CLOSE_INTERVAL: Final = 0.1
+CLOSE: Final = 0.05
+#: A daily expiry that nobody could do in time (an election was on) is made up for within this time.
+MAKE_UP: Final = timedelta(hours=1)
+#: How often it is looked what `protect_unconsumed` keeps, while nothing is to be deleted.
+PROTECTION_INTERVAL: Final = 30.0
+#: How often a start of the log is repeated while segments wait for checkpoints.
+PUSH_INTERVAL: Final = 5.0
+_HOUR_MS: Final = 3_600_000
+
+
+def next_clean(now: datetime, clean_at: str) -> datetime:
+    """Return when the daily expiry runs next."""
+    hour, minute = clean_at.split(":")
+    today = now.replace(hour=int(hour), minute=int(minute), second=0, microsecond=0)
+    return today if today > now else today + timedelta(days=1)
+
+
+class Retention:
+    """Runs the disk watch, expiry and deletion of one node, and the Clean call. Use: `start`, `stop`."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        *,
+        disk_use: Callable[[], DiskUse],
+        checkpoint_now: Callable[[], Awaitable[int]],
+        floor: Callable[[], int],
+        on_change: Callable[[], None],
+    ) -> None:
+        config = context.config
+        self._context = context
+        self._disk_use = disk_use
+        self._checkpoint_now = checkpoint_now
+        self._floor = floor
+        self._on_change = on_change
+        self._keep_ms = int(config.retention_hours * _HOUR_MS)
+        self._limits = limits_of(
+            config.disk_delete_expired_percent,
+            config.disk_delete_oldest_percent,
+            config.disk_refuse_messages_percent,
+        )
+        self._watch = DiskWatch(config.node_id, str(config.data_dir), self._limits)
+        self._pace = DeletionPace(config.delete_segments_per_second)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._wanted_start = 0
+        self._known_start = 0  # of what is wanted, what every kept checkpoint says, too
+        # (entry that said so, start): what they do not know yet
+        self._starts: deque[tuple[int, int]] = deque()
+        self._again: asyncio.Task[None] | None = None
+        #: Of the fullest node of the group: what has expired there may go everywhere.
+        self._fullest = DiskStep.NORMAL
+        self._hindering = DiskStep.NORMAL  # of the use at which the group can hardly commit
+        self._clean_at = next_clean(datetime.now(), config.clean_at)
+        self._make_up_until: datetime | None = None
+        self._protection_looked = 0.0
+        self._proposed_at = 0.0
+        self._need = 0  # bytes that must go until the group can commit at ease
+        self._last_failure = ""
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._context.replica.observe(self._on_effects)
+        state = self._context.replica.state
+        self._note_start(state.applied_index, state.log_start_index)
+        self._tasks = [asyncio.create_task(self._watch_disk()), asyncio.create_task(self._decide_often())]
+
+    async def stop(self) -> None:
+        """Stop watching."""
+        tasks = [*self._tasks, *([self._again] if self._again is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- the disk -------------------------------------------------------------------------------------------
+    async def _watch_disk(self) -> None:
+        while True:
+            try:
+                self.look()
+                self._unlink()
+            except Exception:  # as in `_decide_often`: what nobody watches would fill up
+                logger.exception(
+                    "disk not watched, the next look follows node=%s", self._context.config.node_id
+                )
+            is_close = self._watch.use.share > self._limits[DiskStep.DELETE_OLDEST] - CLOSE
+            await asyncio.sleep(CLOSE_INTERVAL if is_close else CHECK_INTERVAL)
+
+    def look(self) -> None:
+        """Look at the disk once and refuse or take messages accordingly."""
+        use, config, raft = self._disk_use(), self._context.config, self._context.raft
+        used, limit = use.total - use.available, use.total
+        if config.max_store_bytes:
+            used, limit = raft.log.end_offset - raft.log.first_offset, config.max_store_bytes
+        before, watch, replica = self._watch.step, self._watch, self._context.replica
+        changed = watch.look(Use(used, limit, raft.storage.statistics().disk_full))
+        view = self._context.retention
+        view.step, view.use = watch.step, watch.use
+        view.going = raft.log.deleting
+        if self._wanted_start > raft.first_index:  # rarely: a long log has many segments
+            view.going += sum(segment.last_index < self._wanted_start for segment in raft.log.segments()[:-1])
+        refused_before = replica.produce_refusal
+        replica.produce_refusal, self._context.pipeline.refusal = watch.refusal, watch.write_refusal
+        if not changed:
+            return
+        level = logging.ERROR if watch.step >= DiskStep.REFUSE_MESSAGES else logging.WARNING
+        logger.log(
+            level if watch.step > before else logging.INFO,
+            "disk step=%d node=%s used=%.0f%%: %s", watch.step, config.node_id, 100 * watch.use.share,
+            watch.write_refusal or watch.refusal or watch.step.text or "there is room again",
+        )  # fmt: skip
+        if bool(refused_before) != bool(watch.refusal):
+            self._on_change()
+
+    def _note_group(self) -> None:
+        """Leader: take the disks of the others into account; `max_store_bytes` is the same on all of them."""
+        use, raft = self._watch.use, self._context.raft.status()
+        others = []
+        if not self._context.config.max_store_bytes:
+            own = self._context.config.node_id
+            others = [
+                peer.disk_used_ratio
+                for peer in raft.peers
+                if peer.node_id != own and peer.connected and peer.disk_used_ratio is not None
+            ]
+        share, step_of = max((use.share, *others)), partial(next_step, full=use.full, limits=self._limits)
+        self._fullest = step_of(self._fullest, share)
+        hindering = hindering_share(use.share, others, raft.voters)
+        self._hindering = step_of(self._hindering, hindering)
+        self._need = bytes_to_free(use, hindering, self._limits)
+
+    # --- deciding -------------------------------------------------------------------------------------------
+    async def _decide_often(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL)
+            due = self._is_due(datetime.now())
+            if not self._context.leadership.ready:
+                self._context.retention.hold = self._watch.hold = ""
+                continue
+            try:
+                await self._decide(due=due)
+            except (RaftError, BrokerError, RefusedError, TooManyRequestsError) as error:
+                if str(error) != self._last_failure:
+                    logger.warning("nothing deleted, the next try follows reason=%s", error)
+                self._last_failure = str(error)
+            except Exception:  # a defect: yet a disk that nobody cleans any more would be worse
+                logger.exception(
+                    "retention failed, the next try follows node=%s", self._context.config.node_id
+                )
+            else:
+                self._last_failure = ""
+
+    def _is_due(self, now: datetime) -> bool:
+        """Tell whether the daily expiry is to be done; every node follows the clock, whoever leads does it."""
+        if now >= self._clean_at:
+            self._make_up_until = self._clean_at + MAKE_UP
+            self._clean_at = next_clean(now, self._context.config.clean_at)
+        if self._make_up_until is not None and now >= self._make_up_until:
+            self._make_up_until = None
+        return self._make_up_until is not None
+
+    async def _decide(self, *, due: bool) -> None:
+        """Delete what the steps and the time of day want. One decision at a time: its effect on the disk must be seen first."""
+        self._note_group()
+        log = self._context.raft.log
+        kept = await self._note_hold()
+        if self._context.retention.going:
+            await self._push_on()
+            return
+        if due or self._fullest >= DiskStep.DELETE_EXPIRED:
+            first_kept = await self._first_unexpired(self._keep_ms)
+            if first_kept is not None:
+                await self._begin_at(first_kept, "expired")
+            self._make_up_until = None
+            if first_kept is not None:
+                return
+        elif time.monotonic() - self._protection_looked >= PROTECTION_INTERVAL:
+            await self._first_unexpired(self._keep_ms)
+        if self._hindering >= DiskStep.DELETE_OLDEST and self._context.config.delete_unexpired:
+            floor = self._context.raft.applied_index + 1
+            first_kept = oldest_before(
+                list(log.segments()), self._need, floor, kept.physical_offset if kept else None
+            )
+            if first_kept is not None:
+                await self._begin_at(first_kept, "oldest")
+
+    async def _note_hold(self) -> Protection | None:
+        """Return what topics keep on a nearly full disk, and note it for people when the log cannot begin later because of it."""
+        kept = None
+        if max(self._hindering, self._watch.step) >= DiskStep.DELETE_OLDEST:
+            kept = await self._protection(kept_only=True)
+        segments = self._context.raft.log.segments()
+        holds = kept is not None and len(segments) > 1 and segments[0].end_offset > kept.physical_offset
+        self._context.retention.hold = self._watch.hold = kept.hold if kept and holds else ""
+        return kept
+
+    async def _first_unexpired(self, keep_ms: int, *, protect: bool = True) -> SegmentInfo | None:
+        """Return the first segment to keep, None when nothing may go; note what is protected.
+
+        `protect` False: only for topics that keep what is unread.
+        """
+        raft, view = self._context.raft, self._context.retention
+        protect = protect and self._context.config.protect_unconsumed
+        held = await self._protection(kept_only=not protect or self._hindering >= DiskStep.DELETE_OLDEST)
+        expiry = Expiry(self._now(), keep_ms, raft.applied_index + 1, held.physical_offset if held else None)
+        segments = list(raft.log.segments())
+        kept = protected_by(segments, expiry)
+        view.protected_segments = len(kept)
+        view.protected_bytes = sum(segment.end_offset - segment.start_offset for segment in kept)
+        view.protected_for = f"{held} ({held.setting})" if held and kept else ""
+        self._protection_looked = time.monotonic()
+        return expired_before(segments, expiry)
+
+    def _now(self) -> int:
+        return age_clock(self._context.raft.next_timestamp(), time.time() * 1000)
+
+    async def _protection(self, *, kept_only: bool) -> Protection | None:
+        """Return from where on the log is needed."""
+        replica = self._context.replica
+        known: dict[tuple[QueueKey, int], int] = {}
+        while isinstance(found := protection(replica.state, known, kept_only=kept_only), list):
+            await replica.warm(found)
+            await asyncio.sleep(0)
+        return found
+
+    async def _begin_at(self, first_kept: SegmentInfo, reason: str) -> None:
+        """Write the checkpoint that must come first, then replicate that the log begins at a segment.
+
+        Raises: RefusedError (the checkpoint cannot be written), and what the pipeline raises.
+        """
+        config, applied = self._context.config, first_kept.first_index - 1
+        if await self._checkpoint_now() < applied:
+            raise RefusedError(
+                route_pb2.DISK_FULL,
+                f"{config.node_id} deleted nothing: the checkpoint that must come first could not be written to "
+                f"{config.data_dir / 'checkpoint'} (its log says why). Free some of that disk by other means, "
+                "then repeat: ledgermq admin clean",
+                retryable=True,
+            )
+        kept = await self._protection(kept_only=True)  # the checkpoint took its time
+        if kept is not None and kept.physical_offset < first_kept.start_offset:
+            raise RefusedError(
+                route_pb2.DISK_FULL, f"{config.node_id} deleted nothing. {kept.hold}", retryable=True
+            )
+        before = self._context.raft.log.first_offset
+        await self._propose_start(first_kept)
+        logger.log(
+            logging.WARNING if reason == "oldest" else logging.INFO,
+            "log begins later reason=%s index=%d bytes=%d used=%.0f%%", reason, first_kept.first_index,
+            first_kept.start_offset - before, 100 * self._watch.use.share,
+        )  # fmt: skip
+        self._again = asyncio.create_task(self._propose_again(first_kept))
+
+    async def _propose_start(self, first_kept: SegmentInfo) -> None:
+        """Replicate that the log begins at a segment."""
+        context, state = self._context, self._context.replica.state
+        known: dict[QueueKey, int] = {}
+        while isinstance(
+            command := state.log_start_command(first_kept.first_index, first_kept.start_offset, known),
+            ColdRead,
+        ):
+            await context.replica.warm((command,))
+        self._proposed_at = time.monotonic()
+        await context.pipeline.run(command)
+
+    async def _push_on(self) -> None:
+        """Segments below the start wait for checkpoints, and without entries there are none: repeat the start now and then."""
+        state, now = self._context.replica.state, time.monotonic()
+        deletable = min(self._in_checkpoints(), self._floor())
+        waits = self._context.raft.log.deleting == 0 and deletable < state.log_start_index
+        if waits and now - self._proposed_at >= PUSH_INTERVAL:
+            self._proposed_at = now
+            await self._context.pipeline.run(
+                LogStart(state.log_start_index, state.log_start_offset, position_rows([]))
+            )
+
+    async def _propose_again(self, first_kept: SegmentInfo) -> None:
+        """Say the same a moment later: nodes write a checkpoint each time, and segments below both may go."""
+        await asyncio.sleep(3 * CHECK_INTERVAL)
+        try:
+            await self._propose_start(first_kept)
+        except (RaftError, BrokerError, TooManyRequestsError) as error:
+            logger.info("segments go with the next checkpoints reason=%s", error)
+
+    # --- by hand --------------------------------------------------------------------------------------------
+    async def clean(self, context: NodeContext, request: admin_pb2.CleanRequest) -> admin_pb2.CleanResponse:
+        """Delete (or name) expired segments, on the leader. Raises: RefusedError, and what the pipeline raises."""
+        if request.older_than_ms < 0:
+            raise RefusedError(route_pb2.INVALID_ARGUMENT, "an age cannot be negative")
+        keep_ms = 0 if request.even_unexpired else request.older_than_ms or self._keep_ms
+        segments = list(context.raft.log.segments())
+        first_kept = await self._first_unexpired(keep_ms, protect=not request.even_unexpired)
+        answer = admin_pb2.CleanResponse(
+            log_start_index=context.replica.state.log_start_index,
+            note=self._note(segments, first_kept, keep_ms),
+        )
+        if first_kept is None:
+            return answer
+        gone = [segment for segment in segments if segment.start_offset < first_kept.start_offset]
+        answer.segments.extend(f"{segment.start_offset:020d}" for segment in gone)
+        answer.bytes = sum(segment.end_offset - segment.start_offset for segment in gone)
+        answer.log_start_index = first_kept.first_index
+        if not request.dry_run:
+            await self._begin_at(first_kept, "by hand")
+        return answer
+
+    def _note(self, segments: list[SegmentInfo], first_kept: SegmentInfo | None, keep_ms: int) -> str:
+        """Say for a person why the oldest segment that stays does."""
+        now = self._now()
+        oldest = first_kept or (segments[0] if segments else None)
+        if oldest is None or oldest is segments[-1]:
+            return "the newest segment always stays"
+        if kept := self._context.retention.protection:
+            return kept
+        age = (now - oldest.last_timestamp) / _HOUR_MS
+        return f"the oldest segment that stays ends {age:.1f} hours ago; what is older than {keep_ms / _HOUR_MS:g} hours goes"
+
+    # --- unlinking ------------------------------------------------------------------------------------------
+    def _on_effects(self, effects: Effects) -> None:
+        if effects.log_start is not None:
+            self._note_start(effects.index, effects.log_start.index)
+        if effects.losses:
+            self._tell_losses(effects.losses)
+
+    def _note_start(self, said_at: int, start: int) -> None:
+        if start > self._wanted_start:
+            self._wanted_start = start
+            self._starts.append((said_at, start))
+
+    def _in_checkpoints(self) -> int:
+        """Return where the log begins by every kept checkpoint."""
+        floor = self._floor()
+        while self._starts and self._starts[0][0] < floor:
+            self._known_start = self._starts.popleft()[1]
+        return self._known_start
+
+    def _tell_losses(self, losses: list[Loss]) -> None:
+        """One line per group and topic: `ledgermq group describe` shows the queues."""
+        state, counts = self._context.replica.state, Counter[tuple[int, int]]()
+        for loss in losses:
+            counts[loss.group_id, loss.topic_id] += loss.count
+        for (group_id, topic_id), count in sorted(counts.items()):
+            topic, group = state.topics.get(topic_id), state.groups.get(group_id)
+            self._context.metrics.messages_lost.inc(count)
+            logger.warning(
+                "messages deleted before they were consumed group=%s topic=%s count=%d",
+                group.name if group else group_id, topic.name if topic else topic_id, count,
+            )  # fmt: skip
+
+    def _unlink(self) -> None:
+        """Unlink segments below the replicated start, as far as this node's checkpoint and the rate allow."""
+        raft = self._context.raft
+        below = min(self._in_checkpoints(), self._floor())
+        if below <= raft.first_index or raft.log.deleting:
+            return
+        ready = [segment for segment in raft.log.segments()[:-1] if segment.last_index < below]
+        count = self._pace.take(len(ready), time.monotonic())
+        if not count:
+            return
+        started, stop = time.monotonic(), LogIndex(ready[count - 1].last_index + 1)
+        deleted = raft.delete_segments_before(stop)
+        if not deleted:
+            return  # a follower that is being reset starts from them
+        self._context.metrics.segments_deleted.inc(deleted)
+        logger.info(
+            "segments deleted count=%d below=%d seconds=%.3f", deleted, stop, time.monotonic() - started
+        )

@@ -1,0 +1,117 @@
+"""Retention of single topics: their messages are hidden when they are older than the topic keeps them; segments stay (D8).
+
+The leader looks which messages are too old, by log time and by its own clock, and proposes where each queue begins; every
+node lets its queues begin there when it applies that, so the same is hidden everywhere, and a new leader cannot show it again.
+Owns: that timer. Must not: delete segments; queue files that are wholly hidden go with the checkpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+from ledgermq.raft.errors import LogCompactedError, RaftError
+
+from ..errors import BrokerError
+from ..leader.pipeline import TooManyRequestsError
+from ..native.fetch import offset_at_time, stored_at
+from ..service.context import NodeContext
+from ..service.disk_steps import DiskStep
+from ..state.commands import TrimQueues, position_rows
+from ..state.consume_queue import ConsumeQueue, QueueKey
+from ..state.topics import Topic
+from ..state.unconsumed import unconsumed
+from .policy import age_clock
+
+logger = logging.getLogger(__name__)
+
+TRIM_INTERVAL: Final = 10.0  # seconds between two looks
+_ROWS_MAX: Final = 4096  # of one command
+
+
+class TopicRetention:
+    """Hides what topics keep no longer, while this node leads. Use: `start`, `stop`."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._task: asyncio.Task[None] | None = None
+        # Of each queue the begin that was looked at last, and the log time at which the message there was stored.
+        self._oldest: dict[QueueKey, tuple[int, int]] = {}
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Stop looking."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(TRIM_INTERVAL)
+            if not self._context.leadership.ready:
+                continue
+            try:
+                await self.trim()
+            except (RaftError, BrokerError, TooManyRequestsError) as error:
+                logger.info("messages of topics not hidden, the next look follows reason=%s", error)
+            except Exception:  # a defect: the next look may do better than nobody
+                logger.exception("hiding messages of topics failed, the next look follows")
+
+    async def trim(self) -> int:
+        """Hide what is too old now; return how many messages that were. Raises: RaftError, TooManyRequestsError."""
+        now = age_clock(self._context.raft.next_timestamp(), time.time() * 1000)
+        old: list[tuple[ConsumeQueue, int]] = []
+        for topic in [topic for topic in self._context.replica.state.topics if topic.retention_ms]:
+            for queue in self._queues_of(topic):
+                begin = await self._begin(queue, now - topic.retention_ms)
+                if begin > queue.begin:
+                    old.append((queue, begin))
+        hidden = 0
+        for start in range(0, len(old), _ROWS_MAX):
+            rows, count = self._not_needed(old[start : start + _ROWS_MAX])
+            if rows:
+                await self._context.pipeline.run(TrimQueues(position_rows(rows)))
+                hidden += count
+        if hidden:
+            logger.debug("messages of topics hidden count=%d", hidden)
+        return hidden
+
+    def _not_needed(self, old: list[tuple[ConsumeQueue, int]]) -> tuple[list[tuple[int, int, int]], int]:
+        """Return the rows of what may go of these, as of now (finding what is old took time), and how many messages that are."""
+        protect = self._context.config.protect_unconsumed
+        needs = unconsumed(
+            self._context.replica.state,
+            kept_only=not protect or self._context.retention.step >= DiskStep.DELETE_OLDEST,
+        )
+        rows, count = [], 0
+        for queue, begin in old:
+            need = needs.get(queue.key)
+            begin = min(begin, need.offset) if need is not None else begin
+            if begin > queue.begin:
+                rows.append((*queue.key, begin))
+                count += begin - queue.begin
+        return rows, count
+
+    def _queues_of(self, topic: Topic) -> list[ConsumeQueue]:
+        """The queues of a topic, none when it was deleted meanwhile."""
+        state = self._context.replica.state
+        return state.queues_of(topic) if state.topics.get(topic.topic_id) is not None else []
+
+    async def _begin(self, queue: ConsumeQueue, before: int) -> int:
+        """Return the first offset of a queue that was stored at or after `before` (log time, ms)."""
+        begin = queue.begin
+        if begin == queue.end:
+            return begin
+        known, stored = self._oldest.get(queue.key, (-1, 0))
+        if known != begin:
+            try:
+                stored = await stored_at(self._context, *queue.key, begin) or 0
+            except LogCompactedError:
+                stored = 0
+            self._oldest[queue.key] = (begin, stored)
+        return begin if stored >= before else await offset_at_time(self._context, *queue.key, before)

@@ -1,0 +1,115 @@
+"""Keeps the nodes of the group acquainted: addresses, liveness and client sessions, over the Raft port.
+
+A follower reports to the leader every second and after each change of leader, some of its clients each time; the answer is
+the leader's view of all nodes. After a second without any leader nodes report to each other, and learn at least where those are that live: in a
+group with a master there may be none for days. Owns: the reporting task and the Report handler. Must not: judge liveness (Members does, from Raft's view).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from ledgermq.proto import peer_pb2, route_pb2
+
+from ..cluster.forwarding import Forwarder, ForwardError, answer_of
+from ..cluster.known_leader import Leadership
+from ..cluster.members import Members
+from ..refusals import RefusedError
+from .handlers import parsed
+
+logger = logging.getLogger(__name__)
+
+REPORT_INTERVAL: Final = 1.0  # seconds
+#: Of a report so many clients are taken: nodes send fewer.
+_MOST_CLIENTS: Final = 20_000
+_METHOD: Final = "/ledgermq.v1.PeerService/Report"
+
+
+class Peers:
+    """`client_ids` gives the clients here whose turn it is; `on_clients` takes those of another node (leader side)."""
+
+    def __init__(
+        self,
+        members: Members,
+        leadership: Leadership,
+        forwarder: Forwarder,
+        client_ids: Callable[[], Iterable[str]],
+        on_clients: Callable[[Iterable[str]], None],
+        silence_ms: Callable[[], dict[str, int | None]],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._members = members
+        self._leadership = leadership
+        self._forwarder = forwarder
+        self._client_ids = client_ids
+        self._on_clients = on_clients
+        self._silence_ms = silence_ms
+        self._on_change = on_change
+        self._unsaid: list[str] = []  # clients whose report was lost
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to report."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Stop reporting."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        quiet = False  # nothing has changed for a second
+        while True:
+            if self._leadership.ready:
+                self._on_clients(self._client_ids())
+                if self._members.set_silence(self._silence_ms()):
+                    self._on_change()
+            elif leader := self._leadership.known_other:
+                await self._report(leader)
+            elif quiet:
+                await asyncio.gather(*(self._report(name) for name in self._members.others))
+            changes = self._leadership.changes
+            await self._leadership.wait_change(REPORT_INTERVAL)
+            quiet = self._leadership.changes == changes
+
+    async def _report(self, to: str) -> None:
+        clients = self._unsaid or list(self._client_ids())
+        report = peer_pb2.NodeReport(node=self._members.own, client_ids=clients)
+        self._unsaid = clients
+        try:
+            answer = await self._forwarder.unary(to, _METHOD, report.SerializeToString(), (), REPORT_INTERVAL)
+            view = answer_of(to, peer_pb2.GroupView, answer)
+        except ForwardError as error:
+            logger.debug("no answer to a report node=%s reason=%s", to, error)
+            return  # it is gone or new: Raft tells, and the next round asks again
+        self._unsaid = []
+        if not view.refusal.code and self._members.take_view(view.nodes):
+            self._on_change()
+
+    def handler(self) -> Any:
+        """Return what the Raft port serves for other nodes' reports."""
+
+        async def report(raw: bytes, context: Any) -> peer_pb2.GroupView:
+            try:
+                request = parsed(peer_pb2.NodeReport, raw)
+            except RefusedError as error:
+                return peer_pb2.GroupView(refusal=error.refusal)
+            if self._members.learn(request.node):
+                self._on_change()
+            if not self._leadership.ready:
+                return peer_pb2.GroupView(refusal=route_pb2.Refusal(code=route_pb2.NOT_LEADER))
+            self._on_clients(request.client_ids[:_MOST_CLIENTS])
+            return peer_pb2.GroupView(nodes=self._members.all())
+
+        method = grpc.unary_unary_rpc_method_handler(
+            report,
+            response_serializer=peer_pb2.GroupView.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler("ledgermq.v1.PeerService", {"Report": method})

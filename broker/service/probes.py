@@ -1,0 +1,181 @@
+"""What /livez, /startupz, /readyz, /healthz and /metrics say of a node.
+
+live: the process runs and has not faulted: a restart would help nobody who opens, verifies or repairs a log for hours.
+started: the node runs, its log is whole, and its ports are open. ready: a leader is known and this node has applied up to what was committed when
+it first heard of one. healthy: ready, and messages are taken. Every answer says in one line what the node is doing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from ledgermq.raft.status import RaftStatus
+
+from ..metrics import Metrics
+from ..ports.http import TEXT, Answer, HttpServer, Routes
+from .context import NodeContext
+from .lag_metrics import LagMetrics
+
+if TYPE_CHECKING:
+    from ..node import BrokerNode
+
+_Reading = tuple[str, str, Callable[[], float]]  # name, help, where the value is
+
+
+def starting(doing: str, metrics: Metrics | None = None) -> Routes:
+    """Return the answers of a process that lives and does not run a node yet."""
+    said = f"starting: {doing}\n".encode()
+
+    def waits() -> Answer:
+        return 503, TEXT, said
+
+    routes: Routes = {"/livez": lambda: (200, TEXT, said)}
+    routes |= dict.fromkeys(("/startupz", "/readyz", "/healthz"), waits)
+    if metrics is not None:
+        routes["/metrics"] = lambda: (200, CONTENT_TYPE_LATEST, metrics.render())
+    return routes
+
+
+class ProcessProbes:
+    """The HTTP port of a process, which is open before there is a node, and while one is replaced by another."""
+
+    def __init__(self) -> None:
+        self.doing = "opens its data folder"  # while there is no node
+        self.node: BrokerNode | None = None
+        self.http = HttpServer(lambda: self.node.routes() if self.node is not None else starting(self.doing))
+
+
+class Probes:
+    """The answers of one node. Make `routes()` and give them to the HTTP port."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._goal: int | None = None  # commit index when a leader was first known
+        for name, text, read in (
+            *_node_readings(context),
+            *_disk_readings(context),
+            *_index_readings(context),
+        ):
+            context.metrics.add_reading(name, "gauge", text, read)
+        context.metrics.registry.register(
+            LagMetrics(lambda: context.replica.state if context.leadership.ready else None)
+        )
+
+    def routes(self) -> Routes:
+        """Return the paths."""
+        return {
+            "/livez": self._live,
+            "/startupz": self._live,
+            "/readyz": self._ready,
+            "/healthz": self._healthy,
+            "/metrics": lambda: (200, CONTENT_TYPE_LATEST, self._context.metrics.render()),
+        }
+
+    def not_ready(self) -> str:
+        """Return why the node is not ready, "" when it is."""
+        context, raft = self._context, self._context.raft
+        if raft.fault is not None:
+            return f"faulted: {raft.fault}"
+        if context.stopping:
+            return "stopping"
+        if self._context.leadership.leader_id is None:
+            return f"no leader is known: {_why_no_leader(raft.status())}"
+        if (rebuild := self._context.replica.rebuild) is not None:
+            return f"its queues are being made again from the log: entry {rebuild.applied_index} of {rebuild.target}"
+        if self._goal is None:
+            self._goal = raft.commit_index
+        if raft.applied_index < self._goal or raft.commit_index == 0:
+            return f"catching up: applied {raft.applied_index} of {self._goal}"
+        if raft.role == "learner":
+            return "catching up as a learner"
+        if any(peer.catching_up for peer in raft.status().peers if peer.node_id == context.config.node_id):
+            return "catching up: it fetches the leader's state"
+        leads = self._context.leadership.leader_id == self._context.config.node_id
+        return "leads, but does not serve yet" if leads and not self._context.leadership.ready else ""
+
+    def _live(self) -> Answer:
+        status = 503 if self._context.raft.fault else 200
+        return status, TEXT, f"{self.not_ready() or 'ok'}\n".encode()
+
+    def _ready(self) -> Answer:
+        reason = self.not_ready()
+        return (503, TEXT, f"{reason}\n".encode()) if reason else (200, TEXT, b"ok\n")
+
+    def _healthy(self) -> Answer:
+        reason = self.not_ready() or self._context.replica.produce_refusal
+        return (503, TEXT, f"{reason}\n".encode()) if reason else (200, TEXT, b"ok\n")
+
+
+def _why_no_leader(status: RaftStatus) -> str:
+    if status.held_back:
+        return status.held_back
+    absent = [
+        str(peer.node_id) for peer in status.peers if not peer.connected and peer.node_id != status.node_id
+    ]
+    if 2 * status.voters_reachable > status.voters:
+        return f"an election is under way, {status.voters_reachable} of {status.voters} voters are connected"
+    named = f", not {', '.join(absent)}" if absent else ""
+    return f"waits for a majority: {status.voters_reachable} of {status.voters} voters are connected{named}"
+
+
+def _node_readings(context: NodeContext) -> tuple[_Reading, ...]:
+    raft = context.raft
+    return (
+        ("ledgermq_applied_index", "Last applied log index", lambda: raft.applied_index),
+        ("ledgermq_bytes_waiting", "Bytes that wait for commit", lambda: context.pipeline.bytes_waiting),
+        ("ledgermq_waiting_polls", "Long polls that wait", lambda: context.polls.count),
+        ("ledgermq_topics", "Topics of this group", lambda: len(context.replica.state.topics)),
+        ("ledgermq_log_first_index", "First entry of the log here", lambda: raft.first_index),
+        (
+            "ledgermq_broker_group_mode",
+            "0 takes messages, 1 is drained, 2 was removed",
+            lambda: context.replica.state.mode,
+        ),
+    )
+
+
+def _disk_readings(context: NodeContext) -> tuple[_Reading, ...]:
+    retention = context.retention
+    return (
+        (
+            "ledgermq_disk_step",
+            "0 normal, 1 expired segments go at once, 2 the oldest too, 3 messages refused, 4 writes refused",
+            lambda: retention.step,
+        ),
+        ("ledgermq_disk_share", "Used part of the disk, as retention counts it", lambda: retention.use.share),
+        (
+            "ledgermq_produce_refused",
+            "1: the disk is too full",
+            lambda: bool(context.replica.produce_refusal),
+        ),
+        ("ledgermq_retention_segments_going", "Segments that are being deleted", lambda: retention.going),
+        (
+            "ledgermq_retention_protected_bytes",
+            "Expired, and kept for consumer groups (protect_unconsumed, topics that keep what is unread)",
+            lambda: retention.protected_bytes,
+        ),
+    )
+
+
+def _index_readings(context: NodeContext) -> tuple[_Reading, ...]:
+    keys = context.keys
+    return (
+        (
+            "ledgermq_key_index_entries_behind",
+            "Applied entries whose messages cannot be looked up yet",
+            lambda: keys.entries_behind,
+        ),
+        (
+            "ledgermq_key_index_segments_missing",
+            "Old log segments whose messages cannot be looked up yet",
+            lambda: keys.segments_missing,
+        ),
+        (
+            "ledgermq_key_index_damaged",
+            "Index files that were damaged and are made again, since the start",
+            lambda: keys.damaged,
+        ),
+    )

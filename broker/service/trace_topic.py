@@ -1,0 +1,82 @@
+"""Makes the topic that clients write message traces to, where this group keeps them (`trace_topic`).
+
+Users cannot create system topics, so the leader does it, when it begins to lead and the topic is not there, again and again
+until it is (a full disk, a log that is behind). It is a topic like any other: replicated, read by any consumer of the log, deleted with the log or by its own retention.
+Owns: nothing. Must not: know what a trace is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from ..leader.pipeline import Applied
+from ..refusals import REFUSABLE
+from ..state.commands import CreateTopic, MessageType
+from ..state.topics import TRACE_TOPIC
+from .context import NodeContext
+
+logger = logging.getLogger(__name__)
+
+#: Traces are written in batches and read whole: one queue per group is enough.
+_QUEUES: Final = 1
+
+
+#: Pauses between attempts, s: the first one, doubled each time up to the longest.
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 60.0
+
+
+class TraceTopic:
+    """Call `on_leadership` after each change of the leadership."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._pause_s = FIRST_PAUSE_S
+        self._timer: asyncio.TimerHandle | None = None  # of the next attempt
+        self._is_creating = False  # an attempt is on its way through the log
+
+    def on_leadership(self) -> None:
+        """Create the topic, until it is there, if this node leads, is set up to keep traces, and has no such topic."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._pause_s = FIRST_PAUSE_S
+        self._create()
+
+    def _create(self) -> None:
+        context = self._context
+        self._timer = None
+        if self._is_creating or context.stopping or self._is_there:
+            return
+        if not (context.config.trace_topic and context.leadership.ready):
+            return
+        try:
+            created = context.pipeline.run(CreateTopic(TRACE_TOPIC, _QUEUES, MessageType.NORMAL))
+        except REFUSABLE as error:
+            self._try_again(error)
+        else:
+            self._is_creating = True
+            created.add_done_callback(self._on_created)
+
+    @property
+    def _is_there(self) -> bool:
+        return self._context.replica.state.topics.find(TRACE_TOPIC) is not None
+
+    def _on_created(self, created: asyncio.Future[Applied]) -> None:
+        self._is_creating = False
+        if created.cancelled():
+            return
+        error = created.exception()
+        if self._is_there:
+            logger.info("trace topic is there topic=%s", TRACE_TOPIC)
+        else:
+            self._try_again(error or created.result().result)
+
+    def _try_again(self, reason: object) -> None:
+        """Come back after a pause; a node that leads no longer by then leaves it to the next leader."""
+        logger.warning(
+            "trace topic not created topic=%s again_in_s=%.1f reason=%r", TRACE_TOPIC, self._pause_s, reason
+        )
+        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._create)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

@@ -1,0 +1,242 @@
+"""Consumption of all groups: positions and leases by (group, topic, queue), and the commands that change them (D14).
+
+Owns: the table, and which client sessions hold leases (derived, not in checkpoints).
+Must not: choose what to lease, read clocks, know records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from .commands import (
+    Ack,
+    ChangeInvisible,
+    CommitOffsets,
+    GrantLeases,
+    ParkMessages,
+    ReleaseLeases,
+    ReleaseParked,
+    SetPositions,
+)
+from .consume_queue import ConsumeQueues, QueueKey
+from .consumer_groups import ConsumerGroup
+from .effects import CommitResult, Effects, GrantedQueue, GrantResult, Loss, Parked, RowsResult
+from .leases import NEVER, Consumption
+
+ConsumptionKey = tuple[int, int, int]  # group id, topic id, queue id
+
+#: So many noted sessions are kept at least before those that hold nothing any more are looked for.
+SESSIONS_LOOK: Final = 1_000
+
+
+def by_queue(rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (queue id, places of its rows) for rows with a field `queue_id`."""
+    ids = rows["queue_id"]
+    for queue_id in np.unique(ids).tolist():
+        yield queue_id, np.flatnonzero(ids == queue_id)
+
+
+class ConsumptionTable:
+    """Positions and leases."""
+
+    def __init__(self, queues: ConsumeQueues) -> None:
+        self._queues = queues
+        self._table: dict[ConsumptionKey, Consumption] = {}
+        self._sessions: dict[int, set[ConsumptionKey]] = {}
+        self._look_at = SESSIONS_LOOK  # noted sessions at which that is done next
+
+    def get(self, key: ConsumptionKey) -> Consumption | None:
+        return self._table.get(key)
+
+    def keys_of_group(self, group_id: int) -> list[ConsumptionKey]:
+        """Sorted keys of a group."""
+        return sorted(key for key in self._table if key[0] == group_id)
+
+    def sessions(self) -> list[int]:
+        """Return the sessions that hold leases; forget the others."""
+        held = []
+        for session, keys in list(self._sessions.items()):
+            keys = {key for key in keys if self._holds(key, session)}
+            self._sessions[session] = keys
+            if keys:
+                held.append(session)
+            else:
+                del self._sessions[session]
+        return held
+
+    def _note_session(self, session: int, key: ConsumptionKey) -> None:
+        self._sessions.setdefault(session, set()).add(key)
+        if len(self._sessions) >= self._look_at:
+            # Most clients leave without a lease, and nothing tells of them.
+            self._look_at = max(SESSIONS_LOOK, 2 * len(self.sessions()))
+
+    def _holds(self, key: ConsumptionKey, session: int) -> bool:
+        found = self._table.get(key)
+        return found is not None and bool((found.leases["session"] == session).any())
+
+    # --- commands -------------------------------------------------------------------------------------------
+    def commit(self, command: CommitOffsets, fenced: np.ndarray, effects: Effects) -> CommitResult:
+        """Move positions, but not those of `fenced` rows (bool each); see CommitOffsets."""
+        accepted = np.zeros(len(command.rows), bool)
+        for place, (topic_id, queue_id, offset) in enumerate(command.rows.tolist()):
+            queue = self._queues.get(topic_id, queue_id)
+            if queue is None or fenced[place]:
+                continue
+            key, offset = (command.group_id, topic_id, queue_id), min(max(offset, queue.begin), queue.end)
+            found = self._table.get(key)
+            if found is None:
+                self._table[key] = Consumption(offset)
+            elif command.reset:
+                self._table[key] = found.reset(offset)
+            else:
+                self._table[key] = found.advance(offset)
+            accepted[place] = True
+            effects.released.add(key[:2])
+        return CommitResult(accepted, fenced)
+
+    def set_positions(self, command: SetPositions) -> RowsResult:
+        """Set positions that are not there yet."""
+        accepted = np.zeros(len(command.rows), bool)
+        for place, (topic_id, queue_id, offset) in enumerate(command.rows.tolist()):
+            queue = self._queues.get(topic_id, queue_id)
+            if queue is not None:
+                bounded = min(max(offset, queue.begin), queue.end)
+                self._table.setdefault((command.group_id, topic_id, queue_id), Consumption(bounded))
+                accepted[place] = True
+        return RowsResult(accepted)
+
+    def grant(self, command: GrantLeases, index: int, now: int) -> GrantResult:
+        """Lease what can be leased; the lease id is `index`."""
+        deadline = NEVER if command.session else now + command.invisible_ms
+        granted = []
+        for queue in command.queues:
+            key = (command.group_id, command.topic_id, queue.queue_id)
+            found = self._table.get(key)
+            if found is None:
+                continue
+            self._table[key], offsets, attempts = found.grant(
+                queue.start, queue.end, queue.offsets, index, deadline, command.session, now
+            )
+            if len(offsets):
+                begin = self._queues.named(command.topic_id, queue.queue_id).begin if found.lost else 0
+                granted.append(GrantedQueue(queue.queue_id, offsets, attempts, found.lost, begin))
+                if command.session:
+                    self._note_session(command.session, key)
+        return GrantResult(index, tuple(granted))
+
+    def acknowledge(self, command: Ack, group: ConsumerGroup, now: int, effects: Effects) -> RowsResult:
+        """Finish leases."""
+        accepted = np.zeros(len(command.rows), bool)
+        for queue_id, places in by_queue(command.rows):
+            key, rows = (command.group_id, command.topic_id, queue_id), command.rows[places]
+            found = self._table.get(key)
+            if found is None:
+                continue
+            self._table[key], accepted[places] = found.acknowledge(
+                rows["offset"], rows["lease_id"], now, force=command.force, fifo=group.fifo
+            )
+            if group.fifo and not len(self._table[key].leases):
+                effects.released.add(key[:2])
+        return RowsResult(accepted)
+
+    def change(self, command: ChangeInvisible, index: int, now: int, effects: Effects) -> RowsResult:
+        """Move the end of leases."""
+        accepted = np.zeros(len(command.rows), bool)
+        for queue_id, places in by_queue(command.rows):
+            key, rows = (command.group_id, command.topic_id, queue_id), command.rows[places]
+            found = self._table.get(key)
+            if found is not None:
+                self._table[key], accepted[places] = found.change(
+                    rows["offset"], rows["lease_id"], rows["invisible_ms"] + now, index, now
+                )
+        if accepted.any():
+            effects.released.add((command.group_id, command.topic_id))
+        return RowsResult(accepted)
+
+    def release(self, command: ReleaseLeases, now: int, effects: Effects) -> RowsResult:
+        """Give leases back whose messages never left."""
+        accepted = np.zeros(len(command.rows), bool)
+        for queue_id, places in by_queue(command.rows):
+            key, rows = (command.group_id, command.topic_id, queue_id), command.rows[places]
+            found = self._table.get(key)
+            if found is not None:
+                self._table[key], accepted[places] = found.release(rows["offset"], rows["lease_id"], now)
+        if accepted.any():
+            effects.released.add((command.group_id, command.topic_id))
+        return RowsResult(accepted)
+
+    def park(self, command: ParkMessages, group: ConsumerGroup, now: int, effects: Effects) -> RowsResult:
+        """Take messages out of delivery."""
+        accepted = np.zeros(len(command.rows), bool)
+        for queue_id, places in by_queue(command.rows):
+            key, rows = (command.group_id, command.topic_id, queue_id), command.rows[places]
+            found = self._table.get(key)
+            if found is None:
+                continue
+            after, accepted[places] = found.park(rows, command.reason, now, fifo=group.fifo)
+            if count := len(after.parked) - len(found.parked):
+                self._table[key] = after
+                effects.parked.append(Parked(*key, count, len(after.parked)))
+        if accepted.any():
+            effects.released.add((command.group_id, command.topic_id))  # an ordered queue goes on
+        return RowsResult(accepted)
+
+    def release_parked(self, command: ReleaseParked, now: int, effects: Effects) -> RowsResult:
+        """Deliver parked messages again."""
+        accepted = np.zeros(len(command.rows), bool)
+        rows = command.rows
+        for topic_id, queue_id in sorted({(topic_id, queue_id) for topic_id, queue_id, _ in rows.tolist()}):
+            places = np.flatnonzero((rows["topic_id"] == topic_id) & (rows["queue_id"] == queue_id))
+            key = (command.group_id, topic_id, queue_id)
+            found = self._table.get(key)
+            if found is None:
+                continue
+            self._table[key], accepted[places] = found.unpark(rows["offset"][places], now)
+            if accepted[places].any():
+                effects.released.add(key[:2])
+        return RowsResult(accepted)
+
+    def session_lost(self, session: int, deadline: int, effects: Effects) -> None:
+        """The leases of a session end at `deadline` (log time, ms)."""
+        for key in sorted(self._sessions.pop(session, ())):
+            found = self._table.get(key)
+            if found is not None:
+                self._table[key] = found.end_session(session, deadline)
+                effects.released.add(key[:2])
+
+    def trim(self, begins: Mapping[QueueKey, int], effects: Effects) -> None:
+        """Messages below the new begin offsets are gone: nobody owes an acknowledgement for them; say who loses some."""
+        if not begins:
+            return
+        for key, found in sorted(self._table.items(), key=lambda item: item[0]):
+            begin = begins.get(key[1:])
+            if begin is not None and found.first_needed < begin:
+                self._table[key], count = found.lose(begin)
+                effects.released.add(key[:2])  # the group goes on behind them
+                if count:
+                    effects.losses.append(Loss(*key, count, begin))
+
+    def remove_group(self, group_id: int) -> None:
+        self._remove(lambda key: key[0] == group_id)
+
+    def remove_topic(self, topic_id: int) -> None:
+        self._remove(lambda key: key[1] == topic_id)
+
+    def _remove(self, unwanted: Callable[[ConsumptionKey], bool]) -> None:
+        for key in [key for key in self._table if unwanted(key)]:
+            del self._table[key]
+
+    # --- checkpoints ----------------------------------------------------------------------------------------
+    def copy(self) -> dict[ConsumptionKey, Consumption]:
+        return dict(self._table)
+
+    def restore(self, table: dict[ConsumptionKey, Consumption]) -> None:
+        self._table = table
+        self._sessions = {}
+        for key, found in table.items():
+            for session in np.unique(found.leases["session"]).tolist():
+                if session:
+                    self._sessions.setdefault(session, set()).add(key)

@@ -1,0 +1,380 @@
+"""The replicated state machine: the meaning of committed entries (D12).
+
+Owns: topics, queues, groups, consumption, memberships, deduplication, and the order in which entries change them.
+Must not: know a clock, a file, or who waits for an answer.
+Invariants: the same entries make the same state on every node, byte for byte in checkpoints; time is compared with
+nothing but the entry's timestamp; a section's base offset is the end of its queue.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind
+from ledgermq.proto.record import (
+    SECTION_HEADER_SIZE,
+    RecordFlags,
+    SectionHeader,
+    SectionKind,
+    walk_commands,
+    walk_sections,
+)
+
+from ..errors import DivergedError
+from . import commands as c
+from .codecs import decode
+from .consume_queue import ColdRead, ConsumeQueue, ConsumeQueues, QueueKey, record_starts, units_of
+from .consumer_groups import GroupTable
+from .consumption import ConsumptionTable
+from .dedup import MessageIds, ProducerStreams
+from .effects import (
+    AppliedSection,
+    CommandResult,
+    CommitResult,
+    Effects,
+    GroupResult,
+    ModeResult,
+    RowsResult,
+    TopicResult,
+)
+from .memberships import MembershipTable
+from .removal import missed
+from .topics import Topic, TopicTable
+
+_FLAGS_WORD: Final = 1  # 8-byte words of a record's header: flags are the low half of the second
+_ID_WORD: Final = 6  # and the message id is the seventh and eighth
+_FLAGS: Final = struct.Struct("<H")
+_ONE_ORIGINAL: Final = np.ones(1, bool)
+_ONE_COPY: Final = np.zeros(1, bool)
+_COPY_FLAG: Final = int(RecordFlags.COPY)
+_COPY: Final = np.uint64(_COPY_FLAG)
+
+
+class BrokerState:
+    """Everything that survives a failover. Same entries, same state, on every node."""
+
+    def __init__(self) -> None:
+        self.topics = TopicTable()
+        self.groups = GroupTable()
+        self.queues = ConsumeQueues()
+        self.consumption = ConsumptionTable(self.queues)
+        self.memberships = MembershipTable()
+        self.streams = ProducerStreams()
+        self.message_ids = MessageIds()
+        self.applied_index = 0
+        self.applied_term = 0
+        self.timestamp = 0  # log time (ms) of the last applied entry
+        self.log_start_index = 1
+        self.log_start_offset = 0  # physical
+        self.feature_level = 0
+        self.mode = c.BrokerGroupMode.ACTIVE
+        self.mode_since = 0  # log time, ms; 0 while it is active
+
+    def apply(self, header: EntryHeader, payload: memoryview) -> Effects:
+        """Apply the next committed entry. Raises: StateError (the node must stop), CorruptError."""
+        if header.index != self.applied_index + 1:
+            raise DivergedError(f"the next entry to apply is {self.applied_index + 1}", header.index)
+        if header.timestamp < self.timestamp:
+            raise DivergedError(f"its log time {header.timestamp} is before {self.timestamp}", header.index)
+        effects = Effects(header.index, header.term, header.timestamp)
+        self.timestamp = header.timestamp
+        if header.kind is EntryKind.RECORDS:
+            for position, section in walk_sections(payload, header.section_count):
+                start = position + SECTION_HEADER_SIZE
+                body = payload[start : start + section.size]
+                if section.kind is SectionKind.RECORDS:
+                    physical_offset = header.physical_offset + HEADER_SIZE + start
+                    effects.sections.append(self._apply_records(section, body, physical_offset, header.index))
+                else:
+                    for command_type, version, raw in walk_commands(body, section.count):
+                        command = decode(command_type, version, raw, header.index)
+                        effects.results.append(_APPLY[type(command)](self, command, effects))
+        self.applied_index = header.index
+        self.applied_term = header.term
+        return effects
+
+    # --- records --------------------------------------------------------------------------------------------
+    def _apply_records(
+        self, section: SectionHeader, body: memoryview, physical_offset: int, index: int
+    ) -> AppliedSection:
+        topic_id, queue_id, base = section.topic_id, section.queue_id, section.base_queue_offset
+        queue = self.queues.get(topic_id, queue_id)
+        if queue is None:
+            if self.topics.was_deleted(topic_id):
+                return AppliedSection(topic_id, queue_id, base, section.count, gone=True)
+            raise DivergedError(f"there is no queue {queue_id} of topic id {topic_id}", index)
+        if base != queue.end:
+            raise DivergedError(
+                f"queue {queue_id} of topic id {topic_id} ends at {queue.end}, the section begins at {base}",
+                index,
+            )
+        starts = record_starts(body, section.count)
+        self.queues.append(queue, units_of(body, starts, physical_offset))
+        if section.producer_id:
+            self.streams.record(
+                (section.producer_id, topic_id, queue_id),
+                section.producer_epoch,
+                section.base_sequence,
+                section.count,
+                base,
+                self.timestamp,
+            )
+        else:
+            ids, wanted = message_ids(body, starts)
+            self.message_ids.record(topic_id, queue_id, base, ids, wanted, self.timestamp)
+        return AppliedSection(topic_id, queue_id, base, section.count)
+
+    # --- commands -------------------------------------------------------------------------------------------
+    def _create_topic(self, command: c.CreateTopic, effects: Effects) -> CommandResult:
+        topic, created = self.topics.create(command, effects.index, effects.timestamp)
+        if created:
+            for queue_id in range(topic.queue_count):
+                self.queues.add(ConsumeQueue((topic.topic_id, queue_id), topic.folder))
+            effects.topics_changed = True
+        return TopicResult(topic, created)
+
+    def _delete_topic(self, command: c.DeleteTopic, effects: Effects) -> CommandResult:
+        topic = self.topics.delete(command.topic_id)
+        if topic is not None:
+            self.queues.remove_topic(topic.topic_id, topic.queue_count)
+            self.consumption.remove_topic(topic.topic_id)
+            self.streams.remove_topic(topic.topic_id)
+            effects.members_changed |= set(self.memberships.remove_topic(topic.topic_id))
+            effects.topics_changed = True
+            effects.deleted_topics.append(topic)
+        return TopicResult(topic, topic is not None)
+
+    def _create_group(self, command: c.CreateGroup, effects: Effects) -> CommandResult:
+        group, created = self.groups.create(command, effects.index)
+        effects.groups_changed |= created
+        return GroupResult(group, created)
+
+    def _delete_group(self, command: c.DeleteGroup, effects: Effects) -> CommandResult:
+        group = self.groups.delete(command.group_id)
+        if group is not None:
+            self.consumption.remove_group(group.group_id)
+            effects.groups_changed = True
+            if self.memberships.remove_group(group.group_id):
+                effects.members_changed.add(group.group_id)
+        return GroupResult(group, group is not None)
+
+    def _commit_offsets(self, command: c.CommitOffsets, effects: Effects) -> CommandResult:
+        if self.groups.get(command.group_id) is None:
+            return CommitResult(np.zeros(len(command.rows), bool), np.zeros(len(command.rows), bool))
+        fenced = self.memberships.fenced(command, self.topics)
+        result = self.consumption.commit(command, fenced, effects)
+        if self.memberships.renew(command, result.accepted, effects.index):
+            effects.members_changed.add(command.group_id)
+        return result
+
+    def _set_positions(self, command: c.SetPositions, effects: Effects) -> CommandResult:
+        if self.groups.get(command.group_id) is None:
+            return _refused(command.rows)
+        return self.consumption.set_positions(command)
+
+    def _grant(self, command: c.GrantLeases, effects: Effects) -> CommandResult:
+        return self.consumption.grant(command, effects.index, effects.timestamp)
+
+    def _ack(self, command: c.Ack, effects: Effects) -> CommandResult:
+        group = self.groups.get(command.group_id)
+        if group is None:
+            return _refused(command.rows)
+        return self.consumption.acknowledge(command, group, effects.timestamp, effects)
+
+    def _change(self, command: c.ChangeInvisible, effects: Effects) -> CommandResult:
+        return self.consumption.change(command, effects.index, effects.timestamp, effects)
+
+    def _release(self, command: c.ReleaseLeases, effects: Effects) -> CommandResult:
+        return self.consumption.release(command, effects.timestamp, effects)
+
+    def _park(self, command: c.ParkMessages, effects: Effects) -> CommandResult:
+        group = self.groups.get(command.group_id)
+        if group is None:
+            return _refused(command.rows)
+        return self.consumption.park(command, group, effects.timestamp, effects)
+
+    def _release_parked(self, command: c.ReleaseParked, effects: Effects) -> CommandResult:
+        return self.consumption.release_parked(command, effects.timestamp, effects)
+
+    def _session_lost(self, command: c.SessionLost, effects: Effects) -> CommandResult:
+        self.consumption.session_lost(command.session, effects.timestamp + command.grace_ms, effects)
+        return None
+
+    def _evict(self, command: c.EvictDedup, effects: Effects) -> CommandResult:
+        self.message_ids.evict(command.ids_before)
+        self.streams.evict(command.streams_before)
+        return None
+
+    def _log_start(self, command: c.LogStart, effects: Effects) -> CommandResult:
+        if command.index > self.log_start_index:
+            self.log_start_index = command.index
+            self.log_start_offset = command.physical_offset
+        self._trim(command.rows, effects)
+        effects.log_start = command
+        return None
+
+    def _trim_queues(self, command: c.TrimQueues, effects: Effects) -> CommandResult:
+        self._trim(command.rows, effects)
+        return None
+
+    def _trim(self, rows: np.ndarray, effects: Effects) -> None:
+        """Let queues begin at the offsets in `rows`; none goes back, none begins behind its end."""
+        begins: dict[QueueKey, int] = {}
+        for topic_id, queue_id, begin in rows.tolist():
+            queue = self.queues.get(topic_id, queue_id)
+            if queue is not None and begin > queue.begin:
+                queue.begin = begins[queue.key] = min(begin, queue.end)
+        self.consumption.trim(begins, effects)
+        effects.trimmed += begins
+
+    def _set_topic_retention(self, command: c.SetTopicRetention, effects: Effects) -> CommandResult:
+        return self._change_topic(command.topic_id, effects, retention_ms=command.retention_ms)
+
+    def _set_topic_keep_unread(self, command: c.SetTopicKeepUnread, effects: Effects) -> CommandResult:
+        return self._change_topic(command.topic_id, effects, keep_unread=command.keep_unread)
+
+    def _change_topic(self, topic_id: int, effects: Effects, **fields: int | bool) -> TopicResult:
+        topic, changed = self.topics.change(topic_id, effects.index, **fields)
+        effects.topics_changed |= changed
+        return TopicResult(topic, changed)
+
+    def _feature_level(self, command: c.FeatureLevel, effects: Effects) -> CommandResult:
+        self.feature_level = max(self.feature_level, command.level)
+        return None
+
+    def _set_mode(self, command: c.SetBrokerGroupMode, effects: Effects) -> CommandResult:
+        changed = command.mode is not self.mode
+        if changed and command.if_consumed:
+            left = tuple(missed(self, command.consumers))
+            if left or self.mode is c.BrokerGroupMode.ACTIVE:
+                return ModeResult(self.mode, self.mode_since, False, left)
+        if changed:
+            self.mode = command.mode
+            self.mode_since = 0 if command.mode is c.BrokerGroupMode.ACTIVE else effects.timestamp
+            effects.mode_changed = effects.topics_changed = True
+        return ModeResult(self.mode, self.mode_since, changed)
+
+    # --- members of queue-exclusive groups ------------------------------------------------------------------
+    def _join(self, command: c.JoinGroup, effects: Effects) -> CommandResult:
+        group = self.groups.get(command.group_id)
+        if group is None:
+            return GroupResult(None, False)
+        changed = self.memberships.join(command, effects.index, effects.timestamp)
+        if changed:
+            effects.members_changed.add(command.group_id)
+        return GroupResult(group, changed)
+
+    def _leave(self, command: c.LeaveGroup, effects: Effects) -> CommandResult:
+        effects.members_changed.add(command.group_id)
+        return RowsResult(self.memberships.leave(command, effects.index))
+
+    def _assign(self, command: c.AssignQueues, effects: Effects) -> CommandResult:
+        effects.members_changed.add(command.group_id)
+        keys = zip(command.rows["topic_id"].tolist(), command.rows["queue_id"].tolist(), strict=True)
+        there = [self.queues.get(*key) is not None for key in keys]
+        return RowsResult(self.memberships.assign(command, effects.index, there))
+
+    # --- reading --------------------------------------------------------------------------------------------
+    def queue_begin(self, topic_id: int, queue_id: int) -> int:
+        """First queue offset that is still stored. Raises: QueueNotFoundError."""
+        return self.queues.named(topic_id, queue_id).begin
+
+    def queue_end(self, topic_id: int, queue_id: int) -> int:
+        """One past the last visible queue offset. Raises: QueueNotFoundError."""
+        return self.queues.named(topic_id, queue_id).end
+
+    def committed_offset(self, group_id: int, topic_id: int, queue_id: int) -> int | None:
+        """Next offset the group has not finished; None: it never consumed from the queue."""
+        found = self.consumption.get((group_id, topic_id, queue_id))
+        return None if found is None else found.committed
+
+    def leased_count(self, group_id: int, topic_id: int, queue_id: int) -> int:
+        """Messages delivered and not acknowledged."""
+        found = self.consumption.get((group_id, topic_id, queue_id))
+        return 0 if found is None else found.leased_count
+
+    def lost_count(self, group_id: int, topic_id: int, queue_id: int) -> int:
+        """Messages that retention deleted before the group consumed them, since it last went on there."""
+        found = self.consumption.get((group_id, topic_id, queue_id))
+        return 0 if found is None else found.lost
+
+    def parked_count(self, group_id: int, topic_id: int, queue_id: int) -> int:
+        """Messages that are not delivered to the group until they are released."""
+        found = self.consumption.get((group_id, topic_id, queue_id))
+        return 0 if found is None else len(found.parked)
+
+    def consumed_topics(self, group_id: int) -> list[int]:
+        """Topic ids in which the group has a position."""
+        return sorted({topic_id for _, topic_id, _ in self.consumption.keys_of_group(group_id)})
+
+    def queues_of(self, topic: Topic) -> list[ConsumeQueue]:
+        """The queues of a topic, by id."""
+        return [self.queues.named(topic.topic_id, queue_id) for queue_id in range(topic.queue_count)]
+
+    def log_start_command(
+        self, index: int, physical_offset: int, known: dict[QueueKey, int]
+    ) -> c.LogStart | ColdRead:
+        """Return the command that makes the log begin at an entry, or a read that must be done first (then ask again).
+
+        For retention on the leader: `physical_offset` is that of entry `index`. `known` keeps the begins that were found, from
+        one question to the next: the cache does not hold the units of all queues.
+        """
+        rows = []
+        for queue in sorted(self.queues, key=lambda queue: queue.key):
+            begin = known.get(queue.key)
+            if begin is None:
+                found = self.queues.first_at_or_behind(queue, physical_offset)
+                if isinstance(found, ColdRead):
+                    return found
+                begin = known[queue.key] = found
+            if begin > queue.begin:
+                rows.append((*queue.key, begin))
+        return c.LogStart(index, physical_offset, c.position_rows(rows))
+
+
+def _refused(rows: np.ndarray) -> RowsResult:
+    return RowsResult(np.zeros(len(rows), bool))
+
+
+def message_ids(body: Buffer, starts: np.ndarray) -> tuple[bytes, np.ndarray]:
+    """Return the joined 16-byte ids of the records at `starts`, and which of them are originals (no copies)."""
+    if len(starts) == 1:  # arrays would cost more than the record
+        start = int(starts[0])
+        (flags,), at = _FLAGS.unpack_from(body, start + 8 * _FLAGS_WORD), start + 8 * _ID_WORD
+        return bytes(body[at : at + 16]), _ONE_COPY if flags & _COPY_FLAG else _ONE_ORIGINAL
+    words = np.frombuffer(body, "<u8")
+    places = starts >> 3
+    ids = words[places[:, None] + np.array([_ID_WORD, _ID_WORD + 1])]
+    originals = words[places + _FLAGS_WORD] & _COPY == 0
+    return ids.tobytes(), originals
+
+
+_APPLY: Final[dict[type, Callable[[BrokerState, Any, Effects], CommandResult]]] = {
+    c.CreateTopic: BrokerState._create_topic,
+    c.DeleteTopic: BrokerState._delete_topic,
+    c.CreateGroup: BrokerState._create_group,
+    c.DeleteGroup: BrokerState._delete_group,
+    c.CommitOffsets: BrokerState._commit_offsets,
+    c.SetPositions: BrokerState._set_positions,
+    c.GrantLeases: BrokerState._grant,
+    c.Ack: BrokerState._ack,
+    c.ChangeInvisible: BrokerState._change,
+    c.ReleaseLeases: BrokerState._release,
+    c.SessionLost: BrokerState._session_lost,
+    c.EvictDedup: BrokerState._evict,
+    c.LogStart: BrokerState._log_start,
+    c.TrimQueues: BrokerState._trim_queues,
+    c.SetTopicRetention: BrokerState._set_topic_retention,
+    c.SetTopicKeepUnread: BrokerState._set_topic_keep_unread,
+    c.FeatureLevel: BrokerState._feature_level,
+    c.JoinGroup: BrokerState._join,
+    c.LeaveGroup: BrokerState._leave,
+    c.AssignQueues: BrokerState._assign,
+    c.SetBrokerGroupMode: BrokerState._set_mode,
+    c.ParkMessages: BrokerState._park,
+    c.ReleaseParked: BrokerState._release_parked,
+}

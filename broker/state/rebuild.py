@@ -1,0 +1,161 @@
+"""Queues of a loaded state, extended again from the log: the state of entry `target` is here, its queue files are not.
+
+So it is after a reset (the state came from the leader, and with it the units of each queue's first block that lie before
+its begin: the block's checksum covers them), and when queue files are missing or cut short at a start. A state knows where
+each queue begins and ends and the checksums of its blocks. The units are made from the entries behind the log's base, as
+they arrive; at `target` every queue must be what the state says. Commands in those entries are part of the state already.
+
+What is below a queue's begin may be gone from the log, too. When it is lost, zeros stand in for it, and a unit that makes
+the checksum of the block right (queue_sums.py): the checksums are equal on all nodes, and stay so.
+Owns: how far it is. Must not: touch files or change anything but queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind
+from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionHeader, SectionKind, walk_sections
+
+from ..errors import DivergedError
+from .consume_queue import (
+    UNIT_DTYPE,
+    UNITS_PER_FILE,
+    ConsumeQueue,
+    QueueKey,
+    UnwrittenRun,
+    record_starts,
+    units_of,
+)
+from .machine import BrokerState
+from .queue_sums import BLOCK_UNITS, QueueSums, bridging_unit
+
+
+@dataclass(slots=True)
+class _Goal:
+    """What a queue must be in the end: its bounds, and its checksums from the block of its begin."""
+
+    begin: int
+    end: int
+    sums: tuple[int, bytes, int]
+    known_from: int  # units below it are lost; -1: not known yet, no entry of the queue has come
+
+
+class QueueRebuild:
+    """Give it every entry from `applied_index` + 1 on; the state serves when `is_whole`."""
+
+    def __init__(
+        self,
+        state: BrokerState,
+        base_index: int,
+        leading_units: Callable[[ConsumeQueue], bytes] | None,
+        keys: Collection[QueueKey] | None = None,
+    ) -> None:
+        """Empty the queues of a restored `state`, all of them or those with the `keys`.
+
+        `leading_units`: of a queue's first block, before its begin; None: they are lost.
+        """
+        self.applied_index = base_index
+        self.target = state.applied_index
+        #: When it is whole: units to write over those of the queues, so that checksums fit what stands in for lost units.
+        self.bridges: list[UnwrittenRun] = []
+        self._base_index = base_index
+        self._state = state
+        self._goals: dict[QueueKey, _Goal] = {}
+        queues = [queue for queue in state.queues if keys is None or queue.key in keys]
+        leading = [leading_units(queue) if leading_units is not None else b"" for queue in queues]
+        for queue, raw in zip(queues, leading, strict=True):
+            block = queue.begin // BLOCK_UNITS
+            known_from = block * BLOCK_UNITS if leading_units is not None else -1
+            self._goals[queue.key] = _Goal(queue.begin, queue.end, queue.sums.from_block(block), known_from)
+            sums = QueueSums(block)
+            sums.append(raw, block * BLOCK_UNITS)
+            state.queues.add(ConsumeQueue(queue.key, queue.folder, queue.begin, queue.begin, sums))
+        self._check_if_whole()
+
+    @property
+    def is_whole(self) -> bool:
+        """The queues are those of the state."""
+        return self.applied_index >= self.target
+
+    def take(self, header: EntryHeader, payload: memoryview) -> None:
+        """Extend the queues by the sections of the next entry. Raises: DivergedError, CorruptError."""
+        if header.index != self.applied_index + 1:
+            raise DivergedError(f"the next entry to rebuild from is {self.applied_index + 1}", header.index)
+        if header.kind is EntryKind.RECORDS:
+            for position, section in walk_sections(payload, header.section_count):
+                if section.kind is SectionKind.RECORDS:
+                    start = position + SECTION_HEADER_SIZE
+                    body = payload[start : start + section.size]
+                    self._extend(section, body, header.physical_offset + HEADER_SIZE + start, header.index)
+        self.applied_index = header.index
+        self._check_if_whole()
+
+    def _extend(self, section: SectionHeader, body: memoryview, physical_offset: int, index: int) -> None:
+        key = (section.topic_id, section.queue_id)
+        queue, goal = self._state.queues.get(*key), self._goals.get(key)
+        if queue is None or goal is None:
+            return  # of a topic that was deleted since, or of a queue whose files are whole
+        base = section.base_queue_offset
+        # Of a lost file everything is made again that the log has, also below the begin: an offline check looks at it.
+        lowest = goal.begin // UNITS_PER_FILE * UNITS_PER_FILE if goal.known_from < 0 else queue.begin
+        if base + section.count <= lowest:
+            return  # hidden by retention
+        if goal.known_from < 0:
+            queue = self._begin_behind_hole(queue, goal, max(base, lowest))
+        skipped = max(queue.begin - base, 0)
+        if base + skipped != queue.end:
+            raise DivergedError(
+                f"queue {section.queue_id} of topic id {section.topic_id} is rebuilt to {queue.end}, the section"
+                f" begins at {base}",
+                index,
+            )
+        starts = record_starts(body, section.count)[skipped:]
+        self._state.queues.append(queue, units_of(body, starts, physical_offset))
+
+    def _begin_behind_hole(self, queue: ConsumeQueue, goal: _Goal, first: int) -> ConsumeQueue:
+        """Let zeros stand in for what the log does not have of a queue, from a block's start to its first unit there."""
+        if first > goal.begin and not self._base_index:
+            raise DivergedError(
+                f"queue {queue.key[1]} of topic id {queue.key[0]} begins at {goal.begin}, and the log, from which nothing"
+                f" was deleted, has it from {first} on",
+                self.applied_index,
+            )
+        origin = min(first, goal.begin) // BLOCK_UNITS * BLOCK_UNITS
+        sums = QueueSums(origin // BLOCK_UNITS)
+        emptied = ConsumeQueue(queue.key, queue.folder, origin, origin, sums)
+        self._state.queues.add(emptied)
+        self._state.queues.append(emptied, np.zeros(first - origin, UNIT_DTYPE))
+        goal.known_from = first
+        return emptied
+
+    def _check_if_whole(self) -> None:
+        """At the target, compare with what the state says. Raises: DivergedError."""
+        if not self.is_whole:
+            return
+        for key, goal in self._goals.items():
+            queue = self._state.queues.named(*key)
+            if goal.known_from < 0:
+                queue = self._begin_behind_hole(queue, goal, goal.end)
+            self._bridge(queue, goal)
+            if queue.end != goal.end or queue.sums.from_block(goal.begin // BLOCK_UNITS) != goal.sums:
+                raise DivergedError(
+                    f"queue {key[1]} of topic id {key[0]} was rebuilt to {queue.end}, but the state says {goal.end} (or"
+                    " other units). Fetch everything again: ledgermq broker --rejoin",
+                    self.applied_index,
+                )
+            queue.begin = goal.begin
+
+    def _bridge(self, queue: ConsumeQueue, goal: _Goal) -> None:
+        """Make the checksums right of the blocks in which units are lost."""
+        wanted = QueueSums(*goal.sums)
+        for block in range(wanted.first_block, -(-goal.known_from // BLOCK_UNITS)):
+            block_end = (block + 1) * BLOCK_UNITS
+            known_from, stop = min(goal.known_from, block_end), min(queue.end, block_end)
+            difference = queue.sums.of_block(block) ^ wanted.of_block(block)
+            unit = np.frombuffer(bridging_unit(difference, stop - known_from), UNIT_DTYPE)
+            self.bridges.append(UnwrittenRun(queue.key, queue.folder, known_from - 1, unit))
+            queue.sums.replace(block, wanted.of_block(block))

@@ -1,0 +1,108 @@
+"""The topic table: names, numeric ids, queues (D3, D12).
+
+Owns: the topics and the next free topic id.   Must not: know what queues hold.
+Invariants: an id is never used again, so a topic that was deleted and created again has another one; topics are
+frozen, so that a snapshot of the table is a shallow copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from ..errors import TopicNotFoundError
+from .commands import CreateTopic, MessageType
+
+#: Queues of a topic in one broker group.
+MAX_QUEUES: Final = 1024
+#: Topics whose names begin so belong to the broker.
+DEAD_LETTER_PREFIX: Final = "%DLQ%"
+#: Clients write message traces to it, where a group keeps them.
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic of this broker group. `version`: log index of its last change. `retention_ms` 0: as long as the log's."""
+
+    topic_id: int
+    name: str
+    queue_count: int
+    message_type: MessageType
+    version: int
+    created_at: int  # log time, ms
+    retention_ms: int = 0
+    keep_unread: bool = False  # retention deletes nothing that a consumer group has still to read
+
+    @property
+    def folder(self) -> str:
+        """Name of its folder below `consumequeue/`."""
+        return f"{self.name}@{self.topic_id}"
+
+
+class TopicTable:
+    """Topics by name and by id."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, Topic] = {}
+        self._by_name: dict[str, Topic] = {}
+        self.next_id = 1
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Topic]:
+        """All topics, oldest first."""
+        return iter(sorted(self._by_id.values(), key=lambda topic: topic.topic_id))
+
+    def get(self, topic_id: int) -> Topic | None:
+        return self._by_id.get(topic_id)
+
+    def find(self, name: str) -> Topic | None:
+        return self._by_name.get(name)
+
+    def named(self, name: str) -> Topic:
+        """Return the topic. Raises: TopicNotFoundError."""
+        topic = self._by_name.get(name)
+        if topic is None:
+            raise TopicNotFoundError(name)
+        return topic
+
+    def was_deleted(self, topic_id: int) -> bool:
+        """Tell whether the id belonged to a topic that is gone."""
+        return 0 < topic_id < self.next_id and topic_id not in self._by_id
+
+    def create(self, command: CreateTopic, index: int, timestamp: int) -> tuple[Topic, bool]:
+        """Add a topic unless the name is taken; return it and whether it is new."""
+        found = self._by_name.get(command.name)
+        if found is not None:
+            return found, False
+        topic = Topic(
+            self.next_id, command.name, command.queue_count, command.message_type, index, timestamp,
+            command.retention_ms, command.keep_unread,
+        )  # fmt: skip
+        self.next_id += 1
+        self.put(topic)
+        return topic, True
+
+    def change(self, topic_id: int, index: int, **fields: Any) -> tuple[Topic | None, bool]:
+        """Change fields of a topic; return it (None: there is none) and whether that is news."""
+        found = self._by_id.get(topic_id)
+        if found is None or replace(found, **fields) == found:
+            return found, False
+        changed = replace(found, **fields, version=index)
+        self.put(changed)
+        return changed, True
+
+    def put(self, topic: Topic) -> None:
+        """Add a topic that has its id (from a checkpoint)."""
+        self._by_id[topic.topic_id] = topic
+        self._by_name[topic.name] = topic
+
+    def delete(self, topic_id: int) -> Topic | None:
+        """Remove and return a topic, None when there was none."""
+        topic = self._by_id.pop(topic_id, None)
+        if topic is not None:
+            del self._by_name[topic.name]
+        return topic

@@ -1,0 +1,203 @@
+"""Dumps: what is copied, what the manifest says, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+
+from ledgermq.broker.backup import stream as dump
+from ledgermq.broker.backup.files import (
+    BLOCK_SIZE,
+    QUEUE_UNIT_SIZE,
+    DumpError,
+    DumpPoint,
+    QueueSource,
+    covering,
+    dump_chunks,
+    write_dump,
+)
+from ledgermq.broker.errors import ConsumeQueueError
+from ledgermq.proto.admin_pb2 import DumpRequest
+from ledgermq.proto.entry import EntryKind, encode_entry
+
+SEGMENT_SIZE = 6 << 20
+
+
+def make_point(folder: Path, sizes: list[int], *, end: int | None = None) -> DumpPoint:
+    """Write a segment of entries with payloads of `sizes` bytes; the point is behind the last, or at `end`."""
+    raw, prev_crc = bytearray(), 0
+    for number, size in enumerate(sizes, 1):
+        data = encode_entry(
+            EntryKind.RECORDS, [os.urandom(size)], section_count=1, index=number, term=1, physical_offset=len(raw),
+            timestamp=number, prev_crc=prev_crc,
+        )  # fmt: skip
+        prev_crc = int.from_bytes(data[4:8], "little")
+        raw += data
+    folder.mkdir(parents=True)
+    (folder / f"{0:020d}").write_bytes(raw.ljust(SEGMENT_SIZE + 8192, b"\0"))
+    commit_offset = len(raw) if end is None else end
+    return DumpPoint(
+        cluster="local", group="g0", node="n1", incarnation=5, voters=("n1", "n2"), segment_size=SEGMENT_SIZE,
+        log_folder=folder, segment_starts=covering((0,), commit_offset), first_index=1, first_offset=0,
+        commit_index=len(sizes), commit_term=1, commit_crc=prev_crc, commit_offset=commit_offset,
+        end_offset=commit_offset, log_time_ms=7, queues=(),
+    )  # fmt: skip
+
+
+def files_of(point: DumpPoint) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    for chunk in dump_chunks(point):
+        assert len(files.get(chunk.path, b"")) == chunk.offset
+        files[chunk.path] = files.get(chunk.path, b"") + chunk.data
+    return files
+
+
+def unit(offset: int) -> bytes:
+    return offset.to_bytes(8, "little") + (100).to_bytes(4, "little") + bytes(8)
+
+
+def test_the_log_is_copied_as_it_stands_up_to_the_point_and_the_manifest_comes_last(tmp_path: Path) -> None:
+    point = make_point(tmp_path / "commitlog", [1000, 70_000, 5])
+    raw = (point.log_folder / f"{0:020d}").read_bytes()
+    files = files_of(point)
+    assert list(files) == [f"commitlog/{0:020d}", "manifest.json"]
+    assert files[f"commitlog/{0:020d}"] == raw[: point.end_offset]
+    assert point.total_bytes == point.end_offset
+    manifest = json.loads(files["manifest.json"])
+    assert manifest["files"] == [{"path": f"commitlog/{0:020d}", "size": point.end_offset}]
+    assert manifest["commit"] == {
+        "index": 3,
+        "term": 1,
+        "crc": point.commit_crc,
+        "end_offset": point.end_offset,
+    }
+
+
+def test_damage_at_rest_is_copied_not_refused(tmp_path: Path) -> None:
+    point = make_point(tmp_path / "commitlog", [1000, 1000, 1000])
+    path = point.log_folder / f"{0:020d}"
+    raw = bytearray(path.read_bytes())
+    raw[8] ^= 255  # the size of the first entry
+    raw[1500] ^= 1
+    path.write_bytes(raw)
+    assert files_of(point)[f"commitlog/{0:020d}"] == bytes(raw[: point.end_offset])
+
+
+def test_checksums_are_of_raw_blocks_and_index_points_are_entry_starts(tmp_path: Path) -> None:
+    point = make_point(tmp_path / "commitlog", [100_001] * 50)
+    raw = (point.log_folder / f"{0:020d}").read_bytes()
+    manifest = json.loads(files_of(point)["manifest.json"])
+    assert [start for start, _, _ in manifest["checksums"]] == [0, BLOCK_SIZE]
+    for start, size, crc in manifest["checksums"]:
+        assert crc == crc32c(raw[start : start + size])
+    assert manifest["index_points"][0] == [1, 0]
+    index, offset = manifest["index_points"][1]
+    assert offset >= BLOCK_SIZE and int.from_bytes(raw[offset + 16 : offset + 24], "little") == index
+
+
+def test_queue_units_above_the_point_are_left_out(tmp_path: Path) -> None:
+    point = make_point(tmp_path / "commitlog", [1000, 1000])
+    units = [unit(64), unit(800), unit(point.commit_offset), unit(point.commit_offset + 500)]
+    queue = QueueSource("t", 3, 1, 10, 14, lambda lo, hi: b"".join(units[lo - 10 : hi - 10]))
+    files = files_of(replace(point, queues=(queue,)))
+    assert files[f"consumequeue/t@3/1/{10 * QUEUE_UNIT_SIZE:020d}"] == unit(64) + unit(800)
+    assert json.loads(files["manifest.json"])["consume_queues"] == "complete"
+
+
+def test_a_long_queue_is_cut_into_files_like_the_nodes_own(tmp_path: Path) -> None:
+    point = make_point(tmp_path / "commitlog", [1000])
+    queue = QueueSource("t", 3, 0, 299_990, 300_010, lambda lo, hi: unit(64) * (hi - lo))
+    files = files_of(replace(point, queues=(queue,)))
+    sizes = {path: len(data) for path, data in files.items() if path.startswith("consumequeue")}
+    assert sizes == {
+        f"consumequeue/t@3/0/{299_990 * 20:020d}": 200,
+        f"consumequeue/t@3/0/{300_000 * 20:020d}": 200,
+    }
+
+
+def test_the_stream_carries_the_same_bytes_and_the_total(tmp_path: Path) -> None:
+    point = make_point(tmp_path / "commitlog", [900_000, 900_000])
+    queue = QueueSource("t", 3, 0, 0, 1, lambda lo, hi: unit(64))
+
+    async def take(request: DumpRequest) -> list[tuple[str, int, bytes, int]]:
+        stream = dump.dump_stream(replace(point, queues=(queue,)), request)
+        return [(c.path, c.offset, c.data, c.total_bytes) async for c in stream]
+
+    chunks = asyncio.run(take(DumpRequest(without_consume_queues=True)))
+    assert (
+        b"".join(data for path, _, data, _ in chunks if path.startswith("commitlog"))
+        == files_of(point)[f"commitlog/{0:020d}"]
+    )
+    assert {total for _, _, _, total in chunks} == {point.total_bytes}
+    assert not any(path.startswith("consumequeue") for path, *_ in chunks)
+    assert any(path.startswith("consumequeue") for path, *_ in asyncio.run(take(DumpRequest())))
+
+
+def test_a_segment_that_retention_deleted_meanwhile_is_told(tmp_path: Path) -> None:
+    point = make_point(tmp_path / "commitlog", [1000])
+    (point.log_folder / f"{0:020d}").unlink()
+    with pytest.raises(DumpError, match="Run the dump again"):
+        files_of(point)
+
+
+def test_a_dump_is_never_written_over_another(tmp_path: Path) -> None:
+    point = make_point(tmp_path / "commitlog", [1000])
+    write_dump(dump_chunks(point), tmp_path / "out")
+    before = (tmp_path / "out" / "manifest.json").read_bytes()
+    with pytest.raises(DumpError, match="holds a dump already"):
+        write_dump(dump_chunks(point), tmp_path / "out")
+    assert (tmp_path / "out" / "manifest.json").read_bytes() == before
+
+
+def test_what_is_left_of_a_dump_that_was_not_finished_is_no_part_of_the_next_one(tmp_path: Path) -> None:
+    point = make_point(tmp_path / "commitlog", [1000])
+    left = tmp_path / "out" / "commitlog" / f"{SEGMENT_SIZE:020d}"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"of a log that was longer")
+    write_dump(dump_chunks(point), tmp_path / "out")
+    assert not left.exists() and (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_an_empty_log_gives_a_manifest_only(tmp_path: Path) -> None:
+    point = replace(make_point(tmp_path / "commitlog", []), commit_index=0)
+    assert list(files_of(point)) == ["manifest.json"]
+
+
+def test_offline_refuses_what_is_no_data_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dump.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert "is not a node's data folder" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_queue_file_that_goes_while_it_is_copied_asks_for_another_dump_not_for_a_rebuild(
+    tmp_path: Path,
+) -> None:
+    def gone(first: int, behind: int) -> bytes:
+        raise ConsumeQueueError("consumequeue/orders@7/0/0", "the file is gone")
+
+    point = make_point(tmp_path / "commitlog", [100])
+    point = replace(point, queues=(QueueSource("orders", 7, 0, 0, 3, gone),))
+    with pytest.raises(DumpError, match=r"while the dump was taken.*[Rr]un the dump again"):
+        list(dump_chunks(point))
+
+
+def test_a_manifest_has_its_name_only_when_the_files_before_it_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, synced, fsync = tmp_path / "out", list[str](), os.fsync
+
+    def noting(fd: int) -> None:
+        assert not (folder / "manifest.json").exists() or "manifest.json.part" in synced
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    write_dump(dump_chunks(make_point(tmp_path / "commitlog", [1000, 70_000])), folder)
+    assert synced == [f"{0:020d}", "commitlog", "manifest.json.part", "out"]
+    assert json.loads((folder / "manifest.json").read_text())["node"] == "n1"

@@ -1,0 +1,137 @@
+"""Dumps of a node that is not running, from its folder alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ledgermq.broker.backup import stream as dump
+from ledgermq.raft.disk.files import RealFileSystem
+from ledgermq.raft.log.hard_state import DurableState, HardStateFile
+from ledgermq.raft.log.identity import Identity, Manifest, write_identity, write_manifest
+from ledgermq.raft.log.segment_keeper import LogFolders
+from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
+from tests.spark_jobs.dump_maker import Log, make_log
+
+
+@pytest.fixture
+def log() -> Log:
+    return make_log(60)
+
+
+@pytest.fixture
+def data(tmp_path: Path, log: Log) -> Iterator[Path]:
+    """A data folder of n1 whose commit hint is 50."""
+    folders, files = LogFolders(tmp_path / "data"), RealFileSystem()
+    files.make_directory(folders.segments)
+    members = {NodeId("n1"): 5, NodeId("n2"): 6}
+    write_identity(
+        files,
+        folders.identity,
+        Identity(
+            cluster_id="local",
+            group="g0",
+            node_id=NodeId("n1"),
+            incarnation=5,
+            segment_size=log.segment_size,
+            members=members,
+        ),
+    )
+    write_manifest(files, folders.manifest, Manifest())
+    state = DurableState(hard=HardState(Term(1), None, LogIndex(50)), incarnation=5)
+    HardStateFile.create(files, folders.hard_state, state).close()
+    for start, content in log.segments.items():
+        (folders.segments / f"{start:020d}").write_bytes(bytes(content).ljust(log.segment_size + 8192, b"\0"))
+    queue = folders.data / "consumequeue" / "orders@7" / "0"
+    queue.mkdir(parents=True)
+    (queue / f"{0:020d}").write_bytes(b"".join(log.units[0]))
+    yield folders.data
+
+
+def take(data: Path, out: Path) -> dict[str, object]:
+    assert dump.main(["--data", str(data), "--out", str(out)]) == 0
+    fields: dict[str, object] = json.loads((out / "n1" / "manifest.json").read_text())
+    return fields
+
+
+def test_what_was_dumped_is_told_to_programs(
+    data: Path, log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert dump.main(["--data", str(data), "--out", str(out), "--json"]) == 0
+    files = [path for path in (out / "n1").rglob("*") if path.is_file() and path.name != "manifest.json"]
+    assert json.loads(capsys.readouterr().out) == {
+        "dumps": [
+            {
+                "broker_group": "g0", "node": "n1", "first_index": 1, "commit_index": 50, "files": len(files),
+                "bytes": sum(path.stat().st_size for path in files), "restorable": True, "folder": str(out / "n1"),
+            }
+        ],
+        "missing": [],
+    }  # fmt: skip
+
+
+def test_the_whole_log_is_dumped_and_the_hint_is_the_commit_point(
+    data: Path, log: Log, tmp_path: Path
+) -> None:
+    fields = take(data, tmp_path / "out")
+    commit = log.entries[49]
+    assert fields["commit"] == {"index": 50, "term": commit.term, "crc": commit.crc, "end_offset": commit.end}
+    assert fields["end_offset"] == log.end
+    assert (fields["voters"], fields["consume_queues"]) == (["n1", "n2"], "partial")
+    copied = b"".join(path.read_bytes() for path in sorted((tmp_path / "out" / "n1" / "commitlog").iterdir()))
+    assert copied == b"".join(bytes(content) for content in log.segments.values())
+
+
+def test_damage_in_the_middle_hides_nothing_behind_it(data: Path, log: Log, tmp_path: Path) -> None:
+    path = data / "commitlog" / f"{131072:020d}"
+    raw = bytearray(path.read_bytes())
+    entry = next(entry for entry in log.entries if entry.physical_offset > 131072)
+    raw[entry.physical_offset - 131072] ^= 1
+    path.write_bytes(raw)
+    assert take(data, tmp_path / "out")["end_offset"] == log.end
+
+
+def test_an_entry_whose_version_was_damaged_hides_nothing_behind_it(
+    data: Path, log: Log, tmp_path: Path
+) -> None:
+    """A flipped bit there looks like a newer format."""
+    path = data / "commitlog" / f"{131072:020d}"
+    raw = bytearray(path.read_bytes())
+    entry = next(entry for entry in log.entries if entry.physical_offset > 131072)
+    raw[entry.physical_offset - 131072 + 3] |= 64
+    path.write_bytes(raw)
+    assert take(data, tmp_path / "out")["end_offset"] == log.end
+
+
+def test_units_above_the_commit_point_are_left_out(data: Path, log: Log, tmp_path: Path) -> None:
+    take(data, tmp_path / "out")
+    copied = (tmp_path / "out" / "n1" / "consumequeue" / "orders@7" / "0" / f"{0:020d}").read_bytes()
+    below = [unit for unit in log.units[0] if int.from_bytes(unit[:8], "little") < log.entries[49].end]
+    assert copied == b"".join(below) and len(below) < len(log.units[0])
+
+
+def test_a_folder_that_a_running_node_has_locked_is_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = RealFileSystem().lock(LogFolders(data).lock)
+    try:
+        assert dump.main(["--data", str(data), "--out", str(tmp_path / "out")]) == 1
+    finally:
+        lock.release()
+    assert "is in use" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("trace", ["reset/marker", "checkpoint/rebuild"])
+def test_a_folder_that_is_half_way_through_a_reset_is_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], trace: str
+) -> None:
+    (data / trace).parent.mkdir(exist_ok=True)
+    (data / trace).write_bytes(b"")
+    assert dump.main(["--data", str(data), "--out", str(tmp_path / "out")]) == 1
+    assert "Start the node" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

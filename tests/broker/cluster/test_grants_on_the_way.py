@@ -1,0 +1,146 @@
+"""Grants between two nodes that talk over gRPC: what the leader leased and the consumer does not get comes back, however it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from ledgermq.broker.cluster.calls import LeaderCalls
+from ledgermq.broker.cluster.forwarding import Forwarder, ForwardError
+from ledgermq.broker.cluster.lane_server import forwarded_calls_handler
+from ledgermq.broker.official.grants_for_followers import GrantService
+from ledgermq.broker.official.receive_at_follower import GRANT, GrantedReceives
+
+from ..grant_rig import BODIES, GrantRig, bodies
+
+
+class Wire:
+    """The rig's nodes, with a server between them. `at_answer` is called when the leader has leased and is about to answer."""
+
+    def __init__(self, rig: GrantRig) -> None:
+        self.rig = rig
+        self.at_answer: Callable[[], object] = lambda: None
+        self.server = grpc.aio.server()
+        self.address = ""
+        self.forwarder: Forwarder
+        self.receives: GrantedReceives
+        self._service = GrantService(rig.leader).handler()
+
+    async def start(self) -> None:
+        self.server.add_generic_rpc_handlers((forwarded_calls_handler(self._find), self._service))
+        port = self.server.add_insecure_port("127.0.0.1:0")
+        await self.server.start()
+        self.address = f"127.0.0.1:{port}"
+        self.forwarder = Forwarder("n2", {"n1": self.address})
+        context = self.rig.context
+        context.forwarder = self.forwarder
+        context.calls = LeaderCalls(context.leadership, self.forwarder, lambda result: None)
+        self.receives = self.rig.receives = GrantedReceives(context)
+
+    async def stop(self) -> None:
+        await self.forwarder.close()
+        await self.server.stop(0)
+
+    def _find(self, method: str) -> Any:
+        details: Any = SimpleNamespace(method=method, invocation_metadata=())
+        handler: Any = self._service.service(details)
+        if method != GRANT:
+            return handler
+
+        async def grant(request: bytes, context: Any) -> bytes:
+            answer: bytes = await handler.unary_unary(request, context)
+            self.at_answer()
+            return answer
+
+        return grpc.unary_unary_rpc_method_handler(grant)
+
+
+def run(test: Callable[[GrantRig, Wire], Coroutine[Any, Any, None]]) -> None:
+    async def body() -> None:
+        rig = GrantRig()
+        await rig.prepare()
+        rig.apply(3)
+        wire = Wire(rig)
+        await wire.start()
+        try:
+            async with asyncio.timeout(30):
+                await test(rig, wire)
+        finally:
+            await rig.receives.stop()
+            await wire.stop()
+
+    asyncio.run(body())
+
+
+def test_a_consumer_gets_what_was_granted_over_the_stream() -> None:
+    async def test(rig: GrantRig, wire: Wire) -> None:
+        assert bodies(await rig.all_of(rig.receive())) == list(BODIES)
+
+    run(test)
+
+
+def test_a_request_for_a_grant_that_cannot_be_decoded_is_refused_without_a_trace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(rig: GrantRig, wire: Wire) -> None:
+        async with grpc.aio.insecure_channel(wire.address) as channel:
+            method: Any = channel.unary_unary("/ledgermq.v1.PeerService/Grant", None, None)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await method(b"\xff\xff")
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    run(test)
+    assert not [each for each in caplog.records if each.exc_info]
+
+
+def test_a_consumer_that_goes_while_the_answer_is_on_its_way_loses_nothing() -> None:
+    async def test(rig: GrantRig, wire: Wire) -> None:
+        task: asyncio.Task[Any] = asyncio.ensure_future(anext(rig.receive()))
+        wire.at_answer = task.cancel
+        await rig.decide(3)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await rig.decide(4)
+        assert rig.visible == [0, 1, 2]
+
+    run(test)
+
+
+def test_an_answer_that_is_lost_with_its_stream_takes_no_message_with_it() -> None:
+    async def test(rig: GrantRig, wire: Wire) -> None:
+        task: asyncio.Task[Any] = asyncio.ensure_future(anext(rig.receive()))
+        wire.at_answer = lambda: wire.forwarder.leader_changed("n3")
+        await rig.decide(3)
+        with pytest.raises(ForwardError, match="leads no longer"):
+            await task
+        await rig.decide(4)
+        assert rig.visible == [0, 1, 2]
+
+    run(test)
+
+
+def test_a_leader_that_was_deposed_meanwhile_leaves_the_release_to_the_next() -> None:
+    """Which releases all that is young: the deposed one must not do it again, years later."""
+
+    async def test(rig: GrantRig, wire: Wire) -> None:
+        task: asyncio.Task[Any] = asyncio.ensure_future(anext(rig.receive()))
+
+        def deposed() -> None:
+            rig.leader.replica.view = None
+            wire.forwarder.leader_changed("n3")
+
+        wire.at_answer = deposed
+        await rig.decide(3)
+        with pytest.raises(ForwardError):
+            await task
+        await wire.stop()
+        assert len(rig.raft.proposals) == 4
+        assert rig.leader.replica.releases.owed == 0
+
+    run(test)

@@ -1,0 +1,114 @@
+"""Releases are proposed until one is applied."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ledgermq.broker.leader.lease_releases import LeaseReleases
+from ledgermq.broker.leader.pipeline import Applied, TooManyRequestsError
+from ledgermq.broker.state.commands import ReleaseLeases, lease_rows
+from ledgermq.broker.state.machine import BrokerState
+from ledgermq.raft.errors import NotLeaderError, ProposalLostError
+
+from ..fake_raft import settle
+
+
+def release(offset: int, group: int = 1) -> ReleaseLeases:
+    return ReleaseLeases(group, 2, lease_rows([(0, offset, 7)]))
+
+
+class Pipeline:
+    """Takes releases, or refuses all of them."""
+
+    def __init__(self) -> None:
+        self.refusal: Exception | None = None
+        self.asked: list[int] = []
+        self.futures: list[asyncio.Future[Applied]] = []
+        self.tries = 0
+        self.releases = LeaseReleases(self.run, BrokerState)
+
+    def run(self, command: ReleaseLeases) -> asyncio.Future[Applied]:
+        self.asked += command.rows["offset"].tolist()
+        self.tries += 1
+        if self.refusal is not None:
+            raise self.refusal
+        self.futures.append(asyncio.get_running_loop().create_future())
+        return self.futures[-1]
+
+    def asked_again(self) -> list[int]:
+        """Return the offsets of what is proposed again."""
+        self.asked.clear()
+        self.tries = 0
+        self.releases.again()
+        return list(self.asked)
+
+
+def run(test: Callable[[Pipeline], Coroutine[Any, Any, None]]) -> None:
+    async def body() -> None:
+        await test(Pipeline())
+
+    asyncio.run(body())
+
+
+def test_what_is_applied_is_not_proposed_again() -> None:
+    async def test(pipeline: Pipeline) -> None:
+        pipeline.releases.propose(release(1))
+        pipeline.futures[0].set_result(Applied(None, 3))
+        await settle()
+        assert pipeline.asked_again() == []
+
+    run(test)
+
+
+def test_what_was_lost_or_whose_caller_went_is_proposed_again_and_once() -> None:
+    async def test(pipeline: Pipeline) -> None:
+        for offset in (1, 2):
+            pipeline.releases.propose(release(offset))
+        pipeline.futures[0].set_exception(ProposalLostError("the leader was deposed"))
+        pipeline.futures[1].cancel()
+        await settle()
+        assert pipeline.asked_again() == [1, 2]
+        assert pipeline.asked_again() == [], "they are under way"
+
+    run(test)
+
+
+def test_while_nothing_is_taken_one_is_tried_and_none_is_lost() -> None:
+    async def test(pipeline: Pipeline) -> None:
+        pipeline.refusal = TooManyRequestsError(100, 100)
+        refused = [pipeline.releases.propose(release(offset, group=offset)) for offset in (1, 2, 3)]
+        assert [type(each.exception()) for each in refused] == [TooManyRequestsError] * 3
+        pipeline.refusal = NotLeaderError(None)
+        assert len(pipeline.asked_again()) == 1
+        pipeline.refusal = None
+        assert sorted(pipeline.asked_again()) == [1, 2, 3]
+
+    run(test)
+
+
+def test_however_many_are_owed_none_is_forgotten_and_few_commands_say_them() -> None:
+    async def test(pipeline: Pipeline) -> None:
+        pipeline.refusal = NotLeaderError(None)
+        for offset in range(12_000):
+            pipeline.releases.propose(release(offset))
+        assert pipeline.releases.owed == 1
+        pipeline.refusal = None
+        assert pipeline.asked_again() == list(range(12_000))
+        assert pipeline.tries == 3
+
+    run(test)
+
+
+def test_who_tells_it_elsewhere_hears_when_something_is_owed() -> None:
+    async def test(pipeline: Pipeline) -> None:
+        told: list[int] = []
+        pipeline.releases.on_owed = lambda: told.append(pipeline.releases.owed)
+        pipeline.releases.propose(release(1))
+        assert told == []
+        pipeline.futures[0].set_exception(ProposalLostError("the leader was deposed"))
+        await settle()
+        assert told == [1]
+
+    run(test)
