@@ -1,35 +1,25 @@
 """`ledgermq dump` and `ledgermq check`: copies of the nodes' logs, and the Spark job that compares them.
 
-Owns: writing the streamed files of each node, finding the nodes. Must not: read what is in the files.
-Invariant: a node's folder in the dump is complete exactly when it has a manifest.json, which is written last.
+Owns: which nodes, which folders, and what is never replaced unasked. Must not: read what is in the files.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Annotated, BinaryIO
+from pathlib import Path
+from typing import Annotated
 
-import grpc
-import grpc.aio
 import typer
 from rich.markup import escape
 
-from ledgermq.proto import admin_pb2 as pb
-from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 from ledgermq.proto.dump_manifest import MANIFEST, DumpManifest, decode_manifest
 from ledgermq.proto.errors import LayoutError
-from ledgermq.proto.foreign_text import safe_text
-from ledgermq.proto.grpc_answers import decoded
 
-from .cli_cluster import KnownNode, NodeOption, ask, known_nodes
+from .cli_cluster import NodeOption
 from .cli_output import (
     DEFAULT_NAMESERVER,
     JsonOption,
@@ -40,13 +30,13 @@ from .cli_output import (
     print_json,
     run,
 )
-from .errors import BrokerUnreachableError, LedgerMQError, MissingExtraError, UsageError, error_of
+from .cluster_status import KnownNode, ask, known_nodes
+from .dump import DumpResult, dump_node, folder_name
+from .errors import LedgerMQError, MissingExtraError, UsageError
 from .local_cluster import require_server
 from .local_processes import run_to_end
 from .status_report import size
 
-_MAX_CHUNK = 16 * 1024 * 1024
-_CHUNK_SECONDS = 30.0  # a node that sends nothing for so long is given up
 _CHECK_MODULES = ("pyspark", "pyarrow", "pandas")
 
 
@@ -182,7 +172,7 @@ async def _dump_all(
         )
     several = len({target.group for target in targets}) > 1
     _refuse_other_shape(to, targets, several=several)
-    folders = [to / _folder_name(target.group) if several else to for target in targets]
+    folders = [to / folder_name(target.group) if several else to for target in targets]
     if not overwrite:
         _refuse_older(folders, targets)
     missing, here = [], []
@@ -190,7 +180,7 @@ async def _dump_all(
         shown = f"{target.group} {target.node_id}" if several else target.node_id
         if await ask(target.address) is None:
             missing.append(shown)
-            _refuse_mixture(folder / _folder_name(target.node_id), shown)
+            _refuse_mixture(folder / folder_name(target.node_id), shown)
         else:
             here.append((target, folder, shown))
     for target, folder, shown in here:
@@ -218,7 +208,7 @@ def _refuse_other_shape(to: Path, targets: list[KnownNode], *, several: bool) ->
 def _refuse_older(folders: list[Path], targets: list[KnownNode]) -> None:
     """Never replace a backup unasked. Raises: UsageError."""
     for folder, target in zip(folders, targets, strict=True):
-        path = folder / _folder_name(target.node_id)
+        path = folder / folder_name(target.node_id)
         if (path / MANIFEST).exists():
             raise UsageError(
                 f"{path} holds a dump already",
@@ -237,13 +227,6 @@ def _refuse_mixture(path: Path, shown: str) -> None:
         )
 
 
-def _folder_name(name: str) -> str:
-    """Return a name that a node told, for use as a folder's. Raises: LedgerMQError."""
-    if PurePosixPath(name).name != name or name in ("", ".."):
-        raise LedgerMQError(f'"{name}" cannot be the name of a folder', "Nothing was written for it")
-    return name
-
-
 async def _dump_shown(target: KnownNode, to: Path) -> DumpResult:
     """Dump one node with a line of progress on a terminal."""
     with err.status(f"{target.node_id} ...") as status:
@@ -260,105 +243,3 @@ async def _dump_shown(target: KnownNode, to: Path) -> DumpResult:
             markup=False,
         )
     return done
-
-
-@dataclass(slots=True)
-class DumpResult:
-    """What one node's dump holds."""
-
-    files: int = 0
-    bytes: int = 0
-
-
-async def dump_node(
-    name: str, address: str, to: Path, on_progress: Callable[[int, int], None] = lambda done, total: None
-) -> DumpResult:
-    """Write the dump of the node at `address` to `to/name`, replacing an older one.
-
-    Raises: BrokerUnreachableError (also when it sends nothing for 30 s), RefusedError, UsageError (the folder cannot
-    be written), LedgerMQError (names that lead elsewhere, a dump without its end).
-    """
-    folder = to / _folder_name(name)
-    _make_empty(folder)
-    result = DumpResult()
-    async with grpc.aio.insecure_channel(
-        address, options=[("grpc.max_receive_message_length", _MAX_CHUNK)]
-    ) as channel:
-        try:
-            await _receive(AdminServiceStub(channel).Dump(pb.DumpRequest()), folder, result, on_progress)
-        except TimeoutError as error:
-            raise BrokerUnreachableError(address, f"It sent nothing for {_CHUNK_SECONDS:g} s") from error
-        except grpc.aio.AioRpcError as error:
-            raise BrokerUnreachableError(address, error.details() or error.code().name) from error
-    if not (folder / MANIFEST).exists():
-        raise LedgerMQError(
-            f"the dump of {name} ended without its manifest",
-            "The node stopped while it sent it",
-            f"Try again: ledgermq dump {to}",
-        )
-    return result
-
-
-async def _receive(
-    call: grpc.aio.UnaryStreamCall[pb.DumpRequest, pb.DumpChunk],
-    folder: Path,
-    result: DumpResult,
-    on_progress: Callable[[int, int], None],
-) -> None:
-    """Write chunks as they come. A file's chunks come in order, one file after the other. Raises: TimeoutError."""
-    current, file = "", None
-    try:
-        while True:
-            async with asyncio.timeout(_CHUNK_SECONDS):
-                chunk = decoded(await call.read())
-            if not isinstance(chunk, pb.DumpChunk):
-                return  # the end of the stream
-            if chunk.HasField("refusal") and chunk.refusal.code:
-                raise error_of(chunk.refusal)
-            if chunk.path != current or file is None:
-                if file is not None:
-                    file.close()
-                current, file = chunk.path, _open(folder, chunk.path)
-                result.files += 1
-            file.seek(chunk.offset)
-            file.write(chunk.data)
-            result.bytes += len(chunk.data)
-            on_progress(result.bytes, chunk.total_bytes)
-            await asyncio.sleep(0)
-    finally:
-        if file is not None:
-            file.close()
-
-
-def _open(folder: Path, path: str) -> BinaryIO:
-    """Open a file of the dump. A path that leads out of the folder is an attack or a defect. Raises: LedgerMQError."""
-    parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or ".." in parts:
-        raise LedgerMQError(
-            f'the node sent a file name that is not allowed: "{safe_text(path)}"', "Nothing was written there"
-        )
-    target = folder.joinpath(*parts)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return target.open("wb")
-
-
-def _make_empty(folder: Path) -> None:
-    """Remove an older dump; refuse to remove anything else. Raises: UsageError."""
-    if folder.exists():
-        ours = {MANIFEST, f"{MANIFEST}.part", "commitlog", "consumequeue", "state"}
-        others = [entry.name for entry in folder.iterdir() if entry.name not in ours]
-        if others:
-            raise UsageError(
-                f"{folder} is not a dump (it holds {others[0]})",
-                "Nothing was changed",
-                "Choose another folder",
-            )
-        (folder / MANIFEST).unlink(missing_ok=True)  # first: what is left of a dump must not look complete
-        shutil.rmtree(folder)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700)  # what is in it are other people's messages
-    except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be made: {error.strerror}", "", "Choose a folder that can be written"
-        ) from error

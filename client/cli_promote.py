@@ -21,8 +21,9 @@ from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 from ledgermq.proto.grpc_answers import decoded
 
 from .channels import Channels
-from .cli_cluster import NodeOption, ask, groups_asked
+from .cli_cluster import NodeOption
 from .cli_output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, print_done, run
+from .cluster_status import ask, groups_asked
 from .errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
 from .lengths_of_time import duration
 from .log_ends import LogEnd, log_end

@@ -16,8 +16,8 @@ from typing import Annotated, NoReturn
 import typer
 from rich.markup import escape
 
-from .cli_cluster import collect, list_groups
 from .cli_output import DEFAULT_NAMESERVER, out, run
+from .cluster_status import collect, list_groups
 from .errors import UsageError
 from .interrupts import EXIT_INTERRUPTED, without_interrupt
 from .local_cluster import LocalCluster, require_server

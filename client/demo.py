@@ -23,12 +23,12 @@ from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 from ledgermq.proto.grpc_answers import decoded
 
 from . import demo_checks
-from .cli_dump import DumpResult
 from .demo_cluster import DemoCluster, find_leader, wait_caught_up
 from .demo_display import DemoDisplay
 from .demo_failures import Striker
 from .demo_ledger import ReceiveBook, SendBook, balance
 from .demo_load import Receiver, Sender
+from .dump import DumpResult
 from .errors import LedgerMQError, error_of
 from .status_report import size
 

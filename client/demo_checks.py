@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .cli_dump import DumpResult, dump_node
 from .demo_cluster import DemoCluster
+from .dump import DumpResult, dump_node
 from .errors import LedgerMQError
 
 EXIT_CONSISTENT = 0

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ledgermq.proto import admin_pb2 as pb
 
-from .cli_cluster import ask
+from .cluster_status import ask
 from .errors import LedgerMQError
 from .local_cluster import LocalCluster
 

@@ -43,7 +43,6 @@ from .arguments import (
 from .broadcast_group import BroadcastGroup
 from .channels import Channels
 from .consume_trace import consume_trace
-from .consumer_statistics import ConsumerStatistics, statistics_of
 from .errors import ClosedError, LedgerMQError, TopicNotFoundError, UsageError
 from .group_offsets import GroupOffsets
 from .listener_calls import ListenerCalls
@@ -52,6 +51,7 @@ from .offsets_file import OffsetsFile
 from .owned_queue import ByteBudget, OwnedQueue
 from .push_group import MemberGroup, QueueGroup, Shared
 from .push_options import ExhaustedHook, Listener, PushOptions
+from .push_statistics import ConsumerStatistics, statistics_of
 from .routes import Routes
 from .topic_route import BrokerGroup, TopicRoute
 

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Final
 
 from .arguments import a_function, checked, instance_of, none_or, whole
-from .consumer_statistics import ConsumerStatistics
 from .errors import ClosedError, UsageError
 from .listener_calls import WrongListenerError
 from .loop_thread import Closing
@@ -21,6 +20,7 @@ from .message import MessageQueue, MessageView
 from .push_consumer import CLOSE_MS
 from .push_consumer import PushConsumer as AsyncPushConsumer
 from .push_options import PushOptions, RetryLater
+from .push_statistics import ConsumerStatistics
 
 _USE_ASYNCIO: Final = (
     "Write def, or use PushConsumer of ledgermq.client, whose listeners are coroutine functions"

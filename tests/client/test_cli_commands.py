@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from ledgermq.client import cli_dump
+from ledgermq.client import cli_dump, dump
 from ledgermq.client.cli import run_cli
 from ledgermq.client.command_line import build_app
 from ledgermq.proto import admin_pb2
@@ -447,7 +447,7 @@ def test_a_refused_dump_leaves_nothing_that_looks_complete(
 def test_a_silent_node_is_given_up(
     ledgermq: Any, cluster: Served[MessagingCluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli_dump, "_CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(dump, "_CHUNK_SECONDS", 0.0)
     code, _, err = ledgermq("dump", str(tmp_path))
     assert (code, "It sent nothing for 0 s" in err) == (1, True)
 
