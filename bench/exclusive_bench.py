@@ -34,7 +34,7 @@ from ledgermq.client import (
     PullConsumer,
     PushConsumer,
 )
-from ledgermq.client.queue_selection import StrictRoundRobin
+from ledgermq.client.produce.queue_selection import StrictRoundRobin
 from tests.integration.cluster import Cluster
 
 clock = time.perf_counter

@@ -40,7 +40,7 @@ from ledgermq.broker.config import BrokerConfig, ListenerConfig
 from ledgermq.broker.node import BrokerNode
 from ledgermq.broker.reading.key_index import KeyIndex
 from ledgermq.broker.state.commands import CreateTopic, MessageType
-from ledgermq.client.encoding import RecordEncoder
+from ledgermq.client.produce.encoding import RecordEncoder
 from ledgermq.proto import admin_pb2, admin_pb2_grpc
 from ledgermq.proto.entry import HEADER_SIZE
 from ledgermq.proto.record import (

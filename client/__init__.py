@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     __version__: str
-    from .admin import Admin
+    from .admin.admin import Admin
+    from .admin.broker_groups import GroupAdmin
+    from .admin.message_query import FoundMessages
+    from .cluster.group_errors import BrokerGroupsSilentError, PartlyChangedError, PartlyRefusedError
+    from .consume.pull_consumer import PullConsumer
+    from .consume.simple_consumer import SimpleConsumer
     from .errors import (
         AlreadyExistsError,
         BrokerGroupsGoneError,
@@ -51,34 +56,29 @@ if TYPE_CHECKING:
         TopicNotFoundError,
         UsageError,
     )
-    from .group_admin import GroupAdmin
-    from .group_errors import BrokerGroupsSilentError, PartlyChangedError, PartlyRefusedError
     from .message import LeasedMessage, Message, MessageQueue, MessageView, SendReceipt
-    from .message_query import FoundMessages
-    from .owned_queue import QueueLimits
-    from .producer import Producer
-    from .producer_statistics import GroupStatistics, ProducerStatistics
-    from .pull_consumer import PullConsumer
-    from .push_consumer import PushConsumer
-    from .push_options import PushOptions, RetryLater
-    from .simple_consumer import SimpleConsumer
+    from .produce.producer import Producer
+    from .produce.statistics import GroupStatistics, ProducerStatistics
+    from .push.options import PushOptions, RetryLater
+    from .push.owned_queue import QueueLimits
+    from .push.push_consumer import PushConsumer
 
 _HOMES: Final = {
-    "Admin": "admin",
+    "Admin": "admin.admin",
     "AlreadyExistsError": "errors",
     "BrokerGroupsGoneError": "errors",
-    "BrokerGroupsSilentError": "group_errors",
+    "BrokerGroupsSilentError": "cluster.group_errors",
     "BrokerUnreachableError": "errors",
     "BufferFullError": "errors",
     "ClosedError": "errors",
     "CorruptMessageError": "errors",
     "DiskFullError": "errors",
     "FencedError": "errors",
-    "FoundMessages": "message_query",
-    "GroupAdmin": "group_admin",
+    "FoundMessages": "admin.message_query",
+    "GroupAdmin": "admin.broker_groups",
     "GroupDrainingError": "errors",
     "GroupNotFoundError": "errors",
-    "GroupStatistics": "producer_statistics",
+    "GroupStatistics": "produce.statistics",
     "InvalidAddressError": "errors",
     "InvalidHandleError": "errors",
     "InvalidMessageError": "errors",
@@ -100,21 +100,21 @@ _HOMES: Final = {
     "OffsetsFileError": "errors",
     "OtherGroupError": "errors",
     "OutcomeUnknownError": "errors",
-    "PartlyChangedError": "group_errors",
-    "PartlyRefusedError": "group_errors",
-    "Producer": "producer",
-    "ProducerStatistics": "producer_statistics",
-    "PullConsumer": "pull_consumer",
-    "PushConsumer": "push_consumer",
-    "PushOptions": "push_options",
-    "QueueLimits": "owned_queue",
+    "PartlyChangedError": "cluster.group_errors",
+    "PartlyRefusedError": "cluster.group_errors",
+    "Producer": "produce.producer",
+    "ProducerStatistics": "produce.statistics",
+    "PullConsumer": "consume.pull_consumer",
+    "PushConsumer": "push.push_consumer",
+    "PushOptions": "push.options",
+    "QueueLimits": "push.owned_queue",
     "RefusedError": "errors",
-    "RetryLater": "push_options",
+    "RetryLater": "push.options",
     "RouteError": "errors",
     "SendReceipt": "message",
     "SendTimeoutError": "errors",
     "SequenceGapError": "errors",
-    "SimpleConsumer": "simple_consumer",
+    "SimpleConsumer": "consume.simple_consumer",
     "StaleRouteError": "errors",
     "TooManyRequestsError": "errors",
     "TopicNotFoundError": "errors",
@@ -189,7 +189,7 @@ def __getattr__(name: str) -> Any:
         return version("ledgermq")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import_module(".grpc_loading", __name__)
+    import_module(".cluster.grpc_loading", __name__)
     value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
     return value
 

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ledgermq.client.local_ports import is_free
+from ledgermq.client.local.ports import is_free
 
 _FIRST = 22_000
 _BLOCK_SIZE = 500

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ledgermq.client.local_ports import NodePorts
+from ledgermq.client.local.ports import NodePorts
 
 from .ports import free_ports
 

@@ -21,11 +21,11 @@ from ledgermq.broker.cluster.other_broker_groups import OtherGroups
 from ledgermq.broker.cluster.registration import Registration
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.find_master import _ask
-from ledgermq.client.calls import call_group
-from ledgermq.client.channels import Channels
+from ledgermq.client.cluster.calls import call_group
+from ledgermq.client.cluster.channels import Channels
+from ledgermq.client.cluster.routes import Routes
+from ledgermq.client.cluster.topic_route import BrokerGroup, Node
 from ledgermq.client.errors import BrokerUnreachableError, NameserversDownError
-from ledgermq.client.routes import Routes
-from ledgermq.client.topic_route import BrokerGroup, Node
 from ledgermq.proto import log_pb2, log_pb2_grpc, nameserver_pb2, raft_pb2, route_pb2
 from ledgermq.proto.grpc_answers import UndecodableAnswerError, decoded
 from ledgermq.raft.config import Member

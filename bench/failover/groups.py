@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import grpc
 
-from ledgermq.client.demo_docker import compose_command
+from ledgermq.client.demo.docker import compose_command
 from ledgermq.proto import admin_pb2, admin_pb2_grpc
 from tests.integration.cluster import Cluster, wait_until
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ledgermq.client import Admin, Message, Producer, PullConsumer
-from ledgermq.client.queue_selection import StrictRoundRobin
-from ledgermq.client.unary_callers import UnaryCallers
+from ledgermq.client.bench.unary_callers import UnaryCallers
+from ledgermq.client.produce.queue_selection import StrictRoundRobin
 from tests.integration.cluster import Cluster
 
 from .measure import clock, closed_loop

@@ -19,5 +19,5 @@ A pre-candidate asks whether it would win, and changes no term: a node that was 
 back. A learner takes entries and never votes. Nothing is sent before what it promises is durable: `persist_queue.py`
 holds messages back until the storage has reported the operation that they depend on.
 
-Begin with `machine.py`. Then: `state/machine.py`, `follower.py`, `candidate.py`, `leader.py`, `replication.py`, `progress.py`.
+Begin with `machine.py`. Then: `state/machine.py`, `follower.py`, `candidate.py`, `leader.py`, `replication.py`, `push/finished_prefix.py`.
 """

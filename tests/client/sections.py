@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ledgermq.client.encoding import RecordEncoder
+from ledgermq.client.produce.encoding import RecordEncoder
 from ledgermq.proto import log_pb2
 from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, encode_section, seal_section
 

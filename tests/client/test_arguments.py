@@ -16,9 +16,9 @@ import pytest
 
 from ledgermq import client
 from ledgermq.client import Message, PushOptions, QueueLimits, sync
+from ledgermq.client.cluster.topic_route import BrokerGroup
 from ledgermq.client.errors import ClosedError, LedgerMQError, UsageError
 from ledgermq.client.message import LeasedMessage
-from ledgermq.client.topic_route import BrokerGroup
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
 NOBODY = "127.0.0.1:1"

@@ -13,9 +13,9 @@ import pytest
 
 from ledgermq import client
 from ledgermq.client import sync
+from ledgermq.client.cluster.topic_route import BrokerGroup
 from ledgermq.client.errors import ClosedError, UsageError
 from ledgermq.client.message import LeasedMessage
-from ledgermq.client.topic_route import BrokerGroup
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
 from .fake_messaging import MessagingCluster

@@ -14,8 +14,8 @@ import pytest
 
 from ledgermq.client import Message, SimpleConsumer, sync
 from ledgermq.client.errors import InvalidMessageError, InvalidNameError, UsageError
-from ledgermq.client.kept_message import keep
 from ledgermq.client.message import LeasedMessage
+from ledgermq.client.produce.early_message import keep
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
 NOBODY = "127.0.0.1:1"

@@ -122,7 +122,7 @@ def test_a_topic_that_the_new_group_has_not_fails_as_soon_as_that_is_known(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """At first it has no leader, so nobody can say."""
-    caplog.set_level(logging.INFO, "ledgermq.client.old_routes")
+    caplog.set_level(logging.INFO, "ledgermq.client.produce.reroute")
 
     async def scenario() -> None:
         old, new = groups("payments")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ledgermq.client import Message, MessageQueue, Producer, PullConsumer
 from ledgermq.client import sync as blocking
-from ledgermq.client.consumer_statistics import LeaseCounts, LeaseStatistics
+from ledgermq.client.consume.statistics import LeaseCounts, LeaseStatistics
 from ledgermq.client.errors import InvalidHandleError
 from ledgermq.client.message import LeasedMessage
-from ledgermq.client.queue_selection import StrictRoundRobin
+from ledgermq.client.produce.queue_selection import StrictRoundRobin
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import route_pb2 as pb
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from ledgermq.client.demo_docker import compose_command
+from ledgermq.client.demo.docker import compose_command
 from tests.ports import free_ports
 
 from .conftest import ROOT

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ledgermq.client import Message
-from ledgermq.client.local_ports import NodePorts
+from ledgermq.client.local.ports import NodePorts
 from ledgermq.client.sync import Producer
 
 from .conftest import ROOT

@@ -17,7 +17,7 @@ import pytest
 
 from ledgermq.client import Message, Producer
 from ledgermq.client.message import SendReceipt
-from ledgermq.client.queue_selection import StrictRoundRobin
+from ledgermq.client.produce.queue_selection import StrictRoundRobin
 
 from .conftest import ROOT
 from .processes import LEDGERMQ, environment, left_behind, run, wait_for

@@ -12,7 +12,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from ledgermq.client.lengths_of_time import parse_duration
+from ledgermq.client.durations import parse_duration
 
 from .fuzzer import CORPUS, FuzzFailure, run
 from .targets import TARGETS

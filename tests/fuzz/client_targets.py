@@ -15,17 +15,17 @@ from typing import Any, Final
 from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
-from ledgermq.client.demo_ledger import number_of
+from ledgermq.client.cli.line_source import LineCutter
+from ledgermq.client.consume.fetched_records import open_section, tag_hashes
+from ledgermq.client.demo.ledger import number_of
+from ledgermq.client.durations import parse_duration
 from ledgermq.client.errors import CorruptMessageError, OffsetsFileError, UsageError
-from ledgermq.client.fetched_records import open_section, tag_hashes
-from ledgermq.client.lengths_of_time import parse_duration
-from ledgermq.client.line_source import LineCutter
-from ledgermq.client.local_plan import LocalPlan, read_plan
-from ledgermq.client.local_ports import NodePorts
+from ledgermq.client.local.plan import LocalPlan, read_plan
+from ledgermq.client.local.ports import NodePorts
 from ledgermq.client.message import MessageQueue, UnpackError, unpack_body
-from ledgermq.client.message_ids import time_of
-from ledgermq.client.offsets_file import OffsetsFile
-from ledgermq.client.trace_events import TraceEvent, TraceSource, decode_batch, encode_batch
+from ledgermq.client.produce.message_ids import time_of
+from ledgermq.client.push.offsets_file import OffsetsFile
+from ledgermq.client.trace.events import TraceEvent, TraceSource, decode_batch, encode_batch
 from ledgermq.nameserver.registrations import problem_of
 from ledgermq.nameserver.route_table import RouteTable
 from ledgermq.proto import log_pb2

@@ -19,7 +19,7 @@ from ledgermq.client import (
     SimpleConsumer,
 )
 from ledgermq.client.cli import run_cli
-from ledgermq.client.queue_selection import StrictRoundRobin
+from ledgermq.client.produce.queue_selection import StrictRoundRobin
 
 TOPIC = "orders"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from ledgermq.client.message_ids import process_ids
+from ledgermq.client.produce.message_ids import process_ids
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import rocketmq_v2_pb2_grpc
 

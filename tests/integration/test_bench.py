@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ledgermq.client.workloads import TITLES
+from ledgermq.client.bench.workloads import TITLES
 
 from .cluster import Cluster
 

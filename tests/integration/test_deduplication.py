@@ -11,7 +11,7 @@ from threading import Event
 import grpc
 import pytest
 
-from ledgermq.client.message_ids import process_ids
+from ledgermq.client.produce.message_ids import process_ids
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import rocketmq_v2_pb2_grpc
 from tests.ports import free_ports

@@ -13,7 +13,7 @@ import pytest
 from ledgermq.client import GroupAdmin, Producer, PullConsumer
 from ledgermq.client.cli import run_cli
 from ledgermq.client.errors import UsageError
-from ledgermq.client.queue_selection import StrictRoundRobin
+from ledgermq.client.produce.queue_selection import StrictRoundRobin
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import rocketmq_v2_pb2_grpc, route_pb2
 

@@ -16,7 +16,7 @@ import pytest
 from ledgermq.client import Admin, Message, Producer, PullConsumer, SimpleConsumer
 from ledgermq.client.cli import run_cli
 from ledgermq.client.message import SendReceipt
-from ledgermq.client.queue_selection import StrictRoundRobin
+from ledgermq.client.produce.queue_selection import StrictRoundRobin
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import rocketmq_v2_pb2_grpc
 

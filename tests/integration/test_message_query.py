@@ -12,7 +12,7 @@ import pytest
 from ledgermq.client import Admin, FoundMessages, Message, Producer
 from ledgermq.client.cli import run_cli
 from ledgermq.client.message import SendReceipt
-from ledgermq.client.queue_selection import StrictRoundRobin
+from ledgermq.client.produce.queue_selection import StrictRoundRobin
 from ledgermq.proto import admin_pb2, admin_pb2_grpc, rocketmq_v2_pb2_grpc
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import decode_record

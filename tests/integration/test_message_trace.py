@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from ledgermq.client import Admin, MessageView, Producer, PushConsumer, PushOptions
-from ledgermq.client.trace_events import TRACE_TOPIC
-from ledgermq.client.trace_query import TraceReport, find_traces
+from ledgermq.client.admin.trace_query import TraceReport, find_traces
+from ledgermq.client.trace.events import TRACE_TOPIC
 
 from .cluster import Cluster, wait_until
 from .history import run_client

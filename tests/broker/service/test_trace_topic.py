@@ -14,7 +14,7 @@ from ledgermq.broker.service import trace_topic
 from ledgermq.broker.service.trace_topic import TraceTopic
 from ledgermq.broker.state.topics import TRACE_TOPIC
 from ledgermq.broker.wire.validation import SYSTEM_TOPICS
-from ledgermq.client import trace_events
+from ledgermq.client.trace import events as trace_events
 from ledgermq.raft.errors import BusyError, ProposalLostError
 
 from ..fake_raft import FakeRaft, lead_twice, settle

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from ledgermq.broker.wire import native as log_wire
-from ledgermq.client.encoding import RecordEncoder
+from ledgermq.client.produce.encoding import RecordEncoder
 from ledgermq.proto import log_pb2
 from ledgermq.proto.record import MAX_BODY_SIZE, SectionKind, encode_record, encode_section
 

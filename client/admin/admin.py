@@ -1,0 +1,658 @@
+"""The asyncio admin client: topics, consumer groups, offsets, status, leadership, retention.
+
+Owns: spreading a call over all broker groups (a topic has its queues in every group) and joining the answers.
+Must not: keep anything. Raises of every method: NameserversDownError, NoBrokersError, BrokerUnreachableError, RefusedError,
+BrokerGroupsGoneError (of what needs every group); and, with several broker groups, of every change: BrokerGroupsSilentError
+(one does not answer, nothing was changed), PartlyChangedError.
+
+`silent` of a question takes why a broker group is missing from the answer, by name; without it that is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import grpc
+
+from ledgermq.proto import admin_pb2 as pb
+from ledgermq.proto import admin_pb2_grpc, route_pb2
+from ledgermq.proto.grpc_answers import decoded
+from ledgermq.proto.log_pb2 import QueueOffset
+
+from ..arguments import (
+    a_consumer_group,
+    a_flag,
+    a_text,
+    a_topic,
+    check_count,
+    checked,
+    empty_or,
+    none_or,
+    silent_groups,
+    start_position,
+    whole,
+    wrong,
+)
+from ..cluster.calls import CALL_TIMEOUT_S, call_group
+from ..cluster.channels import Channels, unreachable
+from ..cluster.every_group import Silent, ask_all, change_each, check_that_all_answer
+from ..cluster.gone_groups import groups_gone_error
+from ..cluster.routes import Routes, check_address
+from ..cluster.topic_route import BrokerGroup, Node
+from ..errors import (
+    GroupNotFoundError,
+    LedgerMQError,
+    RefusedError,
+    TopicNotFoundError,
+    UsageError,
+    similar_names,
+)
+from ..message import MessageQueue
+from .broker_group_rules import check_kept
+from .message_query import DEFAULT_LIMIT, FoundMessages, query_groups
+
+#: Names of topic types for people, by their lower-case names.
+MESSAGE_TYPES: Final = {
+    "normal": route_pb2.NORMAL,
+    "fifo": route_pb2.FIFO,
+    "delay": route_pb2.DELAY,
+    "transaction": route_pb2.TRANSACTION,
+    "mixed": route_pb2.MIXED,
+}
+
+#: Topics of these types are refused by brokers, too; those after them have not even a number.
+_NOT_BUILT: Final = ("delay", "transaction", "priority", "lite")
+#: What a topic can be created as.
+BUILT_TYPES: Final = tuple(name for name in MESSAGE_TYPES if name not in _NOT_BUILT)
+
+_MOST_QUEUES: Final = (1 << 31) - 1  # what the protocol has room for; brokers take fewer
+_MOST_ATTEMPTS: Final = (1 << 31) - 1
+_MOST_PARKED: Final = (1 << 31) - 1
+_MAX_COPIES: Final = 16  # messages with one id that are returned
+
+#: Refusals of a broker group that does not have what is meant; another one may.
+_NO_TOPIC: Final = ("TOPIC_NOT_FOUND",)
+_NO_GROUP: Final = ("GROUP_NOT_FOUND",)
+NEITHER: Final = (*_NO_TOPIC, *_NO_GROUP)
+
+#: What it means to repeat a change that stopped half way.
+_CREATE_AGAIN: Final = (
+    "It may be repeated: with --if-not-exists (if_not_exists=True) what is there stays as it is"
+)
+_DELETE_AGAIN: Final = (
+    'It may be repeated as it is; "does not exist" then means that it is deleted everywhere'
+)
+_RESET_AGAIN: Final = (
+    "It may be repeated as it is; groups that are changed move once more, to where it says by then"
+)
+
+T = TypeVar("T")
+Stub = admin_pb2_grpc.AdminServiceStub
+
+
+#: Parked messages that are looked through for an id, of each broker group.
+_MAX_PARKED: Final = 10_000
+
+
+async def _release(request: pb.ReleaseParkedRequest, stub: Stub, timeout: float) -> pb.ReleaseParkedResponse:
+    answer: pb.ReleaseParkedResponse = await stub.ReleaseParked(request, timeout=timeout)
+    return answer
+
+
+class Admin:
+    """Administers one cluster. Use it as an async context manager, or call close()."""
+
+    @checked(cluster=a_text, timeout_ms=check_count)
+    def __init__(
+        self,
+        nameservers: str | Sequence[str] = "127.0.0.1:9876",
+        *,
+        cluster: str = "",
+        timeout_ms: int = int(CALL_TIMEOUT_S * 1000),
+    ) -> None:
+        self._channels = Channels()
+        self._routes = Routes(nameservers, self._channels, cluster)
+        self._timeout_s = timeout_ms / 1000
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        self._channels.check_loop()
+        await self._routes.close()
+        await self._channels.close()
+
+    async def groups(self) -> list[BrokerGroup]:
+        """Return all broker groups of the cluster with their nodes."""
+        return await self._routes.groups()
+
+    async def gone_groups(self) -> list[str]:
+        """Return the names of the broker groups that no node of is up, and that were not removed."""
+        return [each.name for each in (await self._routes.groups_and_gone())[1]]
+
+    async def _every_group(self) -> list[BrokerGroup]:
+        """Return all broker groups, for what needs the answer of each. Raises: BrokerGroupsGoneError: one is wholly down."""
+        groups, gone = await self._routes.groups_and_gone()
+        if gone:
+            raise groups_gone_error(gone)
+        return groups
+
+    async def _read_all(
+        self, ask: Callable[[BrokerGroup], Awaitable[T | None]], silent: Silent | None
+    ) -> list[tuple[BrokerGroup, T]]:
+        """Ask all groups; leave out those that answer None. Raises: why one does not answer, see `silent`; or why none does."""
+        groups, gone = await self._routes.groups_and_gone()
+        if gone and silent is None:
+            raise groups_gone_error(gone)
+        answers, missing = await ask_all(groups, ask)
+        found = [(group, answer) for group, answer in answers if answer is not None]
+        missing |= {each.name: each.error for each in gone}
+        if missing and (silent is None or not found):
+            raise next(iter(missing.values()))  # it may have what the others do not have
+        if silent is not None:
+            silent |= missing
+        return found
+
+    async def _change_all(
+        self,
+        change: Callable[[BrokerGroup], Awaitable[T | None]],
+        *,
+        again: str = "It may be repeated as it is",
+        up_only: bool = False,
+    ) -> list[tuple[BrokerGroup, T]]:
+        """Change all groups, or none when one does not answer. `up_only`: it is good without the groups that are wholly down."""
+        groups = await (self.groups() if up_only else self._every_group())
+        # No topic has that name: only a leader who hears a majority says so, and nothing costs less.
+        request = pb.DescribeTopicRequest(topic="")
+
+        async def ask(group: BrokerGroup) -> None:
+            await self._call(group, lambda stub, timeout: stub.DescribeTopic(request, timeout=timeout))
+
+        await check_that_all_answer(groups, ask)
+        return await change_each(groups, change, again)
+
+    def _in_each(
+        self, call: Callable[[Stub, float], Awaitable[T]], change: Any = None, *, absent: Collection[str] = ()
+    ) -> Callable[[BrokerGroup], Awaitable[T | None]]:
+        """Return the call to one group; it brings None where that refuses with one of the codes `absent`."""
+
+        async def call_one(group: BrokerGroup) -> T | None:
+            if change is not None:
+                change.perhaps_done = False  # what one group did says nothing of the next
+            try:
+                return await self._call(group, call, change)
+            except RefusedError as error:
+                if error.code not in absent:
+                    raise
+                return None
+
+        return call_one
+
+    async def _call(
+        self, group: BrokerGroup, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
+    ) -> T:
+        """Call the leader of a group, or any node: each forwards to its leader.
+
+        `change`: the request, when it must say that an earlier attempt of it may have taken effect.
+        """
+
+        def unknown() -> None:
+            if change is not None:
+                change.perhaps_done = True
+
+        return await call_group(
+            lambda: group,
+            self._channels,
+            lambda channel, timeout: call(Stub(channel), timeout),
+            timeout_s=self._timeout_s,
+            on_unknown=unknown,
+        )
+
+    # --- topics -----------------------------------------------------------------------------------------------
+
+    @checked(
+        topic=a_topic,
+        queues=whole(0, _MOST_QUEUES),
+        message_type=a_text,
+        if_not_exists=a_flag,
+        retention_ms=whole(0),
+        keep_unread=a_flag,
+    )
+    async def create_topic(
+        self,
+        topic: str,
+        queues: int = 0,
+        *,
+        message_type: str = "normal",
+        if_not_exists: bool = False,
+        retention_ms: int = 0,
+        keep_unread: bool = False,
+    ) -> int:
+        """Create a topic in every broker group; return its number of queues over all of them.
+
+        Returns when the nameserver has heard of it, so that what comes next finds it. `queues` is per group, 0 takes the
+        group's default. `retention_ms`: how long messages are shown; 0: as long as the log holds them. `keep_unread`: retention
+        deletes no message that a consumer group has still to read; a full disk refuses new ones of all topics instead.
+        Raises: AlreadyExistsError, InvalidNameError, UsageError (also when the topic is there, but does not keep what is unread).
+        """
+        if message_type in _NOT_BUILT:
+            raise UsageError(
+                f"topics of type {message_type} are not built yet",
+                "Nothing was created",
+                f"Use one of {', '.join(BUILT_TYPES)}",
+            )
+        if message_type not in BUILT_TYPES:
+            raise UsageError(f"{message_type!r} is no message type", "", f"One of {', '.join(BUILT_TYPES)}")
+        request = pb.CreateTopicRequest(
+            topic=topic,
+            queue_count=queues,
+            message_type=MESSAGE_TYPES[message_type],
+            if_not_exists=if_not_exists,
+            retention_ms=retention_ms,
+            keep_unread=keep_unread,
+        )
+        create = self._in_each(lambda stub, timeout: stub.CreateTopic(request, timeout=timeout), request)
+        answers = await self._change_all(create, again=_CREATE_AGAIN, up_only=True)
+        await self._routes.until_known(topic, [group.name for group, _ in answers])
+        if keep_unread:
+            check_kept(topic, [(group, answer.topic) for group, answer in answers])
+        return sum(answer.topic.queue_count for _, answer in answers)
+
+    @checked(topic=a_topic, retention_ms=none_or(whole(0)), keep_unread=none_or(a_flag))
+    async def update_topic(
+        self, topic: str, *, retention_ms: int | None = None, keep_unread: bool | None = None
+    ) -> None:
+        """Change how long messages of a topic are shown (0: as long as the log holds them), or `keep_unread`, in every broker group.
+
+        None: as it is. What is hidden already stays hidden. Raises: TopicNotFoundError, UsageError.
+        """
+        if retention_ms is None and keep_unread is None:
+            raise UsageError("nothing to change was named", "", "Give retention_ms, keep_unread, or both")
+        request = pb.UpdateTopicRequest(topic=topic, retention_ms=retention_ms)
+        if keep_unread is not None:
+            request.keep_unread = keep_unread
+        update = self._in_each(
+            lambda stub, timeout: stub.UpdateTopic(request, timeout=timeout), absent=_NO_TOPIC
+        )
+        answers = await self._change_all(update)
+        if not answers:
+            raise await self._topic_not_found(topic)
+        if keep_unread:
+            check_kept(topic, [(group, answer.topic) for group, answer in answers])
+
+    @checked(topic=a_topic)
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic with its messages from every broker group. Raises: TopicNotFoundError."""
+        request = pb.DeleteTopicRequest(topic=topic)
+        delete = self._in_each(
+            lambda stub, timeout: stub.DeleteTopic(request, timeout=timeout), request, absent=_NO_TOPIC
+        )
+        if not await self._change_all(delete, again=_DELETE_AGAIN):
+            raise await self._topic_not_found(topic)
+
+    @checked(silent=none_or(silent_groups))
+    async def topics(self, *, silent: Silent | None = None) -> list[route_pb2.TopicInfo]:
+        """Return every topic once, sorted by name; `queue_count` is the sum over all broker groups."""
+        request = pb.ListTopicsRequest()
+        ask = self._in_each(lambda stub, timeout: stub.ListTopics(request, timeout=timeout))
+        found: dict[str, route_pb2.TopicInfo] = {}
+        for _, answer in await self._read_all(ask, silent):
+            for info in answer.topics:
+                if info.name in found:
+                    found[info.name].queue_count += info.queue_count
+                else:
+                    found[info.name] = info
+        return [found[name] for name in sorted(found)]
+
+    @checked(topic=a_topic, silent=none_or(silent_groups))
+    async def describe_topic(
+        self, topic: str, *, silent: Silent | None = None
+    ) -> tuple[route_pb2.TopicInfo, list[tuple[MessageQueue, QueueOffset]]]:
+        """Return the topic and the offsets of its queues in every group. Raises: TopicNotFoundError."""
+        request = pb.DescribeTopicRequest(topic=topic)
+        ask = self._in_each(
+            lambda stub, timeout: stub.DescribeTopic(request, timeout=timeout), absent=_NO_TOPIC
+        )
+        answers = await self._read_all(ask, silent)
+        if not answers:
+            raise await self._topic_not_found(topic)
+        queues = [
+            (MessageQueue(topic, group.name, each.queue_id), each)
+            for group, answer in answers
+            for each in answer.queues
+        ]
+        return answers[0][1].topic, queues
+
+    @checked(topic=a_topic, silent=none_or(silent_groups))
+    async def topic_losses(
+        self, topic: str, *, silent: Silent | None = None
+    ) -> list[tuple[str, pb.TopicProgress]]:
+        """Return (broker group, consumer group with its `lost` and `parked`) of those that lost messages or have some parked.
+
+        `lost`: deleted by retention before the consumer group had consumed them, until it goes on; name "": no consumer group
+        consumes the topic there. Raises: TopicNotFoundError.
+        """
+        request = pb.DescribeTopicRequest(topic=topic)
+        ask = self._in_each(
+            lambda stub, timeout: stub.DescribeTopic(request, timeout=timeout), absent=_NO_TOPIC
+        )
+        answers = await self._read_all(ask, silent)
+        if not answers:
+            raise await self._topic_not_found(topic)
+        return [(group.name, each) for group, answer in answers for each in answer.consumers]
+
+    async def _topic_not_found(self, topic: str) -> TopicNotFoundError:
+        known = [info.name for info in await self.topics(silent={})]
+        cluster = (await self.groups())[0].cluster
+        return TopicNotFoundError(
+            topic, cluster=cluster, asked=self._routes.asked, similar=similar_names(topic, known)
+        )
+
+    # --- messages ---------------------------------------------------------------------------------------------
+
+    @checked(message_id=a_text, topic=empty_or(a_topic))
+    async def find_message(self, message_id: str, *, topic: str = "") -> FoundMessages:
+        """Return the message with that id from every broker group: none, one, or more when a producer used it twice.
+
+        Raises: UsageError, TopicNotFoundError.
+        """
+        if not message_id:
+            raise UsageError("the message id is empty")
+        return await self._query(pb.QueryMessagesRequest(message_id=message_id, topic=topic), _MAX_COPIES)
+
+    @checked(topic=a_topic, key=a_text, begin_ms=whole(0), end_ms=whole(0), limit=check_count)
+    async def query_messages(
+        self, topic: str, *, key: str = "", begin_ms: int = 0, end_ms: int = 0, limit: int = DEFAULT_LIMIT
+    ) -> FoundMessages:
+        """Return the newest messages of a topic, of all broker groups: those with a key when one is given.
+
+        Times are ms since the epoch: stored at or after `begin_ms`, before `end_ms` (0: no bound).
+        Raises: UsageError, TopicNotFoundError.
+        """
+        if end_ms and begin_ms >= end_ms:
+            raise UsageError(f"no time is between {begin_ms} and {end_ms}")
+        request = pb.QueryMessagesRequest(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms)
+        return await self._query(request, limit)
+
+    async def _query(self, request: pb.QueryMessagesRequest, limit: int) -> FoundMessages:
+        async def ask(group: BrokerGroup, asked: pb.QueryMessagesRequest) -> pb.QueryMessagesResponse:
+            answer: pb.QueryMessagesResponse = await self._call(
+                group, lambda stub, timeout: stub.QueryMessages(asked, timeout=timeout)
+            )
+            return answer
+
+        groups, gone = await self._routes.groups_and_gone()
+        found = await query_groups(groups, ask, request, limit, {each.name: each.error for each in gone})
+        if found is None:
+            raise await self._topic_not_found(request.topic)
+        return found
+
+    # --- consumer groups --------------------------------------------------------------------------------------
+
+    @checked(
+        name=a_consumer_group,
+        start=start_position,
+        max_attempts=whole(0, _MOST_ATTEMPTS),
+        fifo=a_flag,
+        if_not_exists=a_flag,
+    )
+    async def create_group(
+        self,
+        name: str,
+        *,
+        start: str = "earliest",
+        max_attempts: int = 0,
+        fifo: bool = False,
+        if_not_exists: bool = False,
+    ) -> None:
+        """Create a consumer group. `start`: "earliest", "latest" or ms since the epoch; resolved once, then stored.
+
+        Raises: AlreadyExistsError, InvalidNameError.
+        """
+        info = pb.ConsumerGroupInfo(name=name, start_position=start, max_attempts=max_attempts, fifo=fifo)
+        request = pb.CreateGroupRequest(group=info, if_not_exists=if_not_exists)
+        create = self._in_each(lambda stub, timeout: stub.CreateGroup(request, timeout=timeout), request)
+        await self._change_all(create, again=_CREATE_AGAIN, up_only=True)
+
+    @checked(name=a_consumer_group)
+    async def delete_group(self, name: str) -> None:
+        """Delete a consumer group with its offsets. Raises: GroupNotFoundError."""
+        request = pb.DeleteGroupRequest(name=name)
+        delete = self._in_each(
+            lambda stub, timeout: stub.DeleteGroup(request, timeout=timeout), request, absent=_NO_GROUP
+        )
+        if not await self._change_all(delete, again=_DELETE_AGAIN):
+            raise await self._group_not_found(name)
+
+    @checked(silent=none_or(silent_groups))
+    async def consumer_groups(self, *, silent: Silent | None = None) -> list[pb.ConsumerGroupInfo]:
+        """Return every consumer group once, sorted by name."""
+        found: dict[str, pb.ConsumerGroupInfo] = {}
+        request = pb.ListConsumerGroupsRequest()
+        ask = self._in_each(lambda stub, timeout: stub.ListGroups(request, timeout=timeout))
+        for _, answer in await self._read_all(ask, silent):
+            for info in answer.groups:
+                found.setdefault(info.name, info)
+        return [found[name] for name in sorted(found)]
+
+    @checked(name=a_consumer_group, topic=empty_or(a_topic), silent=none_or(silent_groups))
+    async def describe_group(
+        self, name: str, topic: str = "", *, silent: Silent | None = None
+    ) -> tuple[pb.ConsumerGroupInfo, list[tuple[str, pb.GroupQueueProgress]]]:
+        """Return the group and (broker group, progress) of every queue that it has consumed. Raises: GroupNotFoundError."""
+        answers = await self._describe_everywhere(name, topic, silent)
+        progress = [(group.name, each) for group, answer in answers for each in answer.queues]
+        return answers[0][1].group, progress
+
+    @checked(name=a_consumer_group, silent=none_or(silent_groups))
+    async def group_members(
+        self, name: str, *, silent: Silent | None = None
+    ) -> list[tuple[str, pb.GroupMember]]:
+        """Return (broker group, member) of a group whose members own its queues, oldest first. Raises: GroupNotFoundError."""
+        answers = await self._describe_everywhere(name, "", silent)
+        return [(group.name, each) for group, answer in answers for each in answer.members]
+
+    @checked(
+        name=a_consumer_group,
+        topic=empty_or(a_topic),
+        max_parked=whole(0, _MOST_PARKED),
+        silent=none_or(silent_groups),
+    )
+    async def deliveries(
+        self, name: str, topic: str = "", *, max_parked: int = 0, silent: Silent | None = None
+    ) -> list[tuple[str, pb.GetDeliveriesResponse]]:
+        """Return (broker group, who holds leases and what is parked) of a consumer group; "" is all topics.
+
+        `max_parked`: so many parked messages are named by each broker group; 0: 1,000. Older brokers tell of none.
+        Raises: GroupNotFoundError.
+        """
+        request = pb.GetDeliveriesRequest(group=name, topic=topic, max_parked=max_parked)
+
+        async def call(stub: Stub, timeout: float) -> pb.GetDeliveriesResponse:
+            try:
+                answer: pb.GetDeliveriesResponse = decoded(await stub.GetDeliveries(request, timeout=timeout))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                    raise
+                return pb.GetDeliveriesResponse()
+            return answer
+
+        answers = await self._read_all(self._in_each(call, absent=NEITHER), silent)
+        if not answers:
+            raise await self._group_not_found(name, topic)
+        return [(group.name, answer) for group, answer in answers]
+
+    @checked(name=a_consumer_group, topic=empty_or(a_topic), message_id=a_text)
+    async def release_parked(self, name: str, topic: str = "", *, message_id: str = "") -> int:
+        """Deliver parked messages of a consumer group again, with all attempts: all, of a topic, or one by its id.
+
+        Returns how many were released. In broker groups that are wholly down nothing is.
+        Raises: GroupNotFoundError, UsageError (none of that id is parked).
+        """
+        places = await self._parked_places(name, topic, message_id) if message_id else {}
+        wanted = {group for group, _ in places}
+
+        async def release(group: BrokerGroup) -> int | None:
+            if message_id and group.name not in wanted:
+                return None
+            requests = [
+                pb.ReleaseParkedRequest(group=name, topic=of_topic, places=found)
+                for (where, of_topic), found in places.items()
+                if where == group.name
+            ] or [pb.ReleaseParkedRequest(group=name, topic=topic)]
+            return await self._release_in(group, requests)
+
+        answers = await self._change_all(release, up_only=True)
+        if not answers:
+            raise await self._group_not_found(name, topic)
+        return sum(count for _, count in answers)
+
+    async def _release_in(self, group: BrokerGroup, requests: list[pb.ReleaseParkedRequest]) -> int | None:
+        """Release in one broker group; None: it does not know the consumer group, or the topic."""
+        released, known = 0, False
+        for request in requests:
+            ask = self._in_each(partial(_release, request), absent=NEITHER)
+            if (answer := await ask(group)) is not None:
+                known, released = True, released + answer.released
+        return released if known else None
+
+    async def _parked_places(
+        self, name: str, topic: str, message_id: str
+    ) -> dict[tuple[str, str], list[pb.ParkedPlace]]:
+        """Return where a message is parked, by (broker group, topic). Raises: UsageError."""
+        found: dict[tuple[str, str], list[pb.ParkedPlace]] = {}
+        for where, answer in await self.deliveries(name, topic, max_parked=_MAX_PARKED, silent={}):
+            for each in answer.parked:
+                if each.message_id == message_id:
+                    place = pb.ParkedPlace(queue_id=each.queue_id, queue_offset=each.queue_offset)
+                    found.setdefault((where, each.topic), []).append(place)
+        if not found:
+            raise UsageError(
+                f"no parked message of consumer group {name} has the id {message_id}",
+                "Nothing was released",
+                f"See: ledgermq group describe {name}",
+            )
+        return found
+
+    async def _describe_everywhere(
+        self, name: str, topic: str, silent: Silent | None
+    ) -> list[tuple[BrokerGroup, pb.DescribeGroupResponse]]:
+        request = pb.DescribeGroupRequest(name=name, topic=topic)
+        ask = self._in_each(
+            lambda stub, timeout: stub.DescribeGroup(request, timeout=timeout), absent=NEITHER
+        )
+        answers = await self._read_all(ask, silent)
+        if not answers:
+            raise await self._group_not_found(name, topic)
+        return answers
+
+    async def _group_not_found(self, name: str, topic: str = "") -> LedgerMQError:
+        """Return why no broker group has a consumer group, or none has it and the topic in which it was asked for."""
+        known = [info.name for info in await self.consumer_groups(silent={})]
+        if not topic or name not in known:
+            return group_not_found(name, known)
+        if topic not in {info.name for info in await self.topics(silent={})}:
+            return await self._topic_not_found(topic)
+        return GroupNotFoundError(
+            "GROUP_NOT_FOUND",
+            f'consumer group "{name}" does not exist where topic "{topic}" is. Create it there, too: ledgermq group create '
+            f"{name} --if-not-exists",
+        )
+
+    @checked(group=a_consumer_group, topic=a_topic, to=a_text)
+    async def reset_offsets(self, group: str, topic: str, to: str) -> None:
+        """Move a group to "earliest", "latest", or a time in ms since the epoch, on all queues of the topic."""
+        request = pb.ResetOffsetsRequest(group=group, topic=topic)
+        if to == "earliest":
+            request.earliest = True
+        elif to == "latest":
+            request.latest = True
+        elif to.isdigit():
+            request.timestamp_ms = int(to)
+        else:
+            raise UsageError(
+                f"{to!r} is no position", "", 'It must be "earliest", "latest" or ms since the epoch'
+            )
+        reset = self._in_each(
+            lambda stub, timeout: stub.ResetOffsets(request, timeout=timeout), absent=NEITHER
+        )
+        if not await self._change_all(reset, again=_RESET_AGAIN):
+            raise await self._group_not_found(group, topic)
+
+    # --- nodes ------------------------------------------------------------------------------------------------
+
+    @checked(timeout_ms=check_count)
+    async def status(self, node: Node | str, *, timeout_ms: int = 2000) -> pb.GetStatusResponse:
+        """Return what one node (or the host:port of its LogService) says of itself and, if it leads, of its group."""
+        if isinstance(node, str):
+            check_address(node, "the address of a node's LogService", 8082)
+        elif not isinstance(node, Node):
+            raise wrong("node", node, "a Node, or host:port of its LogService")
+        address = node if isinstance(node, str) else node.log_address
+        stub = Stub(self._channels.get(address))
+        try:
+            answer: pb.GetStatusResponse = decoded(
+                await stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_ms / 1000)
+            )
+        except grpc.RpcError as error:
+            raise unreachable(address, error) from error
+        return answer
+
+    @checked(broker_group=a_text, to_node=a_text)
+    async def transfer_leadership(self, broker_group: str = "", to_node: str = "") -> str:
+        """Hand leadership of a group to a node ("" = the best one); return the id of the new leader.
+
+        Without `broker_group` it is the group of `to_node`. Raises: UsageError (no such group; several groups, and neither
+        says which).
+        """
+        groups, gone = await self._routes.groups_and_gone()
+        if down := [each for each in gone if each.name == broker_group]:
+            raise down[0].refusal
+        meant = [each for each in groups if each.name == broker_group or not broker_group]
+        if not broker_group and len(groups) > 1:
+            meant = [each for each in groups if to_node in {node.node_id for node in each.nodes}]
+        if len(meant) != 1:
+            known = ", ".join(each.name for each in groups)
+            what = (
+                f'broker group "{broker_group}" does not exist'
+                if broker_group
+                else "which group is not clear"
+            )
+            raise UsageError(what, f"Known: {known}", "Name the group")
+        group = meant[0]
+        request = pb.TransferLeadershipRequest(to_node=to_node)
+        answer = await self._call(
+            group, lambda stub, timeout: stub.TransferLeadership(request, timeout=timeout)
+        )
+        leader: str = answer.leader_id
+        return leader
+
+    @checked(dry_run=a_flag, older_than_ms=whole(0), even_unexpired=a_flag)
+    async def clean(
+        self, *, dry_run: bool = False, older_than_ms: int = 0, even_unexpired: bool = False
+    ) -> list[tuple[str, pb.CleanResponse]]:
+        """Delete expired segments in every broker group; return (group, what was deleted)."""
+        request = pb.CleanRequest(dry_run=dry_run, older_than_ms=older_than_ms, even_unexpired=even_unexpired)
+        clean = self._in_each(lambda stub, timeout: stub.Clean(request, timeout=timeout))
+        # What is done in some is good without the others, and a full disk does not wait for them.
+        answers = await change_each(await self.groups(), clean, "It may be repeated as it is")
+        return [(group.name, answer) for group, answer in answers]
+
+
+def group_not_found(name: str, known: list[str]) -> GroupNotFoundError:
+    """Return the error for a consumer group that nobody knows."""
+    similar = similar_names(name, known)
+    hint = f' Did you mean "{similar[0]}"?' if similar else ""
+    return GroupNotFoundError(
+        "GROUP_NOT_FOUND",
+        f'consumer group "{name}" does not exist.{hint} Create it: ledgermq group create {name}',
+    )

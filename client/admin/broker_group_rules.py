@@ -1,0 +1,110 @@
+"""What a broker group gets that joins a cluster: the topics and consumer groups of the others, compared by name. Pure.
+
+Nothing that exists is changed: what is there with other settings is a conflict, and people decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from ledgermq.proto.admin_pb2 import ConsumerGroupInfo
+from ledgermq.proto.route_pb2 import FIFO, MIXED, TopicInfo, TopicMessageType
+
+from ..cluster.topic_route import BrokerGroup
+from ..errors import UsageError
+
+#: Types of topics whose messages may have an order.
+ORDERED_TYPES = (FIFO, MIXED)
+
+
+class Named(Protocol):
+    """What both messages have."""
+
+    name: str
+
+
+T = TypeVar("T", bound=Named)
+
+
+@dataclass(slots=True)
+class Comparison(Generic[T]):
+    """`missing` are to be created, `existing` are there alike, `conflicts` are there otherwise: sentences."""
+
+    missing: list[T] = field(default_factory=list)
+    existing: list[str] = field(default_factory=list)
+    conflicts: list[str] = field(default_factory=list)
+
+
+def compare_topics(
+    target: str,
+    there: Sequence[TopicInfo],
+    sources: Mapping[str, Sequence[TopicInfo]],
+    wanted: Iterable[str] = (),
+) -> Comparison[TopicInfo]:
+    """Compare the topics of broker groups (by name) with those of the target; `wanted`: only these topics, if any are named."""
+    names = set(wanted)
+    kept = {
+        name: [info for info in infos if not names or info.name in names] for name, infos in sources.items()
+    }
+    return _compare(target, there, kept, "topic", _topic_settings)
+
+
+def compare_consumer_groups(
+    target: str, there: Sequence[ConsumerGroupInfo], sources: Mapping[str, Sequence[ConsumerGroupInfo]]
+) -> Comparison[ConsumerGroupInfo]:
+    """Compare the consumer groups of broker groups with those of the target."""
+    return _compare(target, there, sources, "consumer group", _group_settings)
+
+
+def check_kept(topic: str, answers: Iterable[tuple[BrokerGroup, TopicInfo]]) -> None:
+    """Raises: UsageError: a topic that was to keep what is unread does not; `answers`: what each broker group has."""
+    if lacking := [group.name for group, info in answers if not info.keep_unread]:
+        raise UsageError(
+            f"topic {topic} does not keep what is unread in {', '.join(lacking)}",
+            "It was there before, or the broker group has nodes of an older version",
+            f"When every node has this version: ledgermq topic update {topic} --keep-unread",
+        )
+
+
+def _compare(
+    target: str,
+    there: Sequence[T],
+    sources: Mapping[str, Sequence[T]],
+    what: str,
+    settings: Callable[[T], str],
+) -> Comparison[T]:
+    found: Comparison[T] = Comparison()
+    known = {info.name: info for info in there}
+    wanted: dict[str, dict[str, T]] = {}
+    for source in sorted(sources):
+        for info in sources[source]:
+            wanted.setdefault(info.name, {})[source] = info
+    for name in sorted(wanted):
+        texts: dict[str, list[str]] = {}
+        for source, info in wanted[name].items():
+            texts.setdefault(settings(info), []).append(source)
+        own = known.get(name)
+        if own is not None and set(texts) == {settings(own)}:
+            found.existing.append(name)
+        elif own is None and len(texts) == 1:
+            found.missing.append(next(iter(wanted[name].values())))
+        else:
+            if own is not None:
+                texts.setdefault(settings(own), []).append(target)
+            differing = "; ".join(f"{', '.join(groups)}: {text}" for text, groups in texts.items())
+            found.conflicts.append(f'{what} "{name}" differs ({differing})')
+    return found
+
+
+def _topic_settings(info: TopicInfo) -> str:
+    kind = TopicMessageType.Name(info.message_type).lower()
+    kept = f", kept {info.retention_ms / 3_600_000:g} h" if info.retention_ms else ""
+    unread = ", unread kept" if info.keep_unread else ""
+    return f"{info.queue_count} queues, {kind}{kept}{unread}"
+
+
+def _group_settings(info: ConsumerGroupInfo) -> str:
+    fifo = ", fifo" if info.fifo else ""
+    return f"from {info.start_position}, {info.max_attempts} attempts{fifo}"

@@ -1,0 +1,445 @@
+"""Growing and shrinking a cluster by whole broker groups: give a new one the topics, drain one, take it back, remove it.
+
+    async with GroupAdmin("127.0.0.1:9876") as admin:
+        await admin.add_group("g1")
+        await admin.drain("g0")
+
+Owns: what is asked of all broker groups before one is changed, and in which order things are done.
+Must not: judge what a broker judges (whether a group may be removed), wait for consumers (its callers do).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ledgermq.proto import admin_pb2 as pb
+from ledgermq.proto import log_pb2, log_pb2_grpc, nameserver_pb2, route_pb2
+
+from ..arguments import a_flag, a_text, checked, instance_of, texts
+from ..cluster.calls import call_group
+from ..cluster.every_group import Silent
+from ..cluster.topic_route import BrokerGroup
+from ..errors import FencedError, LedgerMQError, RouteError, UsageError, shortened
+from .broker_group_rules import ORDERED_TYPES, Comparison, check_kept, compare_consumer_groups, compare_topics
+from .forget_broker_group import GroupForgetting
+from .group_successors import OtherGroup, left_alone
+
+logger = logging.getLogger(__name__)
+
+#: Nodes hear of a removal at the latest with the next heartbeat of their leader; one that is down is dropped after 10 s.
+_UNLISTED_S = 3.0
+_LISTED_PAUSE_S = 0.05
+
+_WHY_NOT = {route_pb2.MODE_DRAINING: "is being drained", route_pb2.MODE_REMOVED: "was removed"}
+
+
+@dataclass(frozen=True, slots=True)
+class AddedGroup:
+    """What a broker group got, or (`dry_run`) would get."""
+
+    group: str
+    topics: Comparison[route_pb2.TopicInfo]
+    consumer_groups: Comparison[pb.ConsumerGroupInfo]
+    dry_run: bool
+    draining: bool  # it was being drained before, and is left so
+
+    @property
+    def conflicts(self) -> list[str]:
+        return self.topics.conflicts + self.consumer_groups.conflicts
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a broker group holds that was not consumed, as it said itself.
+
+    Consumer groups that consume a topic only in other broker groups have consumed nothing of it here.
+    """
+
+    mode: route_pb2.BrokerGroupMode
+    rows: Sequence[pb.TopicProgress]  # `group` "": nobody consumes that topic anywhere
+    unheard: Sequence[str] = ()  # broker groups that did not say who consumes in them
+    reading: Sequence[
+        pb.LiveReading
+    ] = ()  # consumers that store no progress there, read just now and are behind
+    parked: Sequence[pb.TopicProgress] = ()  # not waited for: delivered no more until somebody releases them
+
+    @property
+    def waiting(self) -> list[pb.TopicProgress]:
+        """Those that somebody is to consume."""
+        return [row for row in self.rows if row.group]
+
+
+def reading_text(each: pb.LiveReading) -> str:
+    """Return who reads what, and how far behind, in words."""
+    who = f'consumer group "{each.group}"' if each.group else "a consumer without a group"
+    return f'{who} reads topic "{each.topic}", {each.behind:,} messages behind'
+
+
+class GroupAdmin(GroupForgetting):
+    """A `GroupForgetting` that also changes which broker groups a cluster has. Raises what `Admin` raises, and UsageError."""
+
+    # --- drain, take back, remove -----------------------------------------------------------------------------
+
+    @checked(name=a_text, allow_reordering=a_flag, even_the_last=a_flag)
+    async def drain(
+        self, name: str, *, allow_reordering: bool = False, even_the_last: bool = False
+    ) -> pb.SetBrokerGroupModeResponse:
+        """Let a group take no new messages; all else goes on. Returns when that is stored on a majority of its nodes.
+
+        `even_the_last`: although no other group takes messages, of all topics or of some.
+        Raises: UsageError: that is so, or became so meanwhile, and the drain was taken back; or messages of ordered topics are not consumed, and later ones of their message groups,
+        which then go to other queues, could overtake them. RouteError: who should tell does not answer.
+        """
+        group = await self.group(name)
+        needs_others = not (even_the_last or group.draining)
+        if needs_others and (alone := await self._left_alone(group)) is not None:
+            raise alone
+        if not (allow_reordering or group.draining):
+            await self._check_order(await self._ordered_in(group), "drain")
+        answer = await self._set_mode(group, route_pb2.MODE_DRAINING)
+        if needs_others and answer.changed:
+            await self._check_again(group)
+        return answer
+
+    async def _check_again(self, group: BrokerGroup) -> None:
+        """Two people who drain two groups at once both find before that the other group takes the topics.
+
+        Whoever looks later finds both drained, since each looks once more after its own drain, and takes that back.
+        Raises: UsageError: it was taken back; RouteError: it was not, or nobody can tell whether it should be.
+        """
+        name = group.name
+        undo = f"Take it back: ledgermq cluster undrain {name}"
+        try:
+            alone = await self._left_alone(group)
+            if alone is not None:
+                await self._set_mode(group, route_pb2.MODE_ACTIVE)
+        except LedgerMQError as error:
+            raise RouteError(
+                f"{name} is being drained, and whether another group still takes its topics is not certain: {error.what}",
+                "It was so before the drain",
+                f"See: ledgermq cluster status. {undo}",
+            ) from error
+        if alone is not None:
+            raise UsageError(
+                f"{name} was drained and taken back: {alone.what}",
+                f"That was not so before the drain: somebody drains another group, or it fell silent. {name} takes messages again",
+                alone.next_step,
+            )
+
+    async def _left_alone(self, group: BrokerGroup) -> UsageError | None:
+        """Return why a group is not to be drained: some topic has no other group that takes its messages."""
+        name = group.name
+        groups, gone = await self._routes.groups_and_gone()
+        others = await asyncio.gather(*(self._as_it_is(each) for each in groups if each.name != name))
+        others += [OtherGroup(each.name, "is down") for each in gone]
+        takers = [each.name for each in others if not each.why_not]
+        if not takers:
+            others_are = "".join(f"; {each.name} {each.why_not}" for each in others)
+            return UsageError(
+                f'no other broker group takes messages than "{name}"{others_are}',
+                "Drained, it would leave producers nowhere to send to. Nothing was changed",
+                "Add a group first (docs/runbook.md, Grow and shrink), or insist: --even-the-last",
+            )
+        if alone := left_alone(await self._topics_in(group), others):
+            named = shortened([f"{topic} ({why})" for topic, why in alone.items()])
+            return UsageError(
+                f"no other broker group takes messages of: {named}",
+                f'Drained, "{name}" would leave their producers nowhere to send to. Nothing was changed',
+                f"Give another group what it lacks (ledgermq cluster add-group {takers[0]}) and repeat it, or insist: "
+                "--even-the-last",
+            )
+        return None
+
+    async def _as_it_is(self, group: BrokerGroup) -> OtherGroup:
+        """Return a group as its leader says: a route may be old."""
+        try:
+            topics = await self._topics_in(group)
+            mode = await self._mode_of(group)
+        except LedgerMQError as error:
+            if not error.retryable:
+                raise
+            return OtherGroup(group.name, "has no leader, or does not answer")
+        full = "has a full disk" if not (group.writable or group.draining) else ""
+        return OtherGroup(group.name, _WHY_NOT.get(mode, full), {info.name: info for info in topics})
+
+    @checked(name=a_text, allow_reordering=a_flag, node=a_text)
+    async def undrain(
+        self, name: str, *, allow_reordering: bool = False, node: str = ""
+    ) -> pb.SetBrokerGroupModeResponse:
+        """Let a group take messages again, also (`node`: host:port of its log port) one that was removed.
+
+        Raises: UsageError: messages of ordered topics are not consumed, see `drain`.
+        """
+        group = await self.group(name, node)
+        if not allow_reordering and await self._mode_of(group) != route_pb2.MODE_ACTIVE:
+            await self._check_order(await self._ordered_in(group), "take back")
+        return await self._set_mode(group, route_pb2.MODE_ACTIVE)
+
+    @checked(name=a_text, force=a_flag)
+    async def remove_group(self, name: str, *, force: bool = False) -> pb.SetBrokerGroupModeResponse:
+        """Take a drained and consumed group out of the cluster: no nameserver lists it any more. Its nodes keep their data.
+
+        Consumer groups that consume its topics only in other groups have consumed nothing of it. `force`: also one that takes
+        messages or holds some that nobody consumed. Raises: RefusedError; RouteError: a group does not say who consumes there;
+        UsageError: consumers that store no progress there read it just now, and are behind.
+        """
+        group = await self.group(name)
+        if force:
+            return await self._leave(group, await self._set_mode(group, route_pb2.MODE_REMOVED, force=True))
+        consumers, silent = await self._consumers_elsewhere(name)
+        if silent:
+            raise _not_heard("who consumes the topics", silent, "lose what they may lack: --force")
+        if reading := await self._reading(group):
+            raise UsageError(
+                f"{shortened([reading_text(each) for each in reading])}, and broker group {name} does not know how far they are",
+                "Nothing was changed",
+                f"Wait for them (ledgermq cluster drain {name} --wait), or let them lose it: --force",
+            )
+        return await self._leave(
+            group, await self._set_mode(group, route_pb2.MODE_REMOVED, consumers=consumers)
+        )
+
+    async def _leave(
+        self, group: BrokerGroup, removed: pb.SetBrokerGroupModeResponse
+    ) -> pb.SetBrokerGroupModeResponse:
+        """Return when no nameserver that answers lists a removed group any more: its nodes tell them, each as it hears of it."""
+        end = time.monotonic() + _UNLISTED_S
+        request = nameserver_pb2.ListGroupsRequest(cluster=group.cluster)
+        while time.monotonic() < end:
+            answers, _ = await self._routes.ask_every(
+                lambda stub: stub.ListGroups(request, timeout=_UNLISTED_S)
+            )
+            views = [view for answer in answers.values() for view in answer.groups]
+            if not any((view.group, view.group_id) == (group.name, group.group_id) for view in views):
+                return removed
+            await asyncio.sleep(_LISTED_PAUSE_S)
+        logger.warning(
+            "removed, and a nameserver still lists it: a node that is down, or just came back, broker_group=%s",
+            group.name,
+        )
+        return removed
+
+    async def _set_mode(
+        self,
+        group: BrokerGroup,
+        mode: route_pb2.BrokerGroupMode,
+        *,
+        force: bool = False,
+        consumers: Sequence[pb.TopicConsumer] = (),
+    ) -> pb.SetBrokerGroupModeResponse:
+        request = pb.SetBrokerGroupModeRequest(
+            group=group.name,
+            mode=mode,
+            force=force,
+            consumers=consumers,
+            cluster=group.cluster,
+            broker_group_id=group.group_id,
+        )
+        return await self._call(
+            group, lambda stub, timeout: stub.SetBrokerGroupMode(request, timeout=timeout)
+        )
+
+    # --- how far consumers are --------------------------------------------------------------------------------
+
+    @checked(group=instance_of(BrokerGroup, "a BrokerGroup, as groups() returns them"))
+    async def left(self, group: BrokerGroup) -> Left:
+        """Return what a group holds that was not consumed; also one that no nameserver lists any more."""
+        consumers, silent = await self._consumers_elsewhere(group.name)
+        answer = await self._ask_progress(group, pb.GetProgressRequest(consumers=consumers))
+        behind = [row for row in answer.topics if row.behind]
+        parked = [row for row in answer.topics if row.parked]
+        return Left(answer.mode, behind, sorted(silent), await self._reading(group), parked)
+
+    async def _consumers_elsewhere(self, name: str) -> tuple[list[pb.TopicConsumer], Silent]:
+        """Return who consumes what in the other broker groups, and why some of them do not tell."""
+        rows, silent = await self._progress_of_all(without=name)
+        found = sorted({(row.group, row.topic) for row in rows if row.group})
+        return [pb.TopicConsumer(group=group, topic=topic) for group, topic in found], silent
+
+    async def _mode_of(self, group: BrokerGroup) -> route_pb2.BrokerGroupMode:
+        """Return what a group does as its leader says: the route may not tell yet."""
+        return (await self._ask_progress(group, pb.GetProgressRequest())).mode
+
+    async def _ordered_in(self, group: BrokerGroup) -> set[str]:
+        return {info.name for info in await self._topics_in(group) if info.message_type in ORDERED_TYPES}
+
+    async def _check_order(self, ordered: Collection[str], what: str) -> None:
+        """Messages of a message group share a queue, which changes with the number of queues that take messages.
+
+        Raises: UsageError: there are some that are not consumed, in any broker group; RouteError: one does not tell.
+        """
+        if not ordered:
+            return
+        rows, silent = await self._progress_of_all()
+        found = sorted({row.topic for row in rows if row.group and row.behind} & set(ordered))
+        if found:
+            raise UsageError(
+                f"ordered topics have messages that are not consumed: {shortened(found)}",
+                f"To {what} a group moves message groups to other queues, where later messages could overtake those. "
+                "Nothing was changed",
+                "Stop who sends to these topics, wait until they are consumed (ledgermq group lag), and try again; or let "
+                "it happen: --allow-reordering",
+            )
+        if silent:
+            raise _not_heard(
+                "whether messages of ordered topics are consumed", silent, "let it happen: --allow-reordering"
+            )
+
+    # --- add --------------------------------------------------------------------------------------------------
+
+    @checked(name=a_text, source=a_text, topics=texts, dry_run=a_flag, allow_reordering=a_flag)
+    async def add_group(
+        self,
+        name: str,
+        *,
+        source: str = "",
+        topics: Sequence[str] = (),
+        dry_run: bool = False,
+        allow_reordering: bool = False,
+    ) -> AddedGroup:
+        """Give a group the topics and consumer groups of the others (of `source` alone), or only these `topics`.
+
+        What is there stays as it is. Consumer groups that consume a topic elsewhere begin at the first message of its new
+        queues. Running clients take the new queues into use by themselves. May be repeated. Raises: UsageError.
+        """
+        group = await self.group(name)
+        known = await (self.groups() if source else self._every_group())
+        names = [each.name for each in known if each.name != name]
+        if source and source not in names:
+            raise UsageError(
+                f'broker group "{source}" is not another group', f"The others: {', '.join(names)}"
+            )
+        sources = [source] if source else names
+        if not sources:
+            raise UsageError(f'"{name}" is the only broker group', "There is nothing to take topics from")
+        mode = await self._mode_of(group)
+        if mode == route_pb2.MODE_REMOVED:
+            raise UsageError(
+                f'broker group "{name}" was removed',
+                "Nothing was changed",
+                f"Take it back first: ledgermq cluster undrain {name} --node HOST:8082",
+            )
+        draining = mode == route_pb2.MODE_DRAINING
+        theirs = {each: await self._topics_of(each) for each in sources}
+        found = compare_topics(name, await self._topics_of(name), theirs, topics)
+        unknown = set(topics) - {info.name for infos in theirs.values() for info in infos}
+        if unknown:
+            raise UsageError(f"no other group has {', '.join(sorted(unknown))}", "Nothing was changed")
+        groups = {each: await self._consumer_groups_of(each) for each in sources}
+        consumers = compare_consumer_groups(name, await self._consumer_groups_of(name), groups)
+        added = AddedGroup(name, found, consumers, dry_run, draining)
+        if found.missing and not (allow_reordering or draining):
+            ordered = {info.name for info in found.missing if info.message_type in ORDERED_TYPES}
+            ordered |= await self._ordered_in(group)  # it takes no messages while it is filled
+            await self._check_order(ordered, "add")
+        if not dry_run:
+            await self._copy(group, added)
+        return added
+
+    async def _copy(self, group: BrokerGroup, added: AddedGroup) -> None:
+        """Create what is missing. No message may come into a new queue before it is known where groups begin in it."""
+        for consumer_group in added.consumer_groups.missing:
+            await self._create_consumer_group(group, consumer_group)
+        missing = added.topics.missing
+        if not missing and not added.draining:
+            return
+        await self._consumers_everywhere(group.name)  # before there is anything to break off
+        # Who drained it since it was looked at wants it to stay so.
+        own_drain = not added.draining and (await self._set_mode(group, route_pb2.MODE_DRAINING)).changed
+        try:
+            for info in missing:
+                await self._create_topic(group, info)
+            names = {info.name for info in missing} | set(added.topics.existing if added.draining else ())
+            await self._begin_all(group, names)
+        except BaseException:
+            logger.error(
+                "broken off, the group takes no messages yet broker_group=%s; repeat add-group, then undrain it",
+                group.name,
+            )
+            raise
+        if own_drain:
+            await self._set_mode(group, route_pb2.MODE_ACTIVE)
+        for info in missing:
+            await self._routes.until_known(info.name, [group.name])
+
+    async def _begin_all(self, group: BrokerGroup, topics: Collection[str]) -> None:
+        """Let every consumer group that consumes one of these topics elsewhere begin at the first message here."""
+        begun = {
+            (each.group, each.topic) for _, each in await self.progress(broker_group=group.name) if each.group
+        }
+        for each in await self._consumers_everywhere(group.name):
+            if each.topic in topics and (each.group, each.topic) not in begun:
+                await self._begin(group, each.group, each.topic)
+
+    async def _consumers_everywhere(self, name: str) -> list[pb.TopicConsumer]:
+        """As `_consumers_elsewhere`. Raises: RouteError: not every group tells."""
+        consumers, silent = await self._consumers_elsewhere(name)
+        if silent:
+            insist = f"when it is lost for good, take it off the lists: ledgermq cluster forget-group {min(silent)}"
+            raise _not_heard("where consumer groups begin", silent, insist)
+        return consumers
+
+    async def _begin(self, group: BrokerGroup, consumer_group: str, topic: str) -> None:
+        request = pb.DescribeTopicRequest(topic=topic)
+        described = await self._call(
+            group, lambda stub, timeout: stub.DescribeTopic(request, timeout=timeout)
+        )
+        commit = log_pb2.CommitOffsetsRequest(group=consumer_group)
+        for queue in described.queues:
+            commit.offsets.add(topic=topic, queue_id=queue.queue_id, offset=queue.begin_offset)
+
+        def send(channel: Any, timeout_s: float) -> Any:
+            stub = log_pb2_grpc.LogServiceStub(channel)
+            return stub.CommitOffsets(commit, timeout=timeout_s, metadata=group.metadata)
+
+        try:
+            await call_group(lambda: group, self._channels, send, timeout_s=self._timeout_s)
+        except FencedError:
+            logger.info(
+                "consumers were quicker topic=%s group=%s", topic, consumer_group
+            )  # the queues are empty
+
+    async def _create_topic(self, group: BrokerGroup, info: route_pb2.TopicInfo) -> None:
+        request = pb.CreateTopicRequest(
+            topic=info.name,
+            queue_count=info.queue_count,
+            message_type=info.message_type,
+            retention_ms=info.retention_ms,
+            keep_unread=info.keep_unread,
+            if_not_exists=True,
+        )
+        answer = await self._call(
+            group, lambda stub, timeout: stub.CreateTopic(request, timeout=timeout), request
+        )
+        if info.keep_unread:
+            check_kept(info.name, [(group, answer.topic)])
+
+    async def _create_consumer_group(self, group: BrokerGroup, info: pb.ConsumerGroupInfo) -> None:
+        request = pb.CreateGroupRequest(group=info, if_not_exists=True)
+        await self._call(group, lambda stub, timeout: stub.CreateGroup(request, timeout=timeout), request)
+
+    async def _topics_of(self, group: str) -> list[route_pb2.TopicInfo]:
+        return await self._topics_in(await self.group(group))
+
+    async def _consumer_groups_of(self, group: str) -> list[pb.ConsumerGroupInfo]:
+        request = pb.ListConsumerGroupsRequest()
+        answer = await self._call(
+            await self.group(group), lambda stub, timeout: stub.ListGroups(request, timeout=timeout)
+        )
+        return list(answer.groups)
+
+
+def _not_heard(what: str, silent: Silent, insist: str) -> RouteError:
+    """Return the error of a change that needs every broker group's word. `insist`: what helps if one stays silent."""
+    groups = ", ".join(sorted(silent))
+    why = next(iter(silent.values())).what
+    return RouteError(
+        f"{what} in every broker group is not known: {groups} does not answer, or has no leader ({why})",
+        "Nothing was changed",
+        f"Repeat it when the group answers again (ledgermq cluster status), or {insist}",
+    )

@@ -1,0 +1,186 @@
+"""What the nodes of a cluster say about themselves, found by its nameservers or by addresses of nodes.
+
+Owns: finding the nodes, asking all of them at once. Must not: judge (`status_report` does), or print.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from ledgermq.proto import admin_pb2 as pb
+from ledgermq.proto import nameserver_pb2, nameserver_pb2_grpc, route_pb2
+from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
+from ledgermq.proto.grpc_answers import decoded
+
+from ..cluster.routes import is_stranger, parse_addresses
+from ..errors import (
+    BrokerUnreachableError,
+    InvalidAddressError,
+    LedgerMQError,
+    NameserversDownError,
+    NotANameserverError,
+    UsageError,
+)
+from . import status_report
+from .status_report import GroupAnswers, GroupReport
+
+_ASK_SECONDS = 2.0
+
+
+async def collect(nameserver: str, nodes: list[str]) -> tuple[list[GroupReport], LedgerMQError | None]:
+    """Find all nodes, ask them all at once, judge. The error says why nothing could be found out.
+
+    Raises: InvalidAddressError (of the nameserver).
+    """
+    try:
+        groups = await groups_asked(nameserver, nodes)
+    except InvalidAddressError:
+        raise
+    except LedgerMQError as failure:
+        return [], failure
+    for each in groups:
+        each.others_answer = any(other.answers for other in groups if other is not each)
+    return [status_report.report(each) for each in groups], None
+
+
+async def groups_asked(nameserver: str, nodes: list[str]) -> list[GroupAnswers]:
+    """Find all nodes and ask them all at once. Raises: LedgerMQError: nothing could be found out."""
+    return await _groups_by_nodes(nodes) if nodes else await _groups_by_nameserver(nameserver)
+
+
+async def ask(address: str) -> pb.GetStatusResponse | None:
+    """Return a node's own view, None when it does not answer in time."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            answer: pb.GetStatusResponse = decoded(
+                await AdminServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=_ASK_SECONDS)
+            )
+        except grpc.aio.AioRpcError as error:
+            if is_stranger(error):
+                raise UsageError(
+                    f"{address} is not the log port of a node",
+                    "AdminService is not served there; the messaging port is another one",
+                    "Give the port that the broker prints as log= (8082 by default)",
+                ) from error
+            return None
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNode:
+    """A node that is or was there, and where its LogService is."""
+
+    group: str
+    node_id: str
+    address: str
+
+
+async def known_nodes(nameserver: str, nodes: list[str]) -> list[KnownNode]:
+    """Return every known node that has an address, group by group. Raises: LedgerMQError when nobody answers."""
+    if nodes:
+        found = {
+            (answer.group, told.node_id): told.addresses.log_address
+            for group in await _groups_by_nodes(nodes)
+            for answer in group.answers.values()
+            for told in answer.nodes
+        }
+    else:
+        found = {
+            (route.group, told.node_id): told.listeners[0].log_address
+            for route in (await list_groups(nameserver)).groups
+            for told in route.nodes
+            if told.listeners
+        }
+    return [KnownNode(*key, address) for key, address in sorted(found.items()) if address]
+
+
+async def _groups_by_nameserver(nameserver: str) -> list[GroupAnswers]:
+    listed = await list_groups(nameserver)
+    groups = await asyncio.gather(*(_ask_group(route) for route in listed.groups))
+    for route, group in zip(listed.groups, groups, strict=True):
+        key = (route.cluster, route.group)
+        its = [each for each in listed.strangers if (each.cluster, each.group) == key]
+        group.strangers = tuple(f"{each.node_id} at {each.log_address}" for each in its)
+    return groups
+
+
+async def list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
+    """Ask one nameserver after the other.
+
+    Raises: InvalidAddressError, NameserversDownError, NotANameserverError, LedgerMQError (no group is known, or several clusters).
+    """
+    addresses, stranger = parse_addresses(nameserver), ""
+    for address in addresses:
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = nameserver_pb2_grpc.NameServerServiceStub(channel)
+            try:
+                listed: nameserver_pb2.ListGroupsResponse = decoded(
+                    await stub.ListGroups(
+                        nameserver_pb2.ListGroupsRequest(gone_too=True), timeout=_ASK_SECONDS
+                    )
+                )
+            except grpc.aio.AioRpcError as error:
+                stranger = address if is_stranger(error) else stranger
+                continue
+        if listed.groups:
+            return listed
+        if len(listed.clusters) > 1:
+            raise LedgerMQError(
+                f"the nameserver {address} knows several clusters: {', '.join(listed.clusters)}",
+                "Which of them is meant cannot be said here",
+                "Ask a node itself: ledgermq cluster status --node HOST:8082",
+            )
+        raise LedgerMQError(
+            f"no broker group is registered at the nameserver {address}",
+            "The brokers are down, or know another nameserver",
+            "Ask a node itself: ledgermq cluster status --node HOST:8082",
+        )
+    if stranger:
+        raise NotANameserverError(stranger)
+    raise NameserversDownError(addresses)
+
+
+async def _ask_group(route: route_pb2.GroupRoute) -> GroupAnswers:
+    group = GroupAnswers(route.group)
+    targets = {}
+    for node in route.nodes:
+        listener = node.listeners[0] if node.listeners else None
+        group.members[node.node_id] = listener.messaging_address if listener else ""
+        if listener is not None:
+            targets[node.node_id] = listener.log_address
+    await _ask_all(group, targets)
+    return group
+
+
+async def _groups_by_nodes(addresses: list[str]) -> list[GroupAnswers]:
+    """Ask the given nodes, then the nodes that they name. One that answers is enough."""
+    first = await asyncio.gather(*(ask(address) for address in addresses))
+    groups: dict[str, GroupAnswers] = {}
+    targets: dict[str, dict[str, str]] = {}
+    for answer in first:
+        if answer is None:
+            continue
+        group = groups.setdefault(answer.group, GroupAnswers(answer.group))
+        group.answers[answer.node_id] = answer
+        for node in answer.nodes:
+            if node.addresses.messaging_address or node.node_id not in group.members:
+                group.members[node.node_id] = node.addresses.messaging_address
+            if node.addresses.log_address:
+                targets.setdefault(answer.group, {})[node.node_id] = node.addresses.log_address
+    if not groups:
+        raise BrokerUnreachableError(", ".join(addresses), f"no answer within {_ASK_SECONDS:g} s")
+    for name, group in groups.items():
+        missing = {k: v for k, v in targets.get(name, {}).items() if k not in group.answers}
+        await _ask_all(group, missing)
+    return list(groups.values())
+
+
+async def _ask_all(group: GroupAnswers, targets: dict[str, str]) -> None:
+    answers = await asyncio.gather(*(ask(address) for address in targets.values()))
+    for name, answer in zip(targets, answers, strict=True):
+        if answer is not None and answer.node_id == name:
+            group.answers[name] = answer

@@ -1,0 +1,181 @@
+"""What consumer groups have consumed, asked of each broker group by itself; some may not answer.
+
+Owns: which broker groups are asked, and how it shows that one is silent or gone. Must not: change anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import grpc
+
+from ledgermq.proto import admin_pb2 as pb
+from ledgermq.proto import route_pb2
+from ledgermq.proto.grpc_answers import decoded
+
+from ..arguments import a_consumer_group, a_flag, a_text, a_topic, checked, empty_or
+from ..cluster.every_group import Silent, ask_all
+from ..cluster.routes import check_address
+from ..cluster.topic_route import BrokerGroup, Node
+from ..errors import NoQuorumError, UsageError
+from ..trace.events import TRACE_TOPIC
+from .admin import NEITHER, Admin, Stub
+
+_READING_S: Final = 2.0  # a node that does not say so soon who reads there is left out
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Lag:
+    """How far consumer groups are, in the broker groups that answered."""
+
+    rows: list[tuple[str, pb.TopicProgress]]  # with the broker group
+    #: With the consumer group and the broker group.
+    queues: list[tuple[str, str, pb.GroupQueueProgress]] = field(default_factory=list)
+    silent: Silent = field(default_factory=dict)  # by broker group: why it is missing
+
+
+class GroupProgress(Admin):
+    """An `Admin` that also tells how far consumer groups are. Raises what `Admin` raises, and UsageError."""
+
+    @checked(name=a_text, node=a_text)
+    async def group(self, name: str, node: str = "") -> BrokerGroup:
+        """Return a broker group; `node` (host:port of a log port): one that no nameserver lists. Raises: UsageError."""
+        if node:
+            check_address(node, "the address of a node's log port", 8082)
+            return BrokerGroup("", name, 0, "", (Node("", node, "", True),), True)
+        groups, gone = await self._routes.groups_and_gone()
+        found = next((each for each in groups if each.name == name), None)
+        if found is None:
+            known = ", ".join(each.name for each in groups)
+            down = next((each for each in gone if each.name == name), None)
+            if down is not None:
+                raise down.refusal
+            raise UsageError(
+                f'broker group "{name}" is not known to the nameservers',
+                f"Known: {known}. Nothing was changed",
+                f"Start its nodes with the same nameservers. If it was removed: ledgermq cluster undrain {name} --node HOST:8082",
+            )
+        return found
+
+    @checked(consumer_group=empty_or(a_consumer_group), topic=empty_or(a_topic), broker_group=a_text)
+    async def progress(
+        self, consumer_group: str = "", topic: str = "", *, broker_group: str = ""
+    ) -> list[tuple[str, pb.TopicProgress]]:
+        """Return (broker group, progress) of consumer groups in topics; "" is all of them."""
+        groups = [await self.group(broker_group)] if broker_group else await self._every_group()
+        request = pb.GetProgressRequest(group=consumer_group, topic=topic)
+        return [
+            (group.name, each)
+            for group in groups
+            for each in (await self._ask_progress(group, request)).topics
+        ]
+
+    async def _reading(self, group: BrokerGroup) -> list[pb.LiveReading]:
+        """Return who reads the group's topics just now, stores no progress there, and has not fetched all, of the nodes that tell."""
+
+        async def ask(node: Node) -> Sequence[pb.LiveReading]:
+            stub = Stub(self._channels.get(node.log_address))
+            try:
+                answer = decoded(await stub.GetStatus(pb.GetStatusRequest(readers=True), timeout=_READING_S))
+            except grpc.RpcError:
+                return ()
+            return answer.readers if answer.group == group.name else ()
+
+        found: dict[tuple[str, str], pb.LiveReading] = {}
+        for told in await asyncio.gather(*map(ask, group.nodes)):
+            for each in told:
+                known = found.setdefault((each.group, each.topic), each)
+                if known is not each:
+                    known.streams += each.streams
+                    known.behind = max(known.behind, each.behind)
+        return [found[key] for key in sorted(found)]
+
+    async def _ask_progress(
+        self, group: BrokerGroup, request: pb.GetProgressRequest
+    ) -> pb.GetProgressResponse:
+        asked = pb.GetProgressRequest()
+        asked.CopyFrom(request)
+        asked.cluster, asked.broker_group = group.cluster, group.name  # others may be at its addresses by now
+        asked.broker_group_id = group.group_id
+        return await self._call(group, lambda stub, timeout: stub.GetProgress(asked, timeout=timeout))
+
+    @checked(consumer_group=empty_or(a_consumer_group), topic=empty_or(a_topic), queues=a_flag)
+    async def lag(self, consumer_group: str = "", topic: str = "", *, queues: bool = False) -> Lag:
+        """Return how far consumer groups are in the broker groups that answer; "" is all of them. `queues`: of each queue.
+
+        Raises: GroupNotFoundError, TopicNotFoundError; and what the broker groups failed with, when none says otherwise.
+        """
+        groups, gone = await self._routes.groups_and_gone()
+        away: Silent = {each.name: each.error for each in gone}
+        if consumer_group:
+            described, silent = await self._describe_in(groups, consumer_group, topic)
+            if not described:
+                why = next(iter((silent | away).values()), None)
+                raise why or await self._group_not_found(consumer_group, topic)
+        request = pb.GetProgressRequest(group=consumer_group, topic=topic)
+        answers, silent = await ask_all(groups, lambda group: self._ask_progress(group, request))
+        if silent and not answers:
+            raise next(iter(silent.values()))
+        silent |= away
+        found = Lag([(group.name, row) for group, answer in answers for row in answer.topics], silent=silent)
+        if topic and not found.rows:
+            await self._check_topic([group for group, _ in answers], topic, silent)
+        for name in sorted({row.group for _, row in found.rows if row.group}) if queues else ():
+            described, quiet = await self._describe_in([group for group, _ in answers], name, topic)
+            found.silent |= quiet
+            found.queues += [(name, where, each) for where, answer in described for each in answer.queues]
+        return found
+
+    async def _describe_in(
+        self, groups: Sequence[BrokerGroup], name: str, topic: str
+    ) -> tuple[list[tuple[str, pb.DescribeGroupResponse]], Silent]:
+        """Return what the broker groups that know a consumer group say of it, and why some do not answer."""
+        request = pb.DescribeGroupRequest(name=name, topic=topic)
+
+        ask = self._in_each(
+            lambda stub, timeout: stub.DescribeGroup(request, timeout=timeout), absent=NEITHER
+        )
+        answers, silent = await ask_all(groups, ask)
+        return [(group.name, answer) for group, answer in answers if answer is not None], silent
+
+    async def _check_topic(self, groups: Sequence[BrokerGroup], topic: str, silent: Silent) -> None:
+        """Raises: TopicNotFoundError (no group has the topic); a silent group's error, where it could have it."""
+        answers, more = await ask_all(groups, self._topics_in)
+        if topic == TRACE_TOPIC or any(info.name == topic for _, infos in answers for info in infos):
+            return
+        if error := next(iter((*silent.values(), *more.values())), None):
+            raise error
+        raise await self._topic_not_found(topic)
+
+    async def _progress_of_all(self, *, without: str = "") -> tuple[list[pb.TopicProgress], Silent]:
+        """Return the progress in all broker groups, asked side by side, and why some of them do not answer.
+
+        Those that no node of is up are asked, too: what they hold, and who consumes there, comes back with them.
+        """
+        known = await self._routes.groups(gone_too=True)
+        groups = [each for each in known if each.name != without]
+        answers, silent = await ask_all(
+            groups, lambda group: self._ask_progress(group, pb.GetProgressRequest())
+        )
+        return [row for _, answer in answers for row in answer.topics], silent
+
+    async def _topics_in(self, group: BrokerGroup) -> list[route_pb2.TopicInfo]:
+        """Return the topics of users: that of traces is made by the nodes, where they are set up for it."""
+        request = pb.ListTopicsRequest()
+        answer = await self._call(group, lambda stub, timeout: stub.ListTopics(request, timeout=timeout))
+        return [info for info in answer.topics if info.name != TRACE_TOPIC]
+
+    async def _call(
+        self, group: BrokerGroup, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
+    ) -> T:
+        try:
+            return await super()._call(group, call, change)
+        except NoQuorumError as error:  # of which group, with several of them
+            named = NoQuorumError(error.code, f'broker group "{group.name}": {error}')
+            named.perhaps_done = error.perhaps_done
+            raise named from error

@@ -1,0 +1,137 @@
+"""Takes the dump of a running node: the streamed files, written to a folder.
+
+Owns: what a node may have written where. Must not: read what is in the files, or print.
+Invariant: a node's folder in the dump is complete exactly when it has a manifest.json, which is written last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import grpc
+import grpc.aio
+
+from ledgermq.proto import admin_pb2 as pb
+from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
+from ledgermq.proto.dump_manifest import MANIFEST
+from ledgermq.proto.foreign_text import safe_text
+from ledgermq.proto.grpc_answers import decoded
+
+from ..errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
+
+_MAX_CHUNK = 16 * 1024 * 1024
+_CHUNK_SECONDS = 30.0  # a node that sends nothing for so long is given up
+
+
+@dataclass(slots=True)
+class DumpResult:
+    """What one node's dump holds."""
+
+    files: int = 0
+    bytes: int = 0
+
+
+async def dump_node(
+    name: str, address: str, to: Path, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> DumpResult:
+    """Write the dump of the node at `address` to `to/name`, replacing an older one.
+
+    Raises: BrokerUnreachableError (also when it sends nothing for 30 s), RefusedError, UsageError (the folder cannot
+    be written), LedgerMQError (names that lead elsewhere, a dump without its end).
+    """
+    folder = to / folder_name(name)
+    _make_empty(folder)
+    result = DumpResult()
+    async with grpc.aio.insecure_channel(
+        address, options=[("grpc.max_receive_message_length", _MAX_CHUNK)]
+    ) as channel:
+        try:
+            await _receive(AdminServiceStub(channel).Dump(pb.DumpRequest()), folder, result, on_progress)
+        except TimeoutError as error:
+            raise BrokerUnreachableError(address, f"It sent nothing for {_CHUNK_SECONDS:g} s") from error
+        except grpc.aio.AioRpcError as error:
+            raise BrokerUnreachableError(address, error.details() or error.code().name) from error
+    if not (folder / MANIFEST).exists():
+        raise LedgerMQError(
+            f"the dump of {name} ended without its manifest",
+            "The node stopped while it sent it",
+            f"Try again: ledgermq dump {to}",
+        )
+    return result
+
+
+async def _receive(
+    call: grpc.aio.UnaryStreamCall[pb.DumpRequest, pb.DumpChunk],
+    folder: Path,
+    result: DumpResult,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Write chunks as they come. A file's chunks come in order, one file after the other. Raises: TimeoutError."""
+    current, file = "", None
+    try:
+        while True:
+            async with asyncio.timeout(_CHUNK_SECONDS):
+                chunk = decoded(await call.read())
+            if not isinstance(chunk, pb.DumpChunk):
+                return  # the end of the stream
+            if chunk.HasField("refusal") and chunk.refusal.code:
+                raise error_of(chunk.refusal)
+            if chunk.path != current or file is None:
+                if file is not None:
+                    file.close()
+                current, file = chunk.path, _open(folder, chunk.path)
+                result.files += 1
+            file.seek(chunk.offset)
+            file.write(chunk.data)
+            result.bytes += len(chunk.data)
+            on_progress(result.bytes, chunk.total_bytes)
+            await asyncio.sleep(0)
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _open(folder: Path, path: str) -> BinaryIO:
+    """Open a file of the dump. A path that leads out of the folder is an attack or a defect. Raises: LedgerMQError."""
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts:
+        raise LedgerMQError(
+            f'the node sent a file name that is not allowed: "{safe_text(path)}"', "Nothing was written there"
+        )
+    target = folder.joinpath(*parts)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target.open("wb")
+
+
+def _make_empty(folder: Path) -> None:
+    """Remove an older dump; refuse to remove anything else. Raises: UsageError."""
+    if folder.exists():
+        ours = {MANIFEST, f"{MANIFEST}.part", "commitlog", "consumequeue", "state"}
+        others = [entry.name for entry in folder.iterdir() if entry.name not in ours]
+        if others:
+            raise UsageError(
+                f"{folder} is not a dump (it holds {others[0]})",
+                "Nothing was changed",
+                "Choose another folder",
+            )
+        (folder / MANIFEST).unlink(missing_ok=True)  # first: what is left of a dump must not look complete
+        shutil.rmtree(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)  # what is in it are other people's messages
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be made: {error.strerror}", "", "Choose a folder that can be written"
+        ) from error
+
+
+def folder_name(name: str) -> str:
+    """Return a name that a node told, for use as a folder's. Raises: LedgerMQError."""
+    if PurePosixPath(name).name != name or name in ("", ".."):
+        raise LedgerMQError(f'"{name}" cannot be the name of a folder', "Nothing was written for it")
+    return name

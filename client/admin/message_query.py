@@ -1,0 +1,127 @@
+"""Looking stored messages up in every broker group, and joining what they answer. Must not: know channels.
+
+Owns: the pages of a group, the order of the result, what is said when a group does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ledgermq.proto import admin_pb2 as pb
+
+from ..cluster.topic_route import BrokerGroup
+from ..errors import LedgerMQError, RefusedError
+from ..message import MessageQueue, MessageView
+
+#: Messages of a query when nothing else is asked for.
+DEFAULT_LIMIT: Final = 100
+_PAGE: Final = 1000
+#: Records of one broker group that a result holds at most, bytes (or one page): the rest counts as truncated.
+MAX_GROUP_BYTES: Final = 64 << 20
+
+Ask = Callable[[BrokerGroup, pb.QueryMessagesRequest], Awaitable[pb.QueryMessagesResponse]]
+
+
+@dataclass(slots=True)
+class FoundMessages:
+    """What a query brought: the newest first."""
+
+    messages: list[MessageView] = field(default_factory=list)
+    truncated: bool = False  # there may be more than `limit`, or than fits into a result
+    #: When truncated: nothing that is missing was stored later (ms). A query for what was stored before the next ms goes on
+    #: without a gap; it repeats some.
+    missing_from_ms: int = 0
+    #: Log bytes in which nothing was looked for: the index of keys and ids is being made there. Ask again later.
+    unsearched_bytes: int = 0
+    #: Broker groups that did not answer, and why: their messages are missing.
+    silent: dict[str, LedgerMQError] = field(default_factory=dict)
+    #: Broker groups without a leader: what was stored last there may be missing.
+    stale: list[str] = field(default_factory=list)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a query for what was stored up to `missing_from_ms` brings anything that this one did not."""
+        return self.truncated and self.messages[0].store_timestamp > self.missing_from_ms
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether what is not here was not stored (or is not stored any more), as far as `truncated` goes."""
+        return not (self.unsearched_bytes or self.silent or self.stale)
+
+
+async def query_groups(
+    groups: Sequence[BrokerGroup],
+    ask: Ask,
+    request: pb.QueryMessagesRequest,
+    limit: int,
+    gone: Mapping[str, LedgerMQError],
+) -> FoundMessages | None:
+    """Ask all groups at once; None: no group has the topic. `gone`: why there is nobody to ask in some.
+
+    Raises: LedgerMQError (no group answered).
+    """
+    answers = await asyncio.gather(
+        *(_query_group(group, ask, request, limit) for group in groups), return_exceptions=True
+    )
+    found, answered = FoundMessages(silent=dict(gone)), 0
+    for group, answer in zip(groups, answers, strict=True):
+        if isinstance(answer, FoundMessages):
+            answered += 1
+            found.messages += answer.messages
+            found.truncated |= answer.truncated
+            found.missing_from_ms = max(found.missing_from_ms, answer.missing_from_ms)
+            found.unsearched_bytes += answer.unsearched_bytes
+            found.stale += answer.stale
+        elif isinstance(answer, RefusedError) and answer.code == "TOPIC_NOT_FOUND":
+            continue
+        elif isinstance(answer, LedgerMQError) and not _is_final(answer):
+            found.silent[group.name] = answer
+        else:
+            raise answer
+    if not answered:
+        if found.silent:
+            raise next(iter(found.silent.values()))
+        return None
+    found.messages.sort(key=lambda message: message.store_timestamp, reverse=True)
+    if len(found.messages) > limit:
+        found.truncated = True
+        found.missing_from_ms = max(found.missing_from_ms, found.messages[limit].store_timestamp)
+        del found.messages[limit:]
+    return found
+
+
+async def _query_group(
+    group: BrokerGroup, ask: Ask, request: pb.QueryMessagesRequest, limit: int
+) -> FoundMessages:
+    """Ask one group, page by page."""
+    asked = pb.QueryMessagesRequest()
+    asked.CopyFrom(request)
+    found, size = FoundMessages(), 0
+    while True:
+        asked.limit = min(limit - len(found.messages), _PAGE)
+        answer = await ask(group, asked)
+        found.messages += [_view(group, each) for each in answer.messages]
+        size += sum(len(each.record) for each in answer.messages)
+        found.unsearched_bytes = max(found.unsearched_bytes, answer.unsearched_bytes)
+        if answer.stale and not found.stale:
+            found.stale.append(group.name)
+        asked.before_offset = answer.next_before
+        if not answer.next_before:
+            return found
+        if len(found.messages) >= limit or size >= MAX_GROUP_BYTES:
+            found.truncated = True
+            found.missing_from_ms = found.messages[-1].store_timestamp
+            return found
+
+
+def _is_final(error: LedgerMQError) -> bool:
+    """Tell whether a group has understood the question and will not answer it."""
+    return isinstance(error, RefusedError) and error.code == "INVALID_ARGUMENT"
+
+
+def _view(group: BrokerGroup, stored: pb.StoredMessage) -> MessageView:
+    queue = MessageQueue(stored.topic, group.name, stored.queue_id)
+    return MessageView(stored.record, 0, queue, stored.queue_offset, stored.store_timestamp)

@@ -1,0 +1,247 @@
+"""`ledgermq cluster status|leader|transfer`, and where the other commands hang: what the nodes say about themselves, also without a nameserver.
+
+Owns: the loop of `--watch` and `--wait`, and what is printed. Must not: judge (that is `status_report`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated
+
+import grpc
+import grpc.aio
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
+
+from ledgermq.proto import admin_pb2 as pb
+from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
+from ledgermq.proto.grpc_answers import decoded
+
+from ..admin import status_report
+from ..admin.cluster_status import collect, groups_asked
+from ..admin.status_report import GroupReport, Verdict
+from ..cluster.routes import check_address
+from ..durations import duration, parse_duration
+from ..errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
+from . import broker_groups as cli_broker_groups
+from .output import (
+    DEFAULT_NAMESERVER,
+    JsonOption,
+    NameserverOption,
+    out,
+    print_done,
+    print_error,
+    print_json,
+    run,
+)
+from .recover import recover
+from .text_table import text_table
+
+_POLL_SECONDS = 0.25
+_COLOURS = {
+    Verdict.HEALTHY: "green",
+    Verdict.DEGRADED: "yellow",
+    Verdict.NO_QUORUM: "red",
+    Verdict.NO_ANSWER: "red",
+}
+
+
+def _checked(nodes: list[str] | None) -> list[str] | None:
+    """Raises: InvalidAddressError."""
+    for address in nodes or []:
+        check_address(address, "the address of a node's log port", 8082)
+    return nodes
+
+
+NodeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--node",
+        callback=_checked,
+        help="host:port of a node's log port (8082); repeatable. No nameserver is asked.",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    cluster = typer.Typer(help="Look at a cluster and its leaders.", no_args_is_help=True)
+    cluster.command("status")(status)
+    cluster.command("leader")(leader)
+    cluster.command("transfer")(transfer)
+    cluster.command("recover")(recover)
+    cli_broker_groups.add_to(cluster)
+    from .promote import promote  # it asks the nodes by what is here
+
+    cluster.command("promote")(promote)
+    app.add_typer(cluster, name="cluster")
+
+
+def status(
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    node: NodeOption = None,
+    as_json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second.")] = False,
+    wait: Annotated[
+        str, typer.Option("--wait", help="Wait this long for a healthy cluster, e.g. 30s or 2m.")
+    ] = "",
+) -> int:
+    """Show every node. Exit code: 0 healthy, 1 degraded, 2 no quorum, 3 nothing answers."""
+    seconds = parse_duration(wait) if wait else 0.0
+    if watch and (as_json or wait):
+        raise typer.BadParameter("--watch shows a screen until Ctrl-C; it goes without --json and --wait")
+    if watch:
+        return run(_watch(nameserver, node or []))
+    reports, failure = run(_until_healthy(nameserver, node or [], seconds))
+    if as_json:
+        print_json({"groups": [each.as_json() for each in reports], "error": str(failure or "")})
+    else:
+        _print(reports, failure)
+    return status_report.exit_code(reports)
+
+
+def leader(
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    node: NodeOption = None,
+    group: Annotated[str, typer.Option("--group", help="Only this broker group. Default: all.")] = "",
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the node id only, for scripts.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Print who leads each group. Exit code 2 when nobody does, 3 when nothing answers; the worst group decides."""
+    reports, failure = run(collect(nameserver, node or []))
+    wanted = [each for each in reports if group in ("", each.group)]
+    if not wanted:
+        known = ", ".join(each.group for each in reports) or "none"
+        what = f'there is no answer of group "{group}"' if group else "no group answers"
+        print_error(str(failure or f"{what} (known: {known}). See: ledgermq cluster status"))
+        return 3
+    if as_json:
+        print_json([_leader_as_dict(each) for each in wanted])
+        lost = (Verdict.NO_QUORUM, Verdict.NO_ANSWER)
+        return max(int(each.verdict) if each.verdict in lost else 0 for each in wanted)
+    return max(_print_leader(each, quiet=quiet, several=len(wanted) > 1) for each in wanted)
+
+
+def _leader_as_dict(report: GroupReport) -> dict[str, object]:
+    has = report.verdict not in (Verdict.NO_QUORUM, Verdict.NO_ANSWER)
+    address = next((row.address for row in report.rows if row.node_id == report.leader_id), "")
+    return {"group": report.group, "leader_id": report.leader_id if has else "", "address": address if has else "",
+            "term": report.term}  # fmt: skip
+
+
+def _print_leader(report: GroupReport, *, quiet: bool, several: bool) -> int:
+    if report.verdict in (Verdict.NO_QUORUM, Verdict.NO_ANSWER):
+        print_error(f"group {report.group} has no leader. See: ledgermq cluster status")
+        return int(report.verdict)
+    address = next((row.address for row in report.rows if row.node_id == report.leader_id), "")
+    line = report.leader_id if quiet else f"{report.leader_id}   {address}   term {report.term:,}"
+    out.print(escape(f"{report.group}   {line}" if several and not quiet else line))
+    return 0
+
+
+def transfer(
+    to_node: Annotated[str, typer.Argument(metavar="NODE", help="Node that shall lead, e.g. n2.")],
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    node: NodeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hand leadership to another node. Writes pause for a few milliseconds."""
+    answer = run(_transfer(nameserver, node or [], to_node))
+    if answer.HasField("refusal") and answer.refusal.code:
+        raise error_of(answer.refusal)
+    print_done(f"{answer.leader_id} leads", {"leader_id": answer.leader_id}, as_json=as_json)
+
+
+async def _until_healthy(
+    nameserver: str, nodes: list[str], seconds: float
+) -> tuple[list[GroupReport], LedgerMQError | None]:
+    end = time.monotonic() + seconds
+    while True:
+        reports, failure = await collect(nameserver, nodes)
+        if status_report.exit_code(reports) == 0 or time.monotonic() >= end:
+            return reports, failure
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _watch(nameserver: str, nodes: list[str]) -> int:
+    """Show the state until Ctrl-C: in place on a terminal, else one table below the other."""
+    if not out.is_terminal:
+        while True:
+            _print(*await collect(nameserver, nodes))
+            await asyncio.sleep(1.0)
+    with Live(console=out, auto_refresh=False, screen=True) as live:
+        while True:
+            reports, failure = await collect(nameserver, nodes)
+            stamp = Text(f"{time.strftime('%H:%M:%S')}   Ctrl-C ends", style="dim")
+            shown = [_render(each) for each in reports]
+            if failure is not None:
+                shown = [Group(Text(str(failure), style="red"))]
+            live.update(Group(stamp, *shown), refresh=True)
+            await asyncio.sleep(1.0)
+
+
+async def _transfer(nameserver: str, nodes: list[str], to_node: str) -> pb.TransferLeadershipResponse:
+    groups = await groups_asked(nameserver, nodes)
+    members = [name for group in groups for name in group.members]
+    meant = [each for each in groups if to_node in each.members]
+    if len(meant) > 1:
+        raise UsageError(
+            f"there is a node {to_node} in each of {', '.join(each.group for each in meant)}",
+            "Nothing was changed",
+            "Ask a node of the group that is meant: --node HOST:8082",
+        )
+    if not meant:
+        raise UsageError(f'there is no node "{to_node}"', f"The nodes are {', '.join(members)}")
+    group = meant[0]
+    answer = next(iter(group.answers.values()), None)
+    if answer is None:
+        raise BrokerUnreachableError(", ".join(group.members.values()), "no node of the group answers")
+    own = [node.addresses.log_address for node in answer.nodes if node.node_id == answer.node_id]
+    address = next(filter(None, [*own, *nodes]), "")
+    if not address:
+        raise BrokerUnreachableError(answer.node_id, "it does not tell its address")
+    async with grpc.aio.insecure_channel(address) as channel:
+        request = pb.TransferLeadershipRequest(to_node=to_node)
+        try:
+            result: pb.TransferLeadershipResponse = decoded(
+                await AdminServiceStub(channel).TransferLeadership(request, timeout=10)
+            )
+        except grpc.aio.AioRpcError as error:
+            raise BrokerUnreachableError(address, error.details() or error.code().name) from error
+    if result.refusal.code and to_node not in group.answers:
+        raise LedgerMQError(
+            f"{to_node} cannot take over: it does not answer; nothing was changed",
+            f"The group says: {result.refusal.message}",
+            f"Start it (ledgermq broker --node {to_node}, or ledgermq up), and wait until it is level: "
+            "ledgermq cluster status --wait 30s",
+        )
+    return result
+
+
+def _print(reports: list[GroupReport], failure: LedgerMQError | None) -> None:
+    for each in reports:
+        out.print(_render(each), soft_wrap=True)
+    if failure is not None:
+        print_error(str(failure))
+
+
+def _log_begin(report: GroupReport) -> str:
+    if not report.log_start_ms:
+        return report.log_begin
+    age_ms = max(int(time.time() * 1000) - report.log_start_ms, 0)
+    return f"{report.log_begin}, oldest entry {duration(age_ms)} ago"
+
+
+def _render(report: GroupReport) -> Group:
+    head = Text(report.headline(), style="bold")
+    head.highlight_words([report.verdict.text], style=_COLOURS[report.verdict])
+    first, *lines = text_table(status_report.COLUMNS, [status_report.cells(row) for row in report.rows])
+    notes = [Text(note) for note in report.notes]
+    begin = [Text(_log_begin(report), style="dim")] if report.log_begin else []
+    return Group(head, *begin, Text(first, style="bold"), *map(Text, lines), *notes)

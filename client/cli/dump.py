@@ -1,0 +1,236 @@
+"""`ledgermq dump` and `ledgermq check`: copies of the nodes' logs, and the Spark job that compares them.
+
+Owns: which nodes, which folders, and what is never replaced unasked. Must not: read what is in the files.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from ledgermq.proto.dump_manifest import MANIFEST, DumpManifest, decode_manifest
+from ledgermq.proto.errors import LayoutError
+
+from ..admin.cluster_status import KnownNode, ask, known_nodes
+from ..admin.dump import DumpResult, dump_node, folder_name
+from ..admin.status_report import size
+from ..errors import LedgerMQError, MissingExtraError, UsageError
+from ..local.cluster import require_server
+from ..local.processes import run_to_end
+from .cluster import NodeOption
+from .output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, print_error, print_json, run
+
+_CHECK_MODULES = ("pyspark", "pyarrow", "pandas")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    app.command("dump")(dump)
+    app.command("check")(check)
+
+
+def dump(
+    to: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="Folder to write; one sub-folder per node, in one per group if there are several.",
+        ),
+    ],
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    node: NodeOption = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Dump the data folder of a node that is not running instead."),
+    ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite", help="Replace the dump that DIR holds (it is removed first). Else it is refused."
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Copy every node's log as it stands on disk. Up to its commit point; then: ledgermq check DIR."""
+    _refuse_data_folder(to)
+    if data is not None:
+        return _dump_offline(data, to, overwrite, as_json)
+    folders, missing = run(_dump_all(nameserver, node or [], to, overwrite, as_json))
+    if as_json:
+        print_json({"dumps": [_summary(folder) for folder in folders], "missing": missing})
+    if missing:
+        print_error(
+            f"there is no dump of {', '.join(missing)}, which does not answer. The check will call the rest "
+            "incomplete. See: ledgermq cluster status"
+        )
+        return 1
+    if not as_json:
+        out.print(escape(f"Next: ledgermq check {to}"))
+    return 0
+
+
+def check(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What ledgermq dump wrote.")],
+    report: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the report. Default: DIR/report.")
+    ] = None,
+    local: Annotated[int | None, typer.Option("--local", help="Cores to use. Default: all.")] = None,
+    master: Annotated[str, typer.Option("--master", help="A Spark cluster, e.g. spark://host:7077.")] = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Notes count as faults, too.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Compare the nodes' logs on Spark. Exit code: 0 consistent, 1 inconsistent, 2 unusable, 3 incomplete."""
+    if not folder.is_dir():
+        print_error(f"there is no folder {folder}. Nothing was checked. Make one: ledgermq dump {folder}")
+        return 2
+    _require_spark()
+    command = [sys.executable, "-m", "ledgermq.spark_jobs.verify", str(folder)]
+    command += ["--out", str(report)] if report is not None else []
+    command += ["--local", str(local)] if local is not None else []
+    command += ["--master", master] if master else []
+    command += ["--strict"] * strict + ["--json"] * as_json
+    try:
+        return run_to_end(command)
+    except KeyboardInterrupt:
+        err.print("interrupted: nothing can be said about the dumps")
+        raise
+
+
+def _require_spark() -> None:
+    """Raises: MissingExtraError, LedgerMQError (no Java)."""
+    for module in _CHECK_MODULES:
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtraError("ledgermq check", "spark", module)
+    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+        raise LedgerMQError(
+            "ledgermq check needs Java 17 or newer for Spark, and there is no java on the PATH",
+            "",
+            "Install it: sudo apt-get install -y openjdk-17-jre-headless",
+        )
+
+
+def _refuse_data_folder(folder: Path) -> None:
+    """Nothing may be written among the files of a node. Raises: UsageError."""
+    for name in ("identity", "commitlog"):
+        if (folder / name).exists():
+            raise UsageError(
+                f"{folder} looks like the data folder of a node (it holds {name})",
+                "Nothing was written to it",
+                "Name another folder for the dump: ledgermq dump DIR",
+            )
+
+
+def _dump_offline(data: Path, to: Path, overwrite: bool, as_json: bool) -> int:
+    require_server("dumping a data folder")
+    command = [sys.executable, "-m", "ledgermq.broker.backup.stream", "--data", str(data), "--out", str(to)]
+    command += ["--overwrite"] * overwrite + ["--json"] * as_json
+    return run_to_end(command)
+
+
+def _summary(folder: Path) -> dict[str, object]:
+    """Return for programs what a dump holds; of one that a newer version wrote, only where it is."""
+    manifest = _manifest(folder)
+    return {**({} if manifest is None else manifest.summary()), "folder": str(folder)}
+
+
+def _manifest(folder: Path) -> DumpManifest | None:
+    """Return what a dump says of itself. None: this version cannot read it."""
+    with suppress(LayoutError):
+        return decode_manifest((folder / MANIFEST).read_bytes())
+    return None
+
+
+async def _dump_all(
+    nameserver: str, nodes: list[str], to: Path, overwrite: bool, quiet: bool
+) -> tuple[list[Path], list[str]]:
+    """Dump all nodes, one after the other; return their folders, and the names of those that could not be reached.
+
+    Several groups get a folder each. Raises: LedgerMQError (no node is known), UsageError (the folder holds a dump, or one of
+    another shape), and what `dump_node` raises.
+    """
+    targets = await known_nodes(nameserver, nodes)
+    if not targets:
+        raise LedgerMQError(
+            "no node has an address for this network", "Nothing was dumped", "See: ledgermq cluster status"
+        )
+    several = len({target.group for target in targets}) > 1
+    _refuse_other_shape(to, targets, several=several)
+    folders = [to / folder_name(target.group) if several else to for target in targets]
+    if not overwrite:
+        _refuse_older(folders, targets)
+    missing, here = [], []
+    for target, folder in zip(targets, folders, strict=True):
+        shown = f"{target.group} {target.node_id}" if several else target.node_id
+        if await ask(target.address) is None:
+            missing.append(shown)
+            _refuse_mixture(folder / folder_name(target.node_id), shown)
+        else:
+            here.append((target, folder, shown))
+    for target, folder, shown in here:
+        done = await _dump_shown(target, folder)
+        if not quiet:
+            out.print(
+                escape(f"{shown}   {size(done.bytes)} in {done.files} files -> {folder / target.node_id}")
+            )
+    return [folder / target.node_id for target, folder, _ in here], missing
+
+
+def _refuse_other_shape(to: Path, targets: list[KnownNode], *, several: bool) -> None:
+    """An older dump of another shape in the same folder would be checked with this one. Raises: UsageError."""
+    nodes = [to / target.node_id for target in targets]
+    groups = [to / target.group / target.node_id for target in targets]
+    for folder in nodes if several else groups:
+        if (folder / MANIFEST).exists():
+            raise UsageError(
+                f"{to} holds a dump of {'one group' if several else 'several groups'} already ({folder})",
+                "Nothing was written to it",
+                "Name another folder for the dump: ledgermq dump DIR",
+            )
+
+
+def _refuse_older(folders: list[Path], targets: list[KnownNode]) -> None:
+    """Never replace a backup unasked. Raises: UsageError."""
+    for folder, target in zip(folders, targets, strict=True):
+        path = folder / folder_name(target.node_id)
+        if (path / MANIFEST).exists():
+            raise UsageError(
+                f"{path} holds a dump already",
+                "Nothing was changed",
+                "Name another folder, or replace it: ledgermq dump DIR --overwrite",
+            )
+
+
+def _refuse_mixture(path: Path, shown: str) -> None:
+    """The check would compare the older dump of a node that does not answer with the others' new ones. Raises: UsageError."""
+    if (path / MANIFEST).exists():
+        raise UsageError(
+            f"{shown} does not answer, and {path} holds an older dump of it",
+            "It would be compared with the new dumps of the others",
+            "Name another folder: ledgermq dump DIR, or start the node first",
+        )
+
+
+async def _dump_shown(target: KnownNode, to: Path) -> DumpResult:
+    """Dump one node with a line of progress on a terminal."""
+    with err.status(f"{target.node_id} ...") as status:
+
+        def show(done: int, total: int) -> None:
+            status.update(f"{target.node_id}  {size(done)} of {size(total)}")
+
+        done = await dump_node(target.node_id, target.address, to, show)
+    manifest = _manifest(to / target.node_id)
+    if manifest is not None and not manifest.is_restorable:
+        err.print(
+            f"{target.node_id}: its dump can be checked and exported, but not restored: the beginning of its log was"
+            " deleted, and it could not write the state that stands for it (its log says why)",
+            markup=False,
+        )
+    return done

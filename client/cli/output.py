@@ -1,0 +1,129 @@
+"""What every command of the CLI shares: options, printing, and running asyncio code.
+
+Owns: the form of errors (what · why · next command), `--json`, the default nameserver. Exit codes: 0 ok, 1 failed,
+2 usage. Must not: know any single command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from ledgermq.proto.foreign_text import safe_json, safe_lines, safe_text
+
+from ..cluster.every_group import Silent, why_missing
+from ..errors import UsageError
+from ..interrupts import without_interrupt
+from ..sync.event_loop import new_event_loop
+from .text_table import text_table
+
+DEFAULT_NAMESERVER = "127.0.0.1:9876"
+_CELL = 64 * 1024  # characters of a cell: no list of a command is longer
+MAX_HOURS = 24 * 365 * 100  # the longest time that an option takes
+
+NameserverOption = Annotated[
+    str,
+    typer.Option(
+        "--nameserver",
+        "-n",
+        envvar="LEDGERMQ_NAMESERVER",
+        help="host:port of the nameservers, comma-separated.",
+    ),
+]
+BrokerGroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the broker group.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
+
+
+class _SafeConsole(Console):
+    """Prints whatever comes from outside without letting it move the cursor or change the terminal."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(safe_lines(each) if isinstance(each, str) else each for each in objects), **options)
+
+
+out = _SafeConsole(highlight=False, soft_wrap=True)
+err = _SafeConsole(stderr=True, highlight=False, soft_wrap=True)
+
+T = TypeVar("T")
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run asyncio code to its end; Ctrl-C cancels it cleanly, whenever it comes. Raises: KeyboardInterrupt."""
+    runner = asyncio.Runner(loop_factory=new_event_loop)
+    try:
+        with without_interrupt():
+            runner.get_loop()
+        return runner.run(coroutine)
+    finally:
+        with without_interrupt():
+            coroutine.close()  # Ctrl-C may come before it is begun
+            runner.close()
+
+
+def print_error(text: str) -> None:
+    """Print one error to stderr. The text has the three parts already."""
+    err.print(f"[bold red]error:[/] {escape(text)}" if err.is_terminal else escape(f"error: {text}"))
+
+
+def confirm(question: str) -> None:
+    """Ask before what cannot be undone. Raises: typer.Abort (no), UsageError (there is nobody to ask)."""
+    try:
+        agreed = typer.confirm(question)
+    except typer.Abort as failure:
+        if sys.stdin.isatty() or isinstance(failure.__context__, KeyboardInterrupt):
+            raise
+        raise UsageError(
+            "nothing was changed",
+            "The question had no answer: there is no terminal",
+            "To agree without it, add --yes",
+        ) from None
+    if not agreed:
+        raise typer.Abort
+
+
+def warn_of_silent(silent: Silent) -> None:
+    """Say on stderr which broker groups are missing from what was printed, and why."""
+    for name, error in sorted(silent.items()):
+        err.print(f"incomplete: {why_missing(name, error)}", markup=False)
+
+
+def with_silent(rows: list[dict[str, Any]], silent: Silent) -> list[dict[str, Any]]:
+    """Return the rows of a list for `--json`, in each the broker groups that may know more of it, if there are any."""
+    return [{**row, "silent_groups": sorted(silent)} for row in rows] if silent else rows
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document to stdout."""
+    sys.stdout.write(safe_json(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
+
+
+def print_json_line(value: object) -> None:
+    """Print one of many JSON documents, each in a line of its own (NDJSON): it can be read before the last is there."""
+    sys.stdout.write(safe_json(json.dumps(value, ensure_ascii=False)) + "\n")
+
+
+def print_done(text: str, fields: dict[str, Any], *, as_json: bool) -> None:
+    """Say what a command has done: `text` to people, `fields` to programs."""
+    if as_json:
+        print_json(fields)
+    else:
+        out.print(text, markup=False)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows for people. A column whose name ends in `>` is aligned to the right."""
+    for line in text_table(columns, [[_cell(value) for value in row] for row in rows]):
+        out.print(escape(line))
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return safe_text(str(value), _CELL)

@@ -1,0 +1,238 @@
+"""Commands `ledgermq topic …`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from ledgermq.proto import admin_pb2, route_pb2
+
+from ..admin.admin import BUILT_TYPES, MESSAGE_TYPES, Admin
+from ..cluster.every_group import Silent
+from .down_groups import groups_down, warn_of_down
+from .output import (
+    DEFAULT_NAMESERVER,
+    MAX_HOURS,
+    JsonOption,
+    NameserverOption,
+    confirm,
+    out,
+    print_done,
+    print_json,
+    print_table,
+    run,
+    warn_of_silent,
+    with_silent,
+)
+
+_TYPE_NAMES = {number: name for name, number in MESSAGE_TYPES.items()}
+
+_HOUR_MS = 3_600_000
+_UNREAD_KEPT = "keeps what a consumer group has still to read (all, when none consumes it)"
+
+_RETENTION = typer.Option(
+    "--retention-hours",
+    min=0,
+    max=MAX_HOURS,
+    help="How long messages are shown; 0: as long as the log holds them.",
+)
+RetentionOption = Annotated[float, _RETENTION]
+ChangedRetentionOption = Annotated[float | None, _RETENTION]
+KeepOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-unread/--no-keep-unread",
+        help="Retention deletes no message that a consumer group has still to read; a full disk refuses new ones, of all topics.",
+    ),
+]
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    topic = typer.Typer(
+        no_args_is_help=True, help="Create, list, describe, update and delete topics.", rich_markup_mode=None
+    )
+    topic.command("create")(create)
+    topic.command("update")(update)
+    topic.command("list")(list_topics)
+    topic.command("describe")(describe)
+    topic.command("delete")(delete)
+    app.add_typer(topic, name="topic")
+
+
+def create(
+    topic: TopicArgument,
+    queues: Annotated[
+        int,
+        typer.Option(
+            "--queues", "-q", min=0, max=1024, help="Queues per broker group; 0: the group's default."
+        ),
+    ] = 0,
+    kind: Annotated[str, typer.Option("--type", help=f"One of {', '.join(BUILT_TYPES)}.")] = "normal",
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Succeed when the topic is there.")
+    ] = False,
+    retention_hours: RetentionOption = 0,
+    keep_unread: KeepOption = None,
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a topic in every broker group."""
+
+    async def work() -> tuple[int, list[str]]:
+        async with Admin(nameserver) as admin:
+            made = await admin.create_topic(
+                topic,
+                queues,
+                message_type=kind,
+                if_not_exists=if_not_exists,
+                retention_ms=int(retention_hours * _HOUR_MS),
+                keep_unread=bool(keep_unread),
+            )
+            return made, await groups_down(admin)
+
+    made, down = run(work())
+    print_done(
+        f'topic "{topic}" is there with {made} queues. Next: ledgermq send {topic} "hello"',
+        {"topic": topic, "queues": made, "down_groups": down},
+        as_json=as_json,
+    )
+    warn_of_down(f'topic "{topic}"', down)
+
+
+def update(
+    topic: TopicArgument,
+    retention_hours: ChangedRetentionOption = None,
+    keep_unread: KeepOption = None,
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    as_json: JsonOption = False,
+) -> None:
+    """Change how long a topic shows its messages, or whether unread ones stay. What is hidden already stays hidden."""
+    retention_ms = None if retention_hours is None else int(retention_hours * _HOUR_MS)
+
+    async def work() -> None:
+        async with Admin(nameserver) as admin:
+            await admin.update_topic(topic, retention_ms=retention_ms, keep_unread=keep_unread)
+
+    run(work())
+    texts: list[str] = []
+    fields: dict[str, Any] = {"topic": topic}
+    if retention_hours is not None:
+        shown = f"for {retention_hours:g} hours" if retention_hours else "as long as the log holds them"
+        texts.append(f"shows messages {shown}")
+        fields["retention_ms"] = retention_ms
+    if keep_unread is not None:
+        texts.append(_UNREAD_KEPT if keep_unread else "lets retention delete what is unread")
+        fields["keep_unread"] = keep_unread
+    print_done(f'topic "{topic}" {" and ".join(texts)}', fields, as_json=as_json)
+
+
+def list_topics(nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: JsonOption = False) -> None:
+    """List all topics."""
+    silent: Silent = {}
+
+    async def work() -> list[route_pb2.TopicInfo]:
+        async with Admin(nameserver) as admin:
+            return await admin.topics(silent=silent)
+
+    topics = run(work())
+    if as_json:
+        print_json(with_silent([_as_dict(info) for info in topics], silent))
+    elif topics:
+        print_table(
+            ("TOPIC", "QUEUES>", "TYPE", "RETENTION>"),
+            [
+                (info.name, info.queue_count, _TYPE_NAMES.get(info.message_type, "normal"), _retention(info))
+                for info in topics
+            ],
+        )
+    elif not silent:
+        out.print("no topics yet. Create one: ledgermq topic create orders")
+    warn_of_silent(silent)
+
+
+def _retention(info: route_pb2.TopicInfo) -> str:
+    shown = f"{info.retention_ms / _HOUR_MS:g} h" if info.retention_ms else "-"
+    return f"{shown}, unread kept" if info.keep_unread else shown
+
+
+def _as_dict(info: route_pb2.TopicInfo) -> dict[str, Any]:
+    return {
+        "topic": info.name,
+        "topic_id": info.topic_id,
+        "queues": info.queue_count,
+        "type": _TYPE_NAMES.get(info.message_type, "normal"),
+        "retention_ms": info.retention_ms,
+        "keep_unread": info.keep_unread,
+    }
+
+
+def describe(
+    topic: TopicArgument, nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: JsonOption = False
+) -> None:
+    """Show a topic's queues with their first and next offsets."""
+    silent: Silent = {}
+
+    async def work() -> tuple[route_pb2.TopicInfo, list[Any], list[tuple[str, admin_pb2.TopicProgress]]]:
+        async with Admin(nameserver) as admin:
+            info, queues = await admin.describe_topic(topic, silent=silent)
+            return info, queues, await admin.topic_losses(topic, silent=silent)
+
+    info, queues, losses = run(work())
+    rows = [(q.broker_group, q.queue_id, each.begin_offset, each.end_offset) for q, each in queues]
+    if as_json:
+        names = ("broker_group", "queue_id", "begin_offset", "end_offset")
+        offsets = [dict(zip(names, row, strict=True)) for row in rows]
+        consumers = [
+            {"group": each.group, "broker_group": where, "lost": each.lost, "parked": each.parked}
+            for where, each in losses
+        ]
+        found = {"offsets": offsets, "consumers": consumers, "silent_groups": sorted(silent)}
+        print_json({**_as_dict(info), **found})
+    else:
+        print_table(
+            ("GROUP", "QUEUE>", "FIRST>", "NEXT>", "MESSAGES>"),
+            [(group, queue_id, begin, end, end - begin) for group, queue_id, begin, end in rows],
+        )
+        if info.keep_unread:
+            out.print(f"the topic {_UNREAD_KEPT}")
+        for where, each in losses:
+            out.print(escape(_loss_text(where, each)))
+    warn_of_silent(silent)
+
+
+def _loss_text(broker_group: str, each: admin_pb2.TopicProgress) -> str:
+    if not each.group:
+        return f"retention deleted {each.lost:,} messages in {broker_group}; no consumer group consumes the topic there"
+    texts = []
+    if each.lost:
+        texts.append(f"retention deleted {each.lost:,} messages before it had consumed them")
+    if each.parked:
+        texts.append(f"{each.parked:,} messages are parked for it (ledgermq group describe {each.group})")
+    return f'consumer group "{each.group}" in {broker_group}: {", and ".join(texts)}'
+
+
+def delete(
+    topic: TopicArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a topic with all its messages."""
+
+    async def look() -> None:
+        async with Admin(nameserver) as admin:
+            await admin.describe_topic(topic, silent={})
+
+    async def work() -> None:
+        async with Admin(nameserver) as admin:
+            await admin.delete_topic(topic)
+
+    if not yes:
+        run(look())  # nobody is asked about a topic that is not there
+        confirm(f'Delete topic "{topic}" with all its messages?')
+    run(work())
+    print_done(f'topic "{topic}" is deleted', {"topic": topic, "deleted": True}, as_json=as_json)

@@ -1,0 +1,6 @@
+"""Who is where and who leads: channels, routes, unary calls.
+
+Owns every call that is safe to repeat, and what a client knows of broker groups. Must not: know producers or consumers.
+
+Begin with `calls.py`. Then: `routes.py`, `topic_route.py`, `channels.py`, `every_group.py`.
+"""

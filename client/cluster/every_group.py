@@ -1,0 +1,93 @@
+"""Calls to all broker groups of a cluster: questions side by side, changes one after the other.
+
+Owns: what is said when one of them does not answer, before a change or in the middle of one.
+Must not: know which groups there are, or what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from ..errors import LedgerMQError, RefusedError
+from .group_errors import BrokerGroupsSilentError, PartlyChangedError, PartlyRefusedError
+from .topic_route import BrokerGroup
+
+T = TypeVar("T")
+#: By broker group: why its part of an answer is missing.
+Silent = dict[str, LedgerMQError]
+
+
+def why_missing(group: str, error: LedgerMQError) -> str:
+    """Return the line of one that is silent. The errors of some groups begin with the same words: they are said once."""
+    why = str(error).removeprefix(f'broker group "{group}" does not answer: ')
+    return f"broker group {group} does not answer: {why}"
+
+
+async def ask_all(
+    groups: Sequence[BrokerGroup], ask: Callable[[BrokerGroup], Awaitable[T]]
+) -> tuple[list[tuple[BrokerGroup, T]], Silent]:
+    """Return the answers of broker groups asked side by side, and why some are silent. Raises: what is no silence."""
+    answers: list[tuple[BrokerGroup, T]] = []
+    silent: Silent = {}
+    for group, answer in zip(
+        groups, await asyncio.gather(*map(ask, groups), return_exceptions=True), strict=True
+    ):
+        if isinstance(answer, LedgerMQError) and answer.retryable:
+            silent[group.name] = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            answers.append((group, answer))
+    return answers, silent
+
+
+async def check_that_all_answer(
+    groups: Sequence[BrokerGroup], ask: Callable[[BrokerGroup], Awaitable[object]]
+) -> None:
+    """Ask before a change of several groups, so that it is not begun where it cannot be finished.
+
+    A definite refusal is an answer. Raises: BrokerGroupsSilentError.
+    """
+
+    async def answers(group: BrokerGroup) -> None:
+        try:
+            await ask(group)
+        except RefusedError as error:
+            if error.retryable:
+                raise
+
+    if len(groups) > 1:
+        _, silent = await ask_all(groups, answers)
+        if silent:
+            raise BrokerGroupsSilentError(silent)
+
+
+async def change_each(
+    groups: Sequence[BrokerGroup], change: Callable[[BrokerGroup], Awaitable[T | None]], again: str
+) -> list[tuple[BrokerGroup, T]]:
+    """Change one group after the other; return the answers (None: there is nothing to change in that one).
+
+    `again`: what it means to repeat it. Raises: what the first group fails with when no group was changed; PartlyChangedError.
+    """
+    answers: list[tuple[BrokerGroup, T]] = []
+    for number, group in enumerate(groups):
+        try:
+            answer = await change(group)
+        except LedgerMQError as error:
+            others, is_open = [each.name for each in groups[number + 1 :]], error.perhaps_done
+            if not answers and not (is_open and others):
+                raise
+            failed = PartlyChangedError if error.retryable else PartlyRefusedError
+            raise failed(
+                error,
+                at=group.name,
+                changed=[each.name for each, _ in answers],
+                perhaps=[group.name] * is_open,
+                unchanged=[group.name] * (not is_open) + others,
+                again=again,
+            ) from error
+        if answer is not None:
+            answers.append((group, answer))
+    return answers

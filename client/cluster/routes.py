@@ -1,0 +1,378 @@
+"""Asks nameservers for routes, keeps them, and hears of changes.
+
+Owns: which nameserver is asked (the last one that answered; the next one when it fails), the cache (30 s, refreshed on
+error, pushed by one watch for all topics). Must not: talk to brokers, except to let a broker create a topic that nobody knows yet.
+Invariant: while no nameserver answers, cached routes stay in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+
+from ledgermq.proto import nameserver_pb2 as ns
+from ledgermq.proto import nameserver_pb2_grpc, rocketmq_v2_pb2, rocketmq_v2_pb2_grpc
+from ledgermq.proto import route_pb2 as pb
+from ledgermq.proto.grpc_answers import decoded
+
+from ..arguments import texts
+from ..errors import (
+    BrokerUnreachableError,
+    ClosedError,
+    InvalidAddressError,
+    LedgerMQError,
+    NameserversDownError,
+    NoBrokersError,
+    NoQuorumError,
+    NotANameserverError,
+    RefusedError,
+    TopicNotFoundError,
+    error_of,
+)
+from .calls import being_cancelled
+from .channels import Channels, unreachable
+from .gone_groups import GoneGroup, gone_of
+from .topic_route import BrokerGroup, TopicRoute, group_of, route_of
+
+logger = logging.getLogger(__name__)
+
+#: Age at which a route is fetched again, s.
+CACHE_S: Final = 30.0
+_CALL_TIMEOUT_S: Final = 2.0
+_WATCH_PAUSE_S: Final = 0.5
+_CREATE_WAIT_S: Final = 3.0
+#: A name or an IPv4 address; an IPv6 address in brackets. Whether it exists is found out later.
+_HOST: Final = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+(%[^\s/\]]+)?\]")
+_HTTP_1: Final = "Trying to connect an http1.x server"  # how gRPC puts it, with the code UNAVAILABLE
+
+T = TypeVar("T")
+RouteListener = Callable[[TopicRoute], None]
+
+
+def check_address(address: str, what: str, usual_port: int) -> None:
+    """Check the form host:port before anything is tried. Raises: InvalidAddressError."""
+    host, _, port = address.rpartition(":")
+    if not _HOST.fullmatch(host) or not (port.isascii() and port.isdecimal()):
+        hint = ", an IPv6 address in brackets" if host.count(":") > 1 else ""
+        raise InvalidAddressError(
+            address, f"{what}; the form is host:port{hint}, for example 127.0.0.1:{usual_port}"
+        )
+    if len(port) > len("65535") or not 1 <= int(port) <= 65535:
+        raise InvalidAddressError(address, f"{what}; {port} is no port, ports are 1 to 65535")
+
+
+def parse_addresses(nameservers: str | Sequence[str]) -> tuple[str, ...]:
+    """Return host:port of each nameserver from "a:1,b:2" or a list. Raises: InvalidAddressError."""
+    texts("nameservers", nameservers.split(",") if isinstance(nameservers, str) else nameservers)
+    parts = nameservers.split(",") if isinstance(nameservers, str) else list(nameservers)
+    addresses = tuple(part.strip() for part in parts if part.strip())
+    for address in addresses:
+        check_address(address, "a nameserver address", 9876)
+    if not addresses:
+        raise InvalidAddressError(
+            "", "no nameserver is given; the form is host:port, for example 127.0.0.1:9876"
+        )
+    return addresses
+
+
+def is_stranger(error: grpc.RpcError) -> bool:
+    """Tell whether something answered that does not know the call, or speaks HTTP/1: not the service that was meant."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return False
+    return error.code() is grpc.StatusCode.UNIMPLEMENTED or _HTTP_1 in (error.details() or "")
+
+
+def _is_created(status: rocketmq_v2_pb2.Status) -> bool:
+    """Tell what a broker's answer about a topic says. Raises: NoQuorumError, RefusedError: it does not say."""
+    if status.code in (rocketmq_v2_pb2.OK, rocketmq_v2_pb2.TOPIC_NOT_FOUND):
+        return status.code == rocketmq_v2_pb2.OK
+    if status.code in (rocketmq_v2_pb2.HA_NOT_AVAILABLE, rocketmq_v2_pb2.MASTER_PERSISTENCE_TIMEOUT):
+        raise NoQuorumError("NO_QUORUM", status.message)
+    raise RefusedError(rocketmq_v2_pb2.Code.Name(status.code), status.message)
+
+
+class Routes:
+    """Routes of the topics that one client uses."""
+
+    def __init__(self, nameservers: str | Sequence[str], channels: Channels, cluster: str = "") -> None:
+        self.nameservers = parse_addresses(nameservers)
+        self.cluster = cluster
+        self._channels = channels
+        self._at = 0  # nameserver that is asked first
+        self._cache: dict[str, tuple[float, TopicRoute]] = {}
+        self._fetching: dict[tuple[str, bool], asyncio.Task[TopicRoute]] = {}  # by topic and `create`
+        self._listeners: list[RouteListener] = []
+        self._watch: asyncio.Task[None] | None = None
+        self._topics_changed = asyncio.Event()
+        self._closed = False
+
+    def on_change(self, listener: RouteListener) -> None:
+        """Call `listener` with every route that differs from the one before. Starts the watch."""
+        self._listeners.append(listener)
+
+    async def get(self, topic: str, *, refresh: bool = False, create: bool = False) -> TopicRoute:
+        """Return the route of a topic. `create`: a broker may create the topic if it is set up to do so.
+
+        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, RefusedError (NoQuorumError: while a group has no
+        leader, nobody can tell that a topic does not exist), ClosedError; with `create` also BrokerUnreachableError.
+        """
+        self._channels.check()
+        cached = self._cache.get(topic)
+        if cached is not None and not refresh and time.monotonic() - cached[0] < CACHE_S:
+            return cached[1]
+        task = self._fetching.get((topic, create))
+        if task is None:
+            task = asyncio.create_task(self._fetch(topic, create))
+            self._fetching[topic, create] = task
+            task.add_done_callback(lambda _: self._fetching.pop((topic, create), None))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self._closed and task.cancelled():
+                # close() ended the question, nobody cancelled the caller
+                raise ClosedError("client") from None
+            raise
+        except NameserversDownError:
+            if cached is None:
+                raise
+            logger.warning("no nameserver answers, using the cached route topic=%s", topic)
+            return cached[1]
+
+    async def until_known(self, topic: str, groups: Collection[str]) -> bool:
+        """Wait until the nameserver has heard of a topic that exists in these groups; return False when it takes too long (3 s)."""
+        try:
+            await self._wait_for_route(topic, groups)
+        except LedgerMQError as error:
+            logger.warning("route not known yet topic=%s reason=%s", topic, error)
+            return False
+        return True
+
+    def cached(self, topic: str) -> TopicRoute | None:
+        """Return the newest known route without asking anybody."""
+        entry = self._cache.get(topic)
+        return entry[1] if entry else None
+
+    def forget(self, topic: str) -> None:
+        """A topic does not exist any more: whoever wants its route asks again, and it is not watched."""
+        if self._cache.pop(topic, None) is not None:
+            self._topics_changed.set()
+
+    async def groups(self, *, gone_too: bool = False) -> list[BrokerGroup]:
+        """Return all broker groups; `gone_too`: also those whose last node has left without being removed.
+
+        Raises: NameserversDownError, NoBrokersError.
+        """
+        return [group_of(view) for view in (await self._list_groups(gone_too=gone_too)).groups]
+
+    async def groups_and_gone(self) -> tuple[list[BrokerGroup], list[GoneGroup]]:
+        """Return the broker groups, and those whose last node has left without being removed: nobody answers for them.
+
+        Raises: as `groups`.
+        """
+        listed = await self._list_groups(gone_too=False)
+        every = await self._list_groups(gone_too=True)
+        return [group_of(view) for view in listed.groups], gone_of(listed, every)
+
+    async def _list_groups(self, *, gone_too: bool) -> ns.ListGroupsResponse:
+        request = ns.ListGroupsRequest(cluster=self.cluster, gone_too=gone_too)
+        answer: ns.ListGroupsResponse = await self._ask(
+            lambda stub: stub.ListGroups(request, timeout=_CALL_TIMEOUT_S)
+        )
+        if not answer.groups:
+            raise NoBrokersError(self.asked)
+        return answer
+
+    @property
+    def asked(self) -> str:
+        """The nameserver that is asked first."""
+        return self.nameservers[self._at]
+
+    async def close(self) -> None:
+        """Stop watching and asking."""
+        self._closed = True
+        tasks: list[asyncio.Task[Any]] = [*self._fetching.values(), *([self._watch] if self._watch else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- asking -----------------------------------------------------------------------------------------------
+
+    def _stub(self, number: int) -> nameserver_pb2_grpc.NameServerServiceStub:
+        return nameserver_pb2_grpc.NameServerServiceStub(
+            self._channels.get(self.nameservers[number], watch=True)
+        )
+
+    async def _ask(self, call: Callable[[nameserver_pb2_grpc.NameServerServiceStub], Awaitable[T]]) -> T:
+        """Ask one nameserver after the other until one answers. Raises: NameserversDownError, NotANameserverError."""
+        stranger = ""
+        for step in range(len(self.nameservers)):
+            number = (self._at + step) % len(self.nameservers)
+            try:
+                answer = decoded(await call(self._stub(number)))
+            except grpc.RpcError as error:
+                logger.info("nameserver does not answer address=%s error=%s", self.nameservers[number], error)
+                if is_stranger(error):
+                    stranger = self.nameservers[number]
+                continue
+            self._at = number
+            return answer
+        if stranger:
+            raise NotANameserverError(stranger)
+        raise NameserversDownError(self.nameservers)
+
+    async def ask_every(
+        self, call: Callable[[nameserver_pb2_grpc.NameServerServiceStub], Awaitable[T]]
+    ) -> tuple[dict[str, T], dict[str, LedgerMQError]]:
+        """Ask all nameservers side by side; return by address the answers, and why there is none."""
+
+        async def ask(number: int) -> T | LedgerMQError:
+            try:
+                return decoded(await call(self._stub(number)))
+            except grpc.RpcError as error:
+                address = self.nameservers[number]
+                return NotANameserverError(address) if is_stranger(error) else NameserversDownError([address])
+
+        answers: dict[str, T] = {}
+        silent: dict[str, LedgerMQError] = {}
+        outcomes = await asyncio.gather(*map(ask, range(len(self.nameservers))))
+        for address, outcome in zip(self.nameservers, outcomes, strict=True):
+            if isinstance(outcome, LedgerMQError):
+                silent[address] = outcome
+            else:
+                answers[address] = outcome
+        return answers, silent
+
+    async def _fetch(self, topic: str, create: bool) -> TopicRoute:
+        try:
+            route = await self._get_route(topic)
+        except (TopicNotFoundError, NoQuorumError):
+            groups = await self._let_brokers_create(topic) if create else set()
+            if not groups:
+                raise
+            route = await self._wait_for_route(topic, groups)
+        self._keep(route)
+        if self._listeners and self._watch is None and not self._closed:
+            self._watch = asyncio.create_task(self._watch_routes(), name="ledgermq-route-watch")
+        self._topics_changed.set()
+        return route
+
+    async def _get_route(self, topic: str) -> TopicRoute:
+        request = ns.GetRouteRequest(cluster=self.cluster, topic=topic)
+        answer = await self._ask(lambda stub: stub.GetRoute(request, timeout=_CALL_TIMEOUT_S))
+        if answer.HasField("refusal"):
+            if answer.refusal.code == pb.NO_QUORUM:
+                await self.groups()  # raises, when there are none at all
+            raise self._refused(topic, answer)
+        route = route_of(topic, answer.cluster, list(answer.groups))
+        if route is None:
+            raise TopicNotFoundError(topic, cluster=answer.cluster, asked=self.asked)
+        return route
+
+    def _refused(self, topic: str, answer: ns.GetRouteResponse) -> Exception:
+        if answer.refusal.code == pb.TOPIC_NOT_FOUND:
+            question = answer.refusal.message.partition("Did you mean ")[2].partition("?")[0]
+            similar = [name.strip('"') for name in question.split(" or ") if name]
+            return TopicNotFoundError(topic, cluster=answer.cluster, asked=self.asked, similar=similar)
+        return error_of(answer.refusal)
+
+    async def _let_brokers_create(self, topic: str) -> set[str]:
+        """Ask each group for the route: where topics are created by their first use, this creates it in all of them.
+
+        Return the groups that have it now; none, when a leader says that there is no such topic. Raises: NoQuorumError,
+        RefusedError, BrokerUnreachableError: then nobody can tell.
+        """
+        groups = await self.groups()
+        answers = await asyncio.gather(
+            *(self._let_group_create(group, topic) for group in groups), return_exceptions=True
+        )
+        created = {group.name for group, answer in zip(groups, answers, strict=True) if answer is True}
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        if failures and not created and False not in answers:
+            raise failures[0]
+        return created
+
+    async def _let_group_create(self, group: BrokerGroup, topic: str) -> bool:
+        """Return whether the group has the topic now. Raises: as `_let_brokers_create`."""
+        silent: BrokerUnreachableError | None = None
+        request = rocketmq_v2_pb2.QueryRouteRequest(topic=rocketmq_v2_pb2.Resource(name=topic))
+        for node in group.by_preference:
+            if not node.messaging_address:
+                continue
+            stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(self._channels.get(node.messaging_address))
+            metadata = (("x-mq-client-id", "ledgermq"), ("x-mq-language", "PYTHON"))
+            try:
+                answer = decoded(await stub.QueryRoute(request, timeout=_CALL_TIMEOUT_S, metadata=metadata))
+            except grpc.RpcError as error:
+                logger.info("broker does not answer address=%s error=%s", node.messaging_address, error)
+                if not is_stranger(error):
+                    silent = unreachable(node.messaging_address, error)
+                continue
+            return _is_created(answer.status)
+        if silent is not None:
+            raise silent
+        return False
+
+    async def _wait_for_route(self, topic: str, groups: Collection[str]) -> TopicRoute:
+        """The topic exists in these groups; wait until the nameserver has heard of it."""
+        end = time.monotonic() + _CREATE_WAIT_S
+        while True:
+            try:
+                route = await self._get_route(topic)
+                late = time.monotonic() > end  # some groups are better than none
+                if late or all(route.part(name) for name in groups):
+                    return route
+            except (TopicNotFoundError, NoQuorumError):
+                if time.monotonic() > end:
+                    raise
+            await asyncio.sleep(0.02)
+
+    def _keep(self, route: TopicRoute) -> None:
+        old = self._cache.get(route.topic)
+        self._cache[route.topic] = (time.monotonic(), route)
+        if old is None or old[1] != route:
+            for listener in self._listeners:
+                listener(route)
+
+    # --- watching ---------------------------------------------------------------------------------------------
+
+    async def _watch_routes(self) -> None:
+        """Keep a watch open on one nameserver; move to the next one when it breaks."""
+        while True:
+            self._topics_changed.clear()
+            topics = sorted(self._cache)
+            changed = asyncio.create_task(self._until_topics_differ(topics))
+            try:
+                await self._watch_once(topics, changed)
+            except grpc.RpcError as error:
+                logger.info("route watch broke nameserver=%s error=%s", self.asked, error)
+                self._at = (self._at + 1) % len(self.nameservers)
+                await asyncio.sleep(_WATCH_PAUSE_S)
+            finally:
+                changed.cancel()
+
+    async def _until_topics_differ(self, topics: list[str]) -> None:
+        while sorted(self._cache) == topics:
+            await self._topics_changed.wait()
+            self._topics_changed.clear()
+
+    async def _watch_once(self, topics: list[str], changed: asyncio.Task[None]) -> None:
+        call = self._stub(self._at).WatchRoutes(ns.WatchRoutesRequest(cluster=self.cluster, topics=topics))
+        changed.add_done_callback(lambda _: call.cancel())
+        try:
+            async for answer in call:
+                for topic in topics:
+                    if (route := route_of(topic, self.cluster, list(decoded(answer).groups))) is not None:
+                        self._keep(route)
+        except asyncio.CancelledError:
+            # Both may have happened in one turn of the loop: other topics to watch, and close() or the end of the loop.
+            if being_cancelled():
+                raise
+        finally:
+            call.cancel()

@@ -1,0 +1,45 @@
+"""Makes sure that a consumer group exists in a broker group, with the start position that its first consumer wants.
+
+Owns: the two calls. Must not: change a group that exists.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ledgermq.proto import admin_pb2 as pb
+from ledgermq.proto import admin_pb2_grpc
+
+from ..cluster.calls import call_group
+from ..cluster.channels import Channels
+from ..cluster.topic_route import BrokerGroup
+from ..errors import GroupNotFoundError
+
+logger = logging.getLogger(__name__)
+
+
+async def ensure_group(
+    channels: Channels, group: Callable[[], BrokerGroup], name: str, start: str
+) -> pb.ConsumerGroupInfo:
+    """Return the consumer group; it is created when it is not there. Raises: RefusedError, BrokerUnreachableError."""
+    describe = pb.DescribeGroupRequest(name=name)
+    create = pb.CreateGroupRequest(
+        group=pb.ConsumerGroupInfo(name=name, start_position=start), if_not_exists=True
+    )
+
+    async def ask(channel: Any, timeout_s: float) -> pb.DescribeGroupResponse:
+        stub = admin_pb2_grpc.AdminServiceStub(channel)
+        answer: pb.DescribeGroupResponse = await stub.DescribeGroup(describe, timeout=timeout_s)
+        return answer
+
+    def make(channel: Any, timeout_s: float) -> Any:
+        return admin_pb2_grpc.AdminServiceStub(channel).CreateGroup(create, timeout=timeout_s)
+
+    try:
+        found = (await call_group(group, channels, ask)).group
+    except GroupNotFoundError:
+        await call_group(group, channels, make)
+        found = (await call_group(group, channels, ask)).group
+    return found

@@ -1,0 +1,261 @@
+"""One consumer's fetch stream to a broker group, at the node that ReadSource names.
+
+Owns: the stream. Must not: decide what is asked for or where records go (that is `Intake`), nor heal what is refused (whoever
+derives from `GroupFetcher` does).
+Invariant: at most one request is open; what it asked for is dropped when the queue was moved meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final, Generic
+
+import grpc
+from grpc import aio
+
+from ledgermq.proto import log_pb2 as pb
+from ledgermq.proto import log_pb2_grpc
+from ledgermq.proto.call_metadata import CONSUMER_GROUP
+from ledgermq.proto.grpc_answers import decoded
+
+from ..cluster.calls import being_cancelled, raise_if_final
+from ..cluster.channels import Channels, unreachable
+from ..cluster.topic_route import BrokerGroup
+from ..cluster.waiting import happens
+from ..errors import CorruptMessageError, LedgerMQError
+from .intake import Intake, Q, Refused
+from .read_source import FetchSource, ReadSource
+
+logger = logging.getLogger(__name__)
+
+#: How long to wait after a refusal before asking again, s. Of a queue: the others go on meanwhile.
+REFUSED_PAUSE_S: Final = 0.1
+#: A queue of a topic that is gone is asked for again after so long, s; the others go on meanwhile.
+PARKED_S: Final = 1.0
+#: At a follower that was suggested: it has much to send, so one with nothing has caught up, or lags.
+_FOLLOWER_POLL_MS: Final = 1_000
+#: The route of a group in which nobody answers is asked for again after so long, s; changes are pushed besides.
+_REFRESH_S: Final = 2.0
+_ANSWER_GRACE_S: Final = 3.0  # a node that is silent for longer than the poll and this is left
+_CONNECT_S: Final = 3.0  # a node that cannot be connected to, or takes no request, for so long is left
+
+
+class GroupFetcher(ABC, Generic[Q]):
+    """Reads queues of one broker group into an intake, from its leader or from a follower."""
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        channels: Channels,
+        intake: Intake[Q],
+        poll_ms: int,
+        consumer_group: str = "",
+    ) -> None:
+        """`poll_ms`: how long a node may hold a request while nothing is there. `consumer_group`: brokers name who reads."""
+        self.group = group
+        self._reads_for = ((CONSUMER_GROUP, consumer_group),) if consumer_group else ()
+        self.changed = asyncio.Event()  # the assignment changed, or there is room again
+        self.source: FetchSource | None = None  # of the last answer
+        self._channels = channels
+        self._intake = intake
+        self._poll_ms = poll_ms
+        self._read = ReadSource()
+        self._address = ""  # of the open stream
+        self._news = asyncio.Event()  # the route of the group changed
+        self._refreshed_at = -_REFRESH_S
+        self._exchanging: asyncio.Task[None] | None = None
+        self._timers: set[asyncio.TimerHandle] = set()
+        leader = group.leader
+        self._led = group.term, leader.log_address if leader else ""  # the newest leader that somebody named
+        self._task = asyncio.create_task(self._run(), name=f"ledgermq-fetch-{group.name}")
+
+    @abstractmethod
+    async def refresh(self) -> None:
+        """No node answered: fetch the routes again, and call `update`."""
+
+    @abstractmethod
+    def arrived(self) -> None:
+        """The intake has messages."""
+
+    @abstractmethod
+    def fail(self, error: LedgerMQError) -> None:
+        """Asking again cannot heal this."""
+
+    @abstractmethod
+    async def on_refused(self, refused: list[Refused[Q]]) -> None:
+        """Some queues were refused: heal what can be healed."""
+
+    def restart(self) -> None:
+        """Ask again with the positions as they are now."""
+        self.changed.set()
+        if self._exchanging is not None:
+            # Not the call: one that is cancelled while it is opened leaves whoever writes waiting for ever.
+            self._exchanging.cancel()
+
+    def ask_soon(self, queues: Sequence[Q]) -> None:
+        """Leave these, which will be there in a moment, out so long: the others must not wait with them."""
+        self._leave_out(queues, REFUSED_PAUSE_S)
+
+    def ask_later(self, queues: Sequence[Q]) -> None:
+        """Leave these out for a while: every answer would refuse them, and the other queues would wait for that."""
+        self._leave_out(queues, PARKED_S)
+
+    def _leave_out(self, queues: Sequence[Q], seconds: float) -> None:
+        """No request that is open then is given up for them: it ends by itself when they are due (`_poll_ms_now`)."""
+        if not queues:
+            return
+        for each in queues:
+            each.parked = True
+
+        def ask_again() -> None:
+            self._timers.discard(timer)
+            for each in queues:
+                each.parked = False
+            self.changed.set()
+
+        timer = asyncio.get_running_loop().call_later(seconds, ask_again)
+        self._timers.add(timer)
+
+    def _poll_ms_now(self) -> int:
+        """Return how long a node may hold the next request."""
+        if self._read.follower:  # one that has nothing for so long is left: that must not come sooner
+            return min(_FOLLOWER_POLL_MS, self._poll_ms)
+        now = asyncio.get_running_loop().time()
+        due = min((math.ceil((timer.when() - now) * 1000) for timer in self._timers), default=self._poll_ms)
+        return max(min(due, self._poll_ms), 1)
+
+    def update(self, group: BrokerGroup) -> None:
+        """Take a newer route."""
+        if group != self.group:
+            self._news.set()
+        if group.is_another(self.group):
+            self._led = (0, "")  # terms of the one say nothing of the other
+        self.group = group
+        if group.leader is not None:
+            self.leader_is(group.term, group.leader.log_address)
+
+    def leader_is(self, term: int, address: str) -> None:
+        """Somebody leads at `address`: it is read at once, since who led before may be stopped, and silent for long.
+
+        A follower that was suggested is read on: it has what it had before.
+        """
+        led_term, before = self._led
+        if term < led_term:
+            return
+        self._led = term, address
+        if address not in (before, self._address) and not self._read.follower:
+            logger.info("leader moved, fetching there address=%s", address)
+            self._read.hint(address)
+            self.restart()
+
+    async def close(self) -> None:
+        """End the stream."""
+        for timer in self._timers:
+            timer.cancel()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            if not self._intake.has_room:
+                self.changed.clear()
+                await self.changed.wait()
+                continue
+            address, pause_ms = self._read.next(self.group)
+            if pause_ms:
+                self._news.clear()
+                await self._refresh_sometimes()
+                await happens(self._news, pause_ms / 1000)
+            if address:
+                await self._read_from(address)
+
+    async def _refresh_sometimes(self) -> None:
+        now = time.monotonic()
+        if now - self._refreshed_at >= _REFRESH_S:
+            self._refreshed_at = now
+            await self.refresh()
+
+    async def _read_from(self, address: str) -> None:
+        """Fetch from one node until its stream breaks or the assignment changes."""
+        call = log_pb2_grpc.LogServiceStub(self._channels.get(address)).FetchStream(
+            metadata=(*self.group.metadata, *self._reads_for)
+        )
+        self._exchanging, self._address = asyncio.create_task(self._exchange(call)), address
+        try:
+            await self._exchanging
+        except grpc.RpcError as error:
+            logger.info("fetch stream broke address=%s reason=%s", address, unreachable(address, error))
+            self._failed(address)
+        except TimeoutError:
+            logger.info("fetch stream silent address=%s", address)
+            self._failed(address)
+        except asyncio.InvalidStateError:
+            # The stream ended while we were waiting for room in the buffer; gRPC says so at the next write.
+            logger.info("fetch stream ended address=%s", address)
+            self._failed(address)
+        except asyncio.CancelledError:
+            if being_cancelled():
+                raise
+            # only the exchange was cancelled: the assignment changed
+        except CorruptMessageError as error:
+            # Another node has another copy of the same bytes.
+            logger.error("fetched bytes are damaged address=%s error=%s", address, error)
+            self._failed(address)
+            await asyncio.sleep(REFUSED_PAUSE_S)
+        except LedgerMQError as error:
+            self.fail(error)
+            await asyncio.sleep(REFUSED_PAUSE_S)
+        except Exception as error:  # a defect: nobody awaits this task, and nothing would be fetched any more
+            logger.exception("fetching failed address=%s", address)
+            what = f"fetching failed: {type(error).__name__}: {error}"
+            self.fail(LedgerMQError(what, "This is a defect of LedgerMQ", "Report it with the log"))
+            await asyncio.sleep(REFUSED_PAUSE_S)
+        finally:
+            self._exchanging, self._address = None, ""
+            call.cancel()
+
+    def _failed(self, address: str) -> None:
+        self._read.failed(self.group, address, time.monotonic())
+
+    async def _exchange(self, call: aio.StreamStreamCall[pb.FetchRequest, pb.FetchResponse]) -> None:
+        """Ask and take in, until another node is to be asked."""
+        while True:
+            while not self._intake.has_room:
+                self.changed.clear()
+                await self.changed.wait()
+            poll_ms = self._poll_ms_now()
+            request, asked = self._intake.next_request(poll_ms)
+            async with asyncio.timeout(_CONNECT_S):
+                await call.write(request)
+            async with asyncio.timeout(poll_ms / 1000 + _ANSWER_GRACE_S):
+                response = decoded(await call.read())
+            if not isinstance(response, pb.FetchResponse):
+                raise TimeoutError  # the node ended the stream
+            if response.HasField("refusal"):
+                raise_if_final(response.refusal)
+                self._read.hint(response.refusal.leader_address)
+                raise TimeoutError
+            refused = self._intake.on_response(response, asked)
+            moved = self._answered(response)
+            if self._intake.has_messages:
+                self.arrived()
+            if refused:
+                await self.on_refused(refused)
+            if moved:
+                return
+
+    def _answered(self, response: pb.FetchResponse) -> bool:
+        """Note who answered; return whether the next question is for another node."""
+        source = FetchSource(response.node_id, response.stale)
+        if source != self.source:
+            level = logging.WARNING if source.stale else logging.INFO
+            text = "reads broker_group=%s node=%s stale=%s"
+            logger.log(level, text, self.group.name, source.node_id, source.stale)
+            self.source = source
+        suggested, empty = response.suggested_node_id, not response.queues
+        return self._read.answered(self.group, source, suggested, empty, time.monotonic())

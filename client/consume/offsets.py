@@ -1,0 +1,95 @@
+"""What the brokers know of offsets: where a consumer group stands, where queues begin and end. Asked and committed here.
+
+Owns: the calls, each broker group by itself, all at once. Must not: keep offsets, read messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from grpc import aio
+
+from ledgermq.proto import log_pb2 as pb
+from ledgermq.proto import log_pb2_grpc
+
+from ..cluster.calls import CALL_TIMEOUT_S, call_group
+from ..cluster.channels import Channels
+from ..cluster.topic_route import BrokerGroup
+from ..message import MessageQueue
+
+logger = logging.getLogger(__name__)
+
+#: Returns a broker group by (topic, name) as it is known now.
+GroupLookup = Callable[[str, str], BrokerGroup]
+
+
+class GroupOffsets:
+    """The offsets of one consumer group ("": only those of the queues)."""
+
+    def __init__(self, consumer_group: str, channels: Channels, find: GroupLookup) -> None:
+        self._consumer_group = consumer_group
+        self._channels = channels
+        self._find = find
+
+    async def query(
+        self,
+        topic: str,
+        broker_group: str,
+        *,
+        timestamp: int = 0,
+        allow_stale: bool = False,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> dict[MessageQueue, pb.QueueOffset]:
+        """Return what a broker group knows of the queues of a topic. Raises: as call_group.
+
+        With a `timestamp` (ms) the answer holds the first offset at or after it (`time_offset`). `allow_stale`: without a
+        leader, what a node has applied; the committed offsets may have moved on since.
+        """
+        request = pb.QueryOffsetsRequest(
+            group=self._consumer_group, topic=topic, timestamp=timestamp, allow_stale=allow_stale
+        )
+
+        async def send(channel: aio.Channel, timeout_s: float) -> pb.QueryOffsetsResponse:
+            stub = log_pb2_grpc.LogServiceStub(channel)
+            result: pb.QueryOffsetsResponse = await stub.QueryOffsets(
+                request, timeout=timeout_s, metadata=self._find(topic, broker_group).metadata
+            )
+            return result
+
+        answer = await call_group(
+            lambda: self._find(topic, broker_group), self._channels, send, timeout_s=timeout_s
+        )
+        if answer.stale:
+            text = "no leader: offsets may have moved on since topic=%s broker_group=%s"
+            logger.warning(text, topic, broker_group)
+        return {MessageQueue(topic, broker_group, each.queue_id): each for each in answer.offsets}
+
+    async def commit(
+        self, offsets: Mapping[MessageQueue, int], *, reset: bool, timeout_s: float = CALL_TIMEOUT_S
+    ) -> None:
+        """Store offsets; a broker group that does not answer holds up no other. Raises: as call_group, for the first."""
+        requests: dict[str, pb.CommitOffsetsRequest] = {}
+        for queue, offset in offsets.items():
+            request = requests.setdefault(
+                queue.broker_group, pb.CommitOffsetsRequest(group=self._consumer_group, reset=reset)
+            )
+            request.offsets.add(topic=queue.topic, queue_id=queue.queue_id, offset=offset)
+        sends = [self._commit_in(name, request, timeout_s) for name, request in requests.items()]
+        for outcome in await asyncio.gather(*sends, return_exceptions=True):
+            if outcome is not None:
+                raise outcome
+
+    async def _commit_in(self, broker_group: str, request: pb.CommitOffsetsRequest, timeout_s: float) -> None:
+        topic = request.offsets[0].topic
+        meant = self._find(topic, broker_group)
+
+        def send(channel: aio.Channel, attempt_s: float) -> Any:
+            group = self._find(topic, broker_group)
+            metadata = (meant if group.is_another(meant) else group).metadata
+            stub = log_pb2_grpc.LogServiceStub(channel)
+            return stub.CommitOffsets(request, timeout=attempt_s, metadata=metadata)
+
+        await call_group(lambda: self._find(topic, broker_group), self._channels, send, timeout_s=timeout_s)

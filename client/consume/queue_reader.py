@@ -1,0 +1,384 @@
+"""Reads assigned queues of any broker groups in order: what every consumer that reads the log by itself stands on.
+
+Owns: one fetcher per broker group, the assigned queues and their positions, what happens when messages were deleted or a
+topic was created again. Must not: choose queues or start positions, commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from ..arguments import check_queue
+from ..cluster.channels import Channels
+from ..cluster.routes import Routes
+from ..cluster.topic_route import BrokerGroup, TopicInGroup, TopicRoute
+from ..errors import LedgerMQError, MessagesDeletedError, UsageError, error_of
+from ..message import MessageQueue, MessageView
+from .fetch_buffer import MAX_BUFFER_BYTES, FetchBuffer
+from .fetch_stream import GroupFetcher
+from .intake import AssignedQueue, OutOfRange, Refused
+from .read_source import FetchSource
+from .statistics import PulledQueue
+
+logger = logging.getLogger(__name__)
+
+
+_POLL_MS: Final = 10_000  # long poll of one fetch
+
+
+class QueueReader:
+    """`read` queues, then `take` or `wait` for their messages. Call close()."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        channels: Channels,
+        *,
+        max_buffer_bytes: int = MAX_BUFFER_BYTES,
+        when_deleted: str = "earliest",
+        consumer_group: str = "",
+    ) -> None:
+        """`max_buffer_bytes`: of each broker group. `when_deleted`: see PullConsumer. `consumer_group`: brokers name who reads.
+
+        Raises: UsageError.
+        """
+        self.channels = channels
+        self.delivered_count = 0  # messages that were handed out
+        #: Messages that retention deleted before they were read.
+        self.deleted_count = 0
+        self.when_deleted = when_deleted
+        self.consumer_group = consumer_group
+        self._routes = routes
+        self._routes.on_change(self._on_route)
+        self._max_buffer_bytes = max_buffer_bytes
+        self._fetchers: dict[str, _Fetcher] = {}
+        self._ending: set[asyncio.Task[None]] = set()  # of groups that were removed
+        self._assigned: dict[MessageQueue, AssignedQueue] = {}
+        self._paused: set[MessageQueue] = set()
+        self._arrived = asyncio.Event()
+        self._failure: LedgerMQError | None = None
+        self._turn = 0
+        self._closed = False
+
+    async def close(self) -> None:
+        """Close every stream; who waits for messages is woken."""
+        self._closed = True
+        self.arrived()
+        for fetcher in list(self._fetchers.values()):
+            await fetcher.close()
+        await asyncio.gather(*self._ending)
+
+    # --- queues -----------------------------------------------------------------------------------------------
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        return tuple(self._assigned)
+
+    @property
+    def has_queues(self) -> bool:
+        return bool(self._assigned)
+
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        """The offset of the next message of each queue that will be handed out."""
+        return {queue: assigned.position for queue, assigned in self._assigned.items()}
+
+    @property
+    def statistics(self) -> tuple[PulledQueue, ...]:
+        """The figures of every queue that is read, by queue."""
+        found = []
+        for queue, each in sorted(self._assigned.items()):
+            end = each.end_offset if each.sought else max(each.end_offset, each.fetch_offset)
+            paused = queue in self._paused
+            found.append(PulledQueue(queue, each.position, end, each.fetch_offset - each.position, paused))
+        return tuple(found)
+
+    @property
+    def beyond(self) -> dict[MessageQueue, int]:
+        """Queues that were moved beyond their ends, as brokers say, with these ends."""
+        return {queue: each.end_offset for queue, each in self._assigned.items() if each.beyond}
+
+    @property
+    def waiting(self) -> frozenset[MessageQueue]:
+        """Queues of broker groups that were replaced which the new ones do not have yet: their positions mean nothing there."""
+        fetchers = self._fetchers
+        return frozenset(
+            queue
+            for queue, each in self._assigned.items()
+            if _has_left(each, fetchers[queue.broker_group].group)
+        )
+
+    def __contains__(self, queue: MessageQueue) -> bool:
+        return queue in self._assigned
+
+    def read(self, part: TopicInGroup, queue: MessageQueue, offset: int) -> None:
+        """Read a queue from `offset` on; `part` is its broker group in the topic's route."""
+        fetcher = self._fetchers.get(queue.broker_group)
+        if fetcher is None:
+            fetcher = _Fetcher(self, part.group, self._max_buffer_bytes)
+            self._fetchers[queue.broker_group] = fetcher
+        assigned = AssignedQueue(queue, part.topic_id, offset, offset, group=part.group)
+        self._assigned[queue] = assigned
+        fetcher.topics.add(queue.topic)
+        if queue not in self._paused:
+            fetcher.buffer.assign(assigned)
+            fetcher.restart()
+
+    def give_up(self, queues: Iterable[MessageQueue]) -> None:
+        """Stop reading these queues; what is buffered of them is dropped."""
+        for each in queues:
+            queue = check_queue(each)
+            assigned = self._assigned.pop(queue, None)
+            self._paused.discard(queue)
+            if assigned is not None:
+                self._drop(assigned)
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Hand out nothing of these queues until `resume`; they keep their positions. Raises: UsageError."""
+        for assigned in [self._of(queue) for queue in queues]:
+            if assigned.queue not in self._paused:
+                self._paused.add(assigned.queue)
+                self._drop(assigned)
+                assigned.fetch_offset = assigned.position
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Go on with paused queues, where each stands. Raises: UsageError."""
+        for assigned in [self._of(queue) for queue in queues]:
+            if assigned.queue in self._paused:
+                self._paused.discard(assigned.queue)
+                fetcher = self._fetchers[assigned.queue.broker_group]
+                if not _has_left(assigned, fetcher.group):
+                    fetcher.buffer.assign(assigned)
+                    fetcher.restart()
+
+    @property
+    def paused(self) -> tuple[MessageQueue, ...]:
+        return tuple(queue for queue in self._assigned if queue in self._paused)
+
+    def _drop(self, assigned: AssignedQueue) -> None:
+        """Do not ask for a queue any more. What is buffered of it goes: it would keep room from the others."""
+        fetcher = self._fetchers[assigned.queue.broker_group]
+        fetcher.buffer.remove(assigned)
+        fetcher.changed.set()  # there may be room again
+
+    def position(self, queue: MessageQueue) -> int:
+        """Return the offset of the next message that will be handed out. Raises: UsageError."""
+        return self._of(queue).position
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Continue a queue at `offset`. Raises: UsageError (not assigned, or no offset)."""
+        assigned = self._of(queue)
+        fetcher = self._fetchers[assigned.queue.broker_group]
+        fetcher.buffer.seek(assigned, offset)
+        fetcher.restart()
+
+    @property
+    def sources(self) -> dict[str, FetchSource]:
+        """The node of each broker group that answered last."""
+        found = {name: fetcher.source for name, fetcher in self._fetchers.items()}
+        return {name: source for name, source in found.items() if source is not None}
+
+    def _of(self, queue: MessageQueue) -> AssignedQueue:
+        assigned = self._assigned.get(check_queue(queue))
+        if assigned is None:
+            raise UsageError(
+                f"{queue} is not assigned to this consumer", "", "Call assign() or subscribe() first"
+            )
+        return assigned
+
+    # --- messages ---------------------------------------------------------------------------------------------
+
+    def take(self, max_messages: int) -> list[MessageView]:
+        """Hand out what is there, at most `max_messages` of one broker group. Raises: what a fetcher failed with."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        fetchers = list(self._fetchers.values())
+        self._turn += 1
+        for step in range(len(fetchers)):
+            fetcher = fetchers[(self._turn + step) % len(fetchers)]
+            if messages := fetcher.buffer.take(max_messages):
+                self.delivered_count += len(messages)
+                if not fetcher.changed.is_set() and fetcher.buffer.has_room:
+                    fetcher.changed.set()
+                return messages
+        return []
+
+    async def wait(self, max_messages: int, timeout_ms: int | None) -> list[MessageView]:
+        """Hand out as `take` does, waiting for the first message; empty after `timeout_ms` or close()."""
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                while not self._closed:
+                    self._arrived.clear()
+                    if messages := self.take(max_messages):
+                        return messages
+                    await self._arrived.wait()
+        except TimeoutError:
+            return []
+        return []
+
+    # --- for the fetchers -------------------------------------------------------------------------------------
+
+    def arrived(self) -> None:
+        """Messages, or a failure, wait for `take`."""
+        self._arrived.set()
+
+    def fail(self, error: LedgerMQError) -> None:
+        """Let the next `take` raise `error`."""
+        self._failure = error
+        self.arrived()
+
+    async def refresh(self, topics: set[str]) -> None:
+        """Fetch the routes again, and hand them to the fetchers."""
+        for topic in topics:
+            try:
+                self._on_route(await self._routes.get(topic, refresh=True))
+            except LedgerMQError as error:
+                logger.info("route not refreshed topic=%s reason=%s", topic, error)
+
+    def _on_route(self, route: TopicRoute) -> None:
+        for part in route.parts:
+            fetcher = self._fetchers.get(part.group.name)
+            if fetcher is not None:
+                before = fetcher.group
+                fetcher.update(part.group)
+                if part.group.is_another(before):
+                    self._leave_group(fetcher, before)
+                self._read_in_group(fetcher, route.topic)
+        for name, fetcher in list(self._fetchers.items()):
+            if fetcher.group.draining and not any(self._has(topic, name) for topic in fetcher.topics):
+                self._leave(name, fetcher)
+
+    def _leave_group(self, fetcher: _Fetcher, before: BrokerGroup) -> None:
+        """Another broker group has come under the name: nothing is asked of it by the ids and offsets of the one before."""
+        name = fetcher.group.name
+        logger.warning("broker group was replaced by another one of its name broker_group=%s", name)
+        for assigned in self._assigned.values():
+            if assigned.queue.broker_group == name:
+                if assigned.group is None or assigned.group.group_id != fetcher.group.group_id:
+                    assigned.group = before  # perhaps it did not say its id yet when the queue was begun
+                fetcher.buffer.remove(assigned)
+        fetcher.restart()
+
+    def _read_in_group(self, fetcher: _Fetcher, topic: str) -> None:
+        """Read the queues of a topic that were begun in a group which has been replaced, where they are now."""
+        for queue, assigned in list(self._assigned.items()):
+            is_here = (queue.topic, queue.broker_group) == (topic, fetcher.group.name)
+            if is_here and _has_left(assigned, fetcher.group):
+                self._read_newest(fetcher, assigned)
+
+    def _has(self, topic: str, broker_group: str) -> bool:
+        route = self._routes.cached(topic)
+        return route is not None and route.part(broker_group) is not None
+
+    def _leave(self, name: str, fetcher: _Fetcher) -> None:
+        """A broker group that was drained is in no route any more: it was removed. One that is only silent is kept."""
+        logger.info("broker group was removed broker_group=%s", name)
+        self.give_up([queue for queue in self._assigned if queue.broker_group == name])
+        del self._fetchers[name]
+        task = asyncio.create_task(fetcher.close(), name=f"ledgermq-end-{name}")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def on_refused(self, fetcher: _Fetcher, refused: list[Refused[AssignedQueue]]) -> None:
+        """Heal what can be healed: offsets that were deleted, a node that is behind, a topic that was re-created.
+
+        One question for all of them: meanwhile nothing is fetched, of the other queues neither.
+        """
+        stale: list[AssignedQueue] = []
+        behind: list[AssignedQueue] = []
+        for each in refused:
+            if isinstance(each, OutOfRange):
+                if not self._went_on(fetcher, each):
+                    behind.append(each.assigned)
+                continue
+            assigned, refusal = each
+            error = error_of(refusal)
+            if error.refresh_route:
+                stale.append(assigned)
+            elif error.retryable:
+                behind.append(assigned)
+            else:
+                self.give_up([assigned.queue])
+                self.fail(error)
+        fetcher.ask_soon(behind)
+        if stale:
+            await self.refresh({assigned.queue.topic for assigned in stale})
+            fetcher.ask_later([each for each in stale if not self._read_newest(fetcher, each)])
+
+    def _went_on(self, fetcher: _Fetcher, found: OutOfRange[AssignedQueue]) -> bool:
+        """Go on behind what was deleted; return False when the node has not applied as far as we have read: it will."""
+        assigned = found.assigned
+        if assigned.fetch_offset >= found.begin:
+            _warn_beyond(assigned, found.end)
+            return False
+        # What is buffered below the begin was read in time: only asking goes on elsewhere.
+        count = found.begin - assigned.fetch_offset
+        fetcher.buffer.skip_to(assigned, self.on_deleted(assigned.queue, count, found.begin, found.end))
+        return True
+
+    def on_deleted(self, queue: MessageQueue, count: int, begin: int, end: int) -> int:
+        """Say that messages are gone, as `when_deleted` wants it; return where to go on."""
+        self.deleted_count += count
+        text = "messages were deleted before they were read queue=%s count=%d begin=%d"
+        logger.warning(text, queue, count, begin)
+        if self.when_deleted == "raise":
+            self.fail(MessagesDeletedError(queue.topic, queue.queue_id, count, begin))
+        return end if self.when_deleted == "latest" else begin
+
+    def _read_newest(self, fetcher: _Fetcher, assigned: AssignedQueue) -> bool:
+        """The topic id may be of an older incarnation of the topic: take the newest one, from its beginning, if there is one."""
+        topic = assigned.queue.topic
+        if self._assigned.get(assigned.queue) is not assigned:
+            return True  # given up meanwhile
+        route = self._routes.cached(topic)
+        part = route.part(assigned.queue.broker_group) if route else None
+        if part is None or (part.topic_id == assigned.topic_id and not _has_left(assigned, part.group)):
+            return False
+        if assigned.queue.queue_id >= part.queue_count:
+            self.give_up([assigned.queue])
+            return True
+        logger.warning("topic was created again, reading it from its beginning queue=%s", assigned.queue)
+        fetcher.buffer.remove(assigned)
+        self.read(part, assigned.queue, 0)
+        fetcher.ask_soon([self._assigned[assigned.queue]])  # the node may not know it yet
+        return True
+
+
+def _has_left(assigned: AssignedQueue, group: BrokerGroup) -> bool:
+    """Tell whether a queue was begun in another group than the one that has the name now."""
+    return assigned.group is not None and group.is_another(assigned.group)
+
+
+def _warn_beyond(assigned: AssignedQueue, end: int) -> None:
+    """Say once, of a queue that was moved beyond its end, that nothing comes before it has grown so far."""
+    assigned.end_offset = max(assigned.end_offset, end)
+    if assigned.sought and not assigned.beyond:
+        assigned.beyond = True
+        text = "seek beyond the end: nothing comes until the queue has grown so far queue=%s offset=%d end=%d"
+        logger.warning(text, assigned.queue, assigned.fetch_offset, end)
+
+
+class _Fetcher(GroupFetcher[AssignedQueue]):
+    """Reads the assigned queues of one broker group into its buffer."""
+
+    def __init__(self, owner: QueueReader, group: BrokerGroup, max_bytes: int) -> None:
+        self.buffer = FetchBuffer(max_bytes)
+        self.topics: set[str] = set()
+        self._owner = owner
+        super().__init__(group, owner.channels, self.buffer, _POLL_MS, owner.consumer_group)
+
+    async def refresh(self) -> None:
+        await self._owner.refresh(self.topics)
+
+    def arrived(self) -> None:
+        self._owner.arrived()
+
+    def fail(self, error: LedgerMQError) -> None:
+        self._owner.fail(error)
+
+    async def on_refused(self, refused: list[Refused[AssignedQueue]]) -> None:
+        await self._owner.on_refused(self, refused)

@@ -1,0 +1,101 @@
+"""Which node of a broker group is read: its leader, a follower that was suggested, any node when there is no leader. Pure.
+
+The rules:
+    the leader suggests a follower      read there, if it has an address here and did not fail lately
+    a follower suggests the leader      read there again: the backlog fits into the leader's memory, or is gone
+    the follower has nothing, is stale,
+    refuses or does not answer          back to the leader; suggestions of that node are ignored for a while
+    the leader does not answer          every node in turn, until one does
+Owns: the choice. Must not: do I/O, read clocks (`now` is monotonic seconds).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ..cluster.topic_route import BrokerGroup, Node
+from ..produce.retry_policy import LeaderSearch
+
+#: How long a node that failed is not gone to by suggestion, s. Doubled with every failure.
+AVOID_S: Final = 5.0
+_AVOID_S_MAX: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSource:
+    """The node that answered last. `stale`: it had no contact to a leader, newer messages may exist elsewhere."""
+
+    node_id: str
+    stale: bool
+
+
+class ReadSource:
+    """The choice for one broker group. Ask `next`, then tell what came of it."""
+
+    def __init__(self) -> None:
+        self._search = LeaderSearch()
+        self._follower = ""  # that is read instead of the leader
+        self._avoided: dict[str, tuple[float, float]] = {}  # node → (until, for how long the next time)
+
+    @property
+    def follower(self) -> str:
+        """The follower that is read by suggestion; "" = none."""
+        return self._follower
+
+    def next(self, group: BrokerGroup) -> tuple[str, int]:
+        """Return (address, pause in ms before trying it); ("", pause) when the group has no node at all."""
+        if self._follower:
+            node = _node(group, self._follower)
+            if node is not None:
+                return node.log_address, 0
+            self._follower = ""
+        leader = group.leader
+        nodes = [node.log_address for node in group.by_preference]
+        return self._search.next(leader.log_address if leader else "", nodes)
+
+    def answered(
+        self, group: BrokerGroup, source: FetchSource, suggested: str, empty: bool, now: float
+    ) -> bool:
+        """Take note of an answer; return whether the next question is for another node. `empty`: it brought nothing."""
+        self._search.succeeded()
+        if not (empty or source.stale):
+            self._avoided.pop(source.node_id, None)
+        if self._follower:
+            if suggested == source.node_id or not (suggested or source.stale or empty):
+                return False
+            self._follower = ""
+            if source.stale or not suggested:
+                self._avoid(source.node_id, now)
+            return True
+        node = _node(group, suggested)
+        if node is None or suggested == source.node_id or self._is_avoided(suggested, now):
+            return False
+        if suggested == group.leader_id:
+            self._search.hint(node.log_address)
+        else:
+            self._follower = suggested
+        return True
+
+    def failed(self, group: BrokerGroup, address: str, now: float) -> None:
+        """The node at `address` could not be reached, broke off, refused, or sent damaged bytes."""
+        self._search.failed(address)
+        self._follower = ""
+        for node in group.nodes:
+            if node.log_address == address:
+                self._avoid(node.node_id, now)
+
+    def hint(self, address: str) -> None:
+        """A node named the leader."""
+        self._search.hint(address)
+
+    def _avoid(self, node_id: str, now: float) -> None:
+        _, seconds = self._avoided.get(node_id, (0.0, AVOID_S))
+        self._avoided[node_id] = (now + seconds, min(2 * seconds, _AVOID_S_MAX))
+
+    def _is_avoided(self, node_id: str, now: float) -> bool:
+        return node_id in self._avoided and now < self._avoided[node_id][0]
+
+
+def _node(group: BrokerGroup, node_id: str) -> Node | None:
+    return next((node for node in group.nodes if node.node_id == node_id), None) if node_id else None

@@ -1,0 +1,488 @@
+"""The asyncio simple consumer: receives messages with a lease, acknowledges each; any number of them share a group.
+
+    async with SimpleConsumer("127.0.0.1:9876", group="billing") as consumer:
+        await consumer.subscribe("orders")
+        for message in await consumer.receive():
+            ...
+            await consumer.ack(message)
+
+Owns: which broker group is asked next, natural batching of acknowledgements (those made while one is out go together).
+Talks `apache.rocketmq.v2.MessagingService`, where every node answers and forwards to its leader. What is not
+acknowledged within the invisible time is delivered again.
+Invariant: every call has one deadline for all nodes that are tried; nothing waits for a node that stays silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import grpc
+
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+from ledgermq.proto import rocketmq_v2_pb2_grpc
+from ledgermq.proto.grpc_answers import decoded
+
+from ..arguments import (
+    a_consumer_group,
+    a_flag,
+    a_text,
+    check_count,
+    check_lease,
+    check_name,
+    check_tag_filter,
+    check_wait,
+    checked,
+    instance_of,
+)
+from ..cluster.calls import raise_if_closed
+from ..cluster.channels import Channels, unreachable
+from ..cluster.routes import Routes
+from ..cluster.topic_route import BrokerGroup, TopicRoute
+from ..errors import (
+    ClosedError,
+    GroupNotFoundError,
+    InvalidHandleError,
+    LedgerMQError,
+    RefusedError,
+    TooManyRequestsError,
+    TopicNotFoundError,
+    UsageError,
+)
+from ..message import LeasedMessage
+from .consume_trace import consume_trace
+from .silent_groups import SilentGroups
+from .statistics import LeaseCounts, LeaseStatistics
+
+logger = logging.getLogger(__name__)
+
+INVISIBLE_MS: Final = 30_000
+RECEIVE_BATCH: Final = 32
+#: Everything one acknowledgement needs, with failover; and what one node of the group may take of that.
+_CALL_TIMEOUT_S: Final = 10.0
+_ATTEMPT_TIMEOUT_S: Final = 3.0
+_POLL_MS: Final = 10_000
+_SLICE_MS: Final = 500
+_POLL_GRACE_S: Final = 3.0
+_PAUSE_S: Final = 0.1
+_MAX_ACKS: Final = 256
+#: What brokers say with the answer to a receive when there is nothing that a person should know.
+_NOTHING_TO_SAY: Final = ("", "OK", "no new message")
+
+_LEASED: Final = instance_of(LeasedMessage, "a LeasedMessage, as receive() returns them")
+
+T = TypeVar("T")
+Stub = rocketmq_v2_pb2_grpc.MessagingServiceStub
+
+
+class SimpleConsumer:
+    """Receives with leases. Use it as an async context manager, or call close()."""
+
+    @checked(group=a_consumer_group, cluster=a_text, trace=a_flag)
+    def __init__(
+        self,
+        nameservers: str | Sequence[str] = "127.0.0.1:9876",
+        *,
+        group: str,
+        invisible_ms: int = INVISIBLE_MS,
+        cluster: str = "",
+        trace: bool = False,
+    ) -> None:
+        """`trace`: tell the trace topic what becomes of each message (`ledgermq message trace`). Raises: UsageError."""
+        check_lease("invisible_ms", invisible_ms)
+        self.group = group
+        self.invisible_ms = invisible_ms
+        self._channels = Channels()
+        self._routes = Routes(nameservers, self._channels, cluster)
+        self._routes.on_change(self._on_route)  # also keeps the watch open: a new leader is asked at once
+        # As they were known last, also when no route names them any more
+        self._groups: dict[str, BrokerGroup] = {}
+        self._filters: dict[str, v2.FilterExpression] = {}
+        self._turn = 0
+        self._empty = 0  # answers in a row without a message
+        self._acks: dict[tuple[str, str], list[tuple[LeasedMessage, asyncio.Future[None]]]] = defaultdict(
+            list
+        )
+        self._ack_tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._client_id = f"{socket.gethostname()}@{secrets.token_hex(8)}"
+        self._silent = SilentGroups()
+        self._counts: defaultdict[str, LeaseCounts] = defaultdict(LeaseCounts)  # by broker group
+        self._closed = False
+        self._trace = consume_trace("simple", group, self._client_id, nameservers, cluster) if trace else None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Wait for the acknowledgements that are out (until their deadline), then close every connection.
+
+        A `receive` that waits ends with ClosedError.
+        """
+        self._channels.check_loop()
+        self._closed = True
+        await asyncio.gather(*self._ack_tasks.values(), return_exceptions=True)
+        if self._trace is not None:
+            await self._trace.close()
+        await self._routes.close()
+        await self._channels.close()
+
+    async def subscribe(self, topic: str, expression: str = "*") -> None:
+        """Receive from a topic; `expression` selects tags: "*", or "a || b".
+
+        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, InvalidNameError, UsageError (no tag filter).
+        """
+        check_name("topic", topic)
+        check_tag_filter(expression)
+        await self._routes.get(topic)
+        self._filters[topic] = v2.FilterExpression(type=v2.TAG, expression=expression)
+
+    # --- receiving --------------------------------------------------------------------------------------------
+
+    async def receive(
+        self,
+        max_messages: int = RECEIVE_BATCH,
+        *,
+        invisible_ms: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> list[LeasedMessage]:
+        """Return up to `max_messages`; waits up to `timeout_ms` (None: without end) for the first one.
+
+        While no node of a group answers, it goes on asking. Raises: UsageError (an argument, no subscription, no queue
+        that can be read), ClosedError (also when it is closed meanwhile), GroupNotFoundError, TopicNotFoundError, RefusedError.
+        """
+        check_count("max_messages", max_messages)
+        check_wait(timeout_ms)
+        if invisible_ms is not None:
+            check_lease("invisible_ms", invisible_ms)
+        self._channels.check_loop()
+        if not self._filters:
+            raise UsageError("this consumer has no subscription", "", "Call subscribe() first")
+        end = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        while True:
+            if self._closed:
+                raise ClosedError("consumer")
+            every = await self._sources()
+            sources = self._silent.among(every, time.monotonic())
+            rest_ms = _POLL_MS if end is None else max(int((end - time.monotonic()) * 1000), 0)
+            # With several sources a long poll would hold up the others: it is cut into slices, and nothing is waited for
+            # before each of them has said that it has nothing.
+            slice_ms = _POLL_MS
+            if len(every) > 1:
+                slice_ms = _SLICE_MS if self._empty >= len(sources) else 0
+            poll_ms = min(rest_ms, slice_ms)
+            self._turn += 1
+            topic, broker_group = sources[self._turn % len(sources)]
+            messages = await self._receive_from(
+                topic, broker_group, max_messages, invisible_ms or self.invisible_ms, poll_ms
+            )
+            if self._trace is not None:
+                self._trace.received(messages)
+            self._empty = 0 if messages else self._empty + 1
+            if messages or (end is not None and time.monotonic() >= end):
+                return messages
+
+    async def _sources(self) -> list[tuple[str, str]]:
+        """Return the (topic, broker group) pairs that can be read now. Raises: UsageError (there is none)."""
+        sources = [
+            (topic, part.group.name)
+            for topic in self._filters
+            for part in (await self._routes.get(topic)).parts
+            if part.readable
+        ]
+        if not sources:
+            names = ", ".join(self._filters)
+            raise UsageError(
+                f"{names} has no queue that can be read",
+                "Reading is switched off for it",
+                f"See: ledgermq topic describe {next(iter(self._filters))}",
+            )
+        return sources
+
+    async def _receive_from(
+        self, topic: str, broker_group: str, max_messages: int, invisible_ms: int, poll_ms: int
+    ) -> list[LeasedMessage]:
+        """Ask the nodes of a group, the leader first, until one answers or the poll's time is over."""
+        request = v2.ReceiveMessageRequest(
+            group=v2.Resource(name=self.group),
+            message_queue=v2.MessageQueue(
+                topic=v2.Resource(name=topic), id=-1, broker=v2.Broker(name=broker_group)
+            ),
+            filter_expression=self._filters[topic],
+            batch_size=max_messages,
+            auto_renew=False,
+        )
+        request.invisible_duration.FromMilliseconds(invisible_ms)
+        # One deadline for all nodes: the grace is for an answer that is on its way when the long poll ends.
+        end = time.monotonic() + poll_ms / 1000 + _POLL_GRACE_S
+        for address in _addresses(self._group(topic, broker_group)):
+            rest_s = end - time.monotonic()
+            if rest_s <= 0:
+                break
+            request.long_polling_timeout.FromMilliseconds(max(int((rest_s - _POLL_GRACE_S) * 1000), 0))
+            try:
+                messages = await self._receive_once(address, request, broker_group, rest_s)
+                self._silent.answered(broker_group)
+                return messages
+            except grpc.RpcError as error:
+                logger.info("receive failed address=%s reason=%s", address, unreachable(address, error))
+            except TooManyRequestsError as error:
+                logger.info("receive refused address=%s reason=%s", address, error)
+        self._silent.failed(broker_group, time.monotonic())
+        await asyncio.sleep(_PAUSE_S)
+        await self._refresh(topic)
+        return []
+
+    async def _receive_once(
+        self, address: str, request: v2.ReceiveMessageRequest, broker_group: str, timeout_s: float
+    ) -> list[LeasedMessage]:
+        """Make one call. What has come is kept when the stream breaks behind it: it is leased to us."""
+        messages: list[LeasedMessage] = []
+        call = self._stub(address).ReceiveMessage(request, timeout=timeout_s, metadata=self._metadata())
+        try:
+            async for each in call:
+                frame = decoded(each)
+                if frame.HasField("message"):
+                    # The queue's topic, whatever the record says: acknowledgements go there.
+                    frame.message.topic.name = request.message_queue.topic.name
+                    messages.append(LeasedMessage(frame.message, broker_group))
+                    self._counts[broker_group].received(messages[-1])
+                elif frame.HasField("status") and not messages:
+                    if frame.status.code != v2.MESSAGE_NOT_FOUND:
+                        self._raise(frame.status, request.message_queue.topic.name)
+                    if frame.status.message not in _NOTHING_TO_SAY:
+                        logger.warning("group=%s: %s", self.group, frame.status.message)
+        except grpc.RpcError:
+            if not messages:
+                raise
+        except asyncio.CancelledError:
+            raise_if_closed()
+            raise
+        return messages
+
+    async def __aiter__(self) -> AsyncIterator[LeasedMessage]:
+        """Yield messages until close()."""
+        while not self._closed:
+            try:
+                messages = await self.receive()
+            except ClosedError:
+                return
+            for message in messages:
+                yield message
+
+    def statistics(self) -> dict[str, LeaseStatistics]:
+        """Return what this consumer did so far, by broker group. Asks nobody."""
+        waiting: defaultdict[str, int] = defaultdict(int)
+        for (broker_group, _), acks in self._acks.items():
+            waiting[broker_group] += len(acks)
+        return {name: each.statistics(waiting[name]) for name, each in sorted(self._counts.items())}
+
+    # --- acknowledging ----------------------------------------------------------------------------------------
+
+    @checked(message=_LEASED)
+    async def ack(self, message: LeasedMessage) -> None:
+        """The message is done: it is not delivered again. Returns when the group's majority knows.
+
+        Raises: InvalidHandleError (the lease was over before: it is or was delivered again), RefusedError,
+        BrokerUnreachableError (no node answered in time), ClosedError.
+        """
+        self._channels.check_loop()
+        if self._closed:
+            raise ClosedError("consumer")
+        key = (message.queue.broker_group, message.topic)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._acks[key].append((message, future))
+        if key not in self._ack_tasks:
+            self._ack_tasks[key] = asyncio.create_task(self._send_acks(key))
+        await future
+
+    async def _send_acks(self, key: tuple[str, str]) -> None:
+        """Send what has gathered, until nothing is left.
+
+        The task leaves `_ack_tasks` in the step that finds nothing left: an acknowledgement that comes later, even
+        before the loop has told anybody of the task's end, starts the next task.
+        """
+        waiting: list[tuple[LeasedMessage, asyncio.Future[None]]] = []
+        try:
+            while waiting := self._acks[key][:_MAX_ACKS]:
+                del self._acks[key][: len(waiting)]
+                outcomes = await self._outcomes(key, waiting)
+                if self._trace is not None:
+                    for (message, _), error in zip(waiting, outcomes, strict=True):
+                        self._trace.ended(message, "consumed", error)
+                self._counts[key[0]].answered(outcomes)
+                _end(waiting, outcomes)
+        finally:
+            del self._ack_tasks[key]
+            for _, future in (*waiting, *self._acks.pop(key, ())):
+                future.cancel()  # only after a defect or a cancellation; nobody may wait for ever
+
+    async def _outcomes(
+        self, key: tuple[str, str], waiting: list[tuple[LeasedMessage, asyncio.Future[None]]]
+    ) -> list[LedgerMQError | None]:
+        """Send one request; return what became of each acknowledgement, None: done."""
+        broker_group, topic = key
+        request = v2.AckMessageRequest(group=v2.Resource(name=self.group), topic=v2.Resource(name=topic))
+        for message, _ in waiting:
+            request.entries.add(message_id=message.message_id, receipt_handle=message.receipt_handle)
+        try:
+            answer = await self._ack_once(request, topic, broker_group)
+        except LedgerMQError as error:
+            return [error] * len(waiting)
+        statuses = [entry.status for entry in answer.entries]
+        # A refusal of the whole request comes without entries.
+        statuses += [answer.status] * (len(waiting) - len(statuses))
+        return [self._error(status, topic) for status in statuses[: len(waiting)]]
+
+    async def _ack_once(
+        self, request: v2.AckMessageRequest, topic: str, broker_group: str
+    ) -> v2.AckMessageResponse:
+        answer: v2.AckMessageResponse = await self._call(
+            topic, broker_group, lambda stub, timeout_s: self._unary(stub.AckMessage, request, timeout_s)
+        )
+        return answer
+
+    @checked(message=_LEASED)
+    async def change_invisible(self, message: LeasedMessage, invisible_ms: int) -> None:
+        """Move the end of the lease to `invisible_ms` from now; 0 gives the message back at once.
+
+        Raises: UsageError, InvalidHandleError, RefusedError, BrokerUnreachableError, ClosedError.
+        """
+        check_lease("invisible_ms", invisible_ms, least=0)
+        if self._closed:
+            raise ClosedError("consumer")
+        request = v2.ChangeInvisibleDurationRequest(
+            group=v2.Resource(name=self.group),
+            topic=v2.Resource(name=message.topic),
+            receipt_handle=message.receipt_handle,
+            message_id=message.message_id,
+        )
+        request.invisible_duration.FromMilliseconds(invisible_ms)
+        answer: v2.ChangeInvisibleDurationResponse = await self._call(
+            message.topic,
+            message.queue.broker_group,
+            lambda stub, timeout_s: self._unary(stub.ChangeInvisibleDuration, request, timeout_s),
+        )
+        error = self._error(answer.status, message.topic)
+        if self._trace is not None:
+            self._trace.ended(message, "lease moved" if invisible_ms else "given back", error)
+        if error is not None:
+            raise error
+        message.receipt_handle = answer.receipt_handle or message.receipt_handle
+
+    # --- calls ------------------------------------------------------------------------------------------------
+
+    def _stub(self, address: str) -> Stub:
+        return Stub(self._channels.get(address))
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (
+            ("x-mq-client-id", self._client_id),
+            ("x-mq-language", "PYTHON"),
+            ("x-mq-client-version", "ledgermq"),
+            ("x-mq-protocol", "v2"),
+        )
+
+    def _unary(self, method: Any, request: Any, timeout_s: float) -> Any:
+        return method(request, timeout=timeout_s, metadata=self._metadata())
+
+    async def _call(self, topic: str, broker_group: str, call: Callable[[Stub, float], Any]) -> Any:
+        """Make a call that is safe to repeat on the nodes of a group, round and round, until one answers in time.
+
+        `call(stub, timeout_s)`. Raises: BrokerUnreachableError, RefusedError (the group has no node).
+        """
+        end = time.monotonic() + _CALL_TIMEOUT_S
+        last: LedgerMQError | None = None
+        while True:
+            for address in _addresses(self._group(topic, broker_group)):
+                rest_s = end - time.monotonic()
+                if rest_s <= 0:
+                    break
+                try:
+                    return decoded(await call(self._stub(address), min(rest_s, _ATTEMPT_TIMEOUT_S)))
+                except asyncio.CancelledError:
+                    raise_if_closed()
+                    raise
+                except grpc.RpcError as error:
+                    last = unreachable(address, error)
+            if time.monotonic() + _PAUSE_S >= end:
+                raise last or RefusedError(
+                    "NO_QUORUM", f'broker group "{broker_group}" has no node. See: ledgermq cluster status'
+                )
+            await asyncio.sleep(_PAUSE_S)
+            await self._refresh(topic)
+
+    def _group(self, topic: str, broker_group: str) -> BrokerGroup:
+        route: TopicRoute | None = self._routes.cached(topic)
+        part = route.part(broker_group) if route else None
+        if part is not None:
+            return part.group
+        if broker_group not in self._groups:
+            raise TopicNotFoundError(topic)
+        return self._groups[broker_group]
+
+    def _on_route(self, route: TopicRoute) -> None:
+        for part in route.parts:
+            self._groups[part.group.name] = part.group
+
+    async def _refresh(self, topic: str) -> None:
+        try:
+            await self._routes.get(topic, refresh=True)
+        except LedgerMQError as error:
+            logger.info("route not refreshed topic=%s reason=%s", topic, error)
+
+    def _raise(self, status: v2.Status, topic: str) -> None:
+        error = self._error(status, topic)
+        if error is not None:
+            raise error
+
+    def _error(self, status: v2.Status, topic: str) -> LedgerMQError | None:
+        """Translate a status of the official protocol; None for OK."""
+        code = status.code
+        if code in (v2.OK, v2.MULTIPLE_RESULTS):
+            return None
+        name = v2.Code.Name(code)
+        if code == v2.TOPIC_NOT_FOUND:
+            return TopicNotFoundError(topic)
+        if code == v2.CONSUMER_GROUP_NOT_FOUND:
+            return GroupNotFoundError(
+                name,
+                f'consumer group "{self.group}" does not exist. Create it: ledgermq group create {self.group}',
+            )
+        if code == v2.INVALID_RECEIPT_HANDLE:
+            return InvalidHandleError(
+                name,
+                f"the lease of a message is over after {self.invisible_ms} ms ({status.message}); it is delivered again. "
+                "Acknowledge sooner, or receive with a longer invisible_ms",
+            )
+        if code == v2.TOO_MANY_REQUESTS:
+            return TooManyRequestsError(name, status.message)
+        return RefusedError(name, status.message or name)
+
+
+def _addresses(group: BrokerGroup) -> list[str]:
+    return [node.messaging_address for node in group.by_preference if node.messaging_address]
+
+
+def _end(
+    waiting: list[tuple[LeasedMessage, asyncio.Future[None]]], errors: Sequence[LedgerMQError | None]
+) -> None:
+    """Resolve the futures of acknowledgements."""
+    for (_, future), error in zip(waiting, errors, strict=True):
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)

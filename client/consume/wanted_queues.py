@@ -1,0 +1,247 @@
+"""Which queues a pull consumer reads: those it was given, and all of the topics it subscribes to, later ones included.
+
+What answers is read at once. A broker group that does not answer, or is made while the consumer runs, joins when it answers.
+Owns: what is wanted and not read yet, where a queue starts, one task per broker group that is missing.
+Must not: fetch, commit. Invariant: a queue is either read, missing, or not wanted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from ledgermq.proto import log_pb2 as pb
+
+from ..cluster.calls import CALL_TIMEOUT_S
+from ..cluster.routes import Routes
+from ..cluster.topic_route import TopicRoute
+from ..cluster.waiting import happens
+from ..errors import LedgerMQError, RouteError, UsageError
+from ..message import MessageQueue
+from .offsets import GroupOffsets
+from .queue_reader import QueueReader
+
+logger = logging.getLogger(__name__)
+
+#: How long a broker group with living nodes is waited for when another one has answered, s: longer than an election.
+PATIENCE_S: Final = 2.0
+#: A missing group is asked again after so long, and when the topic's route changes, s.
+_RETRY_S: Final = 2.0
+_LATE_TIMEOUT_S: Final = 2.5
+
+Part = tuple[str, str]  # topic, broker group
+
+
+class WantedQueues:
+    """`subscribe` or `assign`; the reader then reads. Call close()."""
+
+    def __init__(self, routes: Routes, reader: QueueReader, offsets: GroupOffsets, start: str) -> None:
+        """`start`: "earliest" or "latest", for queues without a committed offset."""
+        self._routes = routes
+        self._routes.on_change(self._on_route)
+        self._reader = reader
+        self._offsets = offsets
+        self._start = start
+        self._topics: dict[str, int] = {}  # subscribed → since when, ms
+        self._left: set[MessageQueue] = set()  # of subscribed topics, given up by the user
+        self._missing: dict[MessageQueue, int] = {}  # wanted and not read yet → since when, ms
+        self._joining: dict[Part, asyncio.Task[None]] = {}
+        self._news = asyncio.Event()  # replaced when a route changes
+
+    async def close(self) -> None:
+        """Wait for no group any more."""
+        self._missing.clear()
+        tasks = list(self._joining.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def missing(self) -> tuple[MessageQueue, ...]:
+        """Queues that are wanted, of broker groups that have not answered yet."""
+        return tuple(self._missing)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._missing or self._reader.has_queues)
+
+    async def subscribe(self, topic: str) -> None:
+        """Read all queues of a topic, and those that it gets later. Raises: as `assign`."""
+        since = _now_ms()
+        route = await self._routes.get(topic)
+        self._left = {queue for queue in self._left if queue.topic != topic}
+        known = topic in self._topics
+        self._topics.setdefault(topic, since)
+        try:
+            await self.assign(route.queues, since)
+        except LedgerMQError:
+            if not known:
+                self.unsubscribe(topic)
+            raise
+
+    def unsubscribe(self, topic: str) -> None:
+        """Stop reading all queues of a topic."""
+        self._topics.pop(topic, None)
+        self._left = {queue for queue in self._left if queue.topic != topic}
+        self.unassign([queue for queue in (*self._reader.queues, *self._missing) if queue.topic == topic])
+
+    async def assign(self, queues: Iterable[MessageQueue], since: int = 0) -> None:
+        """Read these queues, each from its committed offset, as soon as their broker groups answer.
+
+        Returns when those that live have joined. Raises: UsageError (a queue does not exist), TopicNotFoundError, and when no
+        group answered what the first one failed with; nothing is wanted then.
+        """
+        wanted = [queue for queue in queues if queue not in self._reader]
+        for topic in {queue.topic for queue in wanted}:
+            await self._check_route(topic, wanted)
+        self._left.difference_update(wanted)
+        for queue in wanted:
+            self._missing.setdefault(queue, since or _now_ms())
+        try:
+            await self._join_all({(queue.topic, queue.broker_group) for queue in wanted})
+        except BaseException:
+            for queue in wanted:
+                self._missing.pop(queue, None)
+            raise
+        self._join_later()
+
+    async def _check_route(self, topic: str, wanted: list[MessageQueue]) -> None:
+        known = (await self._routes.get(topic)).queues
+        for queue in wanted:
+            if queue.topic == topic and queue not in known:
+                raise UsageError(f"{queue} does not exist", "", f"See: ledgermq topic describe {topic}")
+
+    def unassign(self, queues: Iterable[MessageQueue]) -> None:
+        """Stop reading these queues; those of a subscribed topic do not come back by themselves."""
+        for queue in queues:
+            self._missing.pop(queue, None)
+            if queue.topic in self._topics:
+                self._left.add(queue)
+            self._reader.give_up([queue])
+
+    # --- joining ----------------------------------------------------------------------------------------------
+
+    async def _join_all(self, parts: set[Part]) -> None:
+        """Let groups join, all at once; return when the living ones have. Raises: the first failure when none could."""
+        joins = {asyncio.create_task(self._join(*part)): part for part in parts}
+        try:
+            done, waiting = await self._until_one_joined(set(joins))
+            living = {task for task in waiting if self._is_alive(joins[task])}
+            if living:
+                done |= (await asyncio.wait(living, timeout=PATIENCE_S))[0]
+        finally:
+            for task in joins:
+                task.cancel()
+            await asyncio.gather(*joins, return_exceptions=True)
+        failures = [error for task in done if (error := task.exception()) is not None]
+        final = [error for error in failures if not (isinstance(error, LedgerMQError) and error.retryable)]
+        if final or (failures and len(failures) == len(done)):
+            raise (final or failures)[0]
+
+    async def _until_one_joined(
+        self, waiting: set[asyncio.Task[None]]
+    ) -> tuple[set[asyncio.Task[None]], set[asyncio.Task[None]]]:
+        """Return (done, waiting) when one has joined or all have failed."""
+        done: set[asyncio.Task[None]] = set()
+        while waiting and all(task.exception() is not None for task in done):
+            more, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            done |= more
+        return done, waiting
+
+    def _is_alive(self, part: Part) -> bool:
+        """Tell whether the nameserver thinks that a node of the group lives."""
+        topic, name = part
+        route = self._routes.cached(topic)
+        found = route.part(name) if route else None
+        return found is not None and any(node.alive for node in found.group.nodes)
+
+    def _join_later(self) -> None:
+        """Have a task for every broker group that is missing."""
+        for queue in self._missing:
+            part = (queue.topic, queue.broker_group)
+            task = self._joining.get(part)
+            if task is None or task.done():
+                self._joining[part] = asyncio.create_task(
+                    self._join_late(*part), name=f"ledgermq-join-{queue.broker_group}"
+                )
+
+    async def _join_late(self, topic: str, name: str) -> None:
+        """Ask a group again and again until its queues are read, or not wanted any more."""
+        told = False
+        while self._missing_of(topic, name):
+            news = self._news
+            try:
+                await self._join(topic, name, late=True)
+            except LedgerMQError as error:
+                if not told:
+                    text = "broker group is missing, the others are read topic=%s broker_group=%s reason=%s"
+                    logger.warning(text, topic, name, error)
+                    told = True
+                if not error.retryable and not isinstance(error, RouteError):
+                    self._forget(topic, name)
+            if self._missing_of(topic, name):
+                await happens(news, _RETRY_S)
+
+    async def _join(self, topic: str, name: str, *, late: bool = False) -> None:
+        """Find out where the missing queues of a group start, and have them read. Raises: as call_group."""
+        if (await self._routes.get(topic)).part(name) is None:
+            return  # it left; its return changes the route
+        since = (
+            min(self._missing_of(topic, name).values(), default=0) if late and self._start == "latest" else 0
+        )
+        found = await self._offsets.query(
+            topic,
+            name,
+            timestamp=since,
+            allow_stale=True,
+            timeout_s=_LATE_TIMEOUT_S if late else CALL_TIMEOUT_S,
+        )
+        route = self._routes.cached(topic)  # it may have changed meanwhile
+        part = route.part(name) if route else None
+        for queue in self._missing_of(topic, name):
+            if part is not None and queue in found:
+                del self._missing[queue]
+                self._reader.read(part, queue, self._start_offset(queue, found[queue]))
+        if late and not self._missing_of(topic, name):
+            logger.info("broker group joined topic=%s broker_group=%s", topic, name)
+
+    def _start_offset(self, queue: MessageQueue, found: pb.QueueOffset) -> int:
+        """Return where a queue starts. One that joins late with start="latest" starts when it was asked for."""
+        begin, end = found.begin_offset, found.end_offset
+        if found.lost:
+            begin = self._reader.on_deleted(queue, found.lost, begin, end)
+            return begin if self._reader.when_deleted == "latest" else found.offset
+        if found.offset >= 0:
+            return found.offset
+        if self._start == "earliest":
+            return begin
+        return found.time_offset if found.HasField("time_offset") else end
+
+    def _missing_of(self, topic: str, name: str) -> dict[MessageQueue, int]:
+        return {
+            queue: since
+            for queue, since in self._missing.items()
+            if (queue.topic, queue.broker_group) == (topic, name)
+        }
+
+    def _forget(self, topic: str, name: str) -> None:
+        for queue in self._missing_of(topic, name):
+            del self._missing[queue]
+
+    def _on_route(self, route: TopicRoute) -> None:
+        """A route changed: a subscribed topic may have more queues, a missing group may be back."""
+        since = self._topics.get(route.topic)
+        if since is not None:
+            for queue in route.queues:
+                if queue not in self._reader and queue not in self._left:
+                    self._missing.setdefault(queue, since)
+            self._join_later()
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,98 @@
+"""Messages that are kept for a while before they can be put where they belong: checked at once, and copied, because their
+callers may change what they gave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+from ..arguments import check_name, encode_text
+from ..errors import InvalidMessageError, UsageError
+from ..message import Message, SendReceipt
+from .encoding import check_body, check_labels, check_sizes
+from .queue_selection import Selection
+
+_RECORD_ROOM: Final = 256  # what a record needs beside body and labels, bytes
+
+
+def message_of(
+    topic: str | Message,
+    body: bytes | str | None,
+    tag: str,
+    keys: Sequence[str],
+    properties: Mapping[str, str] | None,
+    message_group: str,
+) -> Message:
+    """Return the message that the arguments of a send stand for; `keep` checks what is in it.
+
+    Raises: UsageError (a Message, and something beside it).
+    """
+    if isinstance(topic, Message):
+        check_alone(body, tag, keys, properties, message_group)
+        return topic
+    return Message(
+        topic, cast("bytes", body), tag, keys, {} if properties is None else properties, message_group
+    )
+
+
+def check_alone(body: object, *labels: object) -> None:
+    """What is given beside a Message would be lost. Raises: UsageError."""
+    if body is not None or any(labels):
+        raise UsageError(
+            "a send was given a Message and a body, tag, keys, properties or message group beside it",
+            "A Message has all of these itself; nothing was sent",
+            "Put them into the Message, or give the name of the topic instead of it",
+        )
+
+
+def keep(message: Message) -> tuple[Message, int]:
+    """Return a message that nobody changes, and the bytes that it counts for a bound. Raises: UsageError."""
+    check_name("topic", message.topic)
+    body = body_bytes(message.body)
+    check_body(body)
+    given = {} if message.properties is None else message.properties
+    check_labels(message.tag, message.keys, given, message.message_group)
+    properties = dict(given)
+    labels = check_sizes(message.tag, message.keys, properties, message.message_group)
+    kept = replace(message, body=body, keys=tuple(message.keys), properties=properties)
+    return kept, len(body) + labels + _RECORD_ROOM
+
+
+def body_bytes(given: object) -> bytes:
+    """Return the bytes of what people pass as a body; of a number `bytes` would make that many zeros."""
+    if isinstance(given, str):
+        return encode_text("body", given)
+    if given is None or isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given or b"")
+    raise InvalidMessageError(
+        "body", f"{given!r} is of type {type(given).__name__}; bytes or a str are wanted"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyMessage:
+    """A message whose topic has no route yet. `size` is what it counts for the bound on what waits, bytes."""
+
+    message: Message
+    size: int
+    future: asyncio.Future[SendReceipt]
+    selection: Selection | None = None
+
+    def follow(self, put: asyncio.Future[SendReceipt]) -> None:
+        """It was put where it belongs; what becomes of it there is its caller's answer."""
+        put.add_done_callback(self._pass_on)
+
+    def _pass_on(self, put: asyncio.Future[SendReceipt]) -> None:
+        error = put.exception()
+        if error is not None:
+            self.fail(error)
+        elif not self.future.done():
+            self.future.set_result(put.result())
+
+    def fail(self, error: BaseException) -> None:
+        """It cannot be sent."""
+        if not self.future.done():
+            self.future.set_exception(error)

@@ -1,0 +1,70 @@
+"""Messages that nobody waits for: how many were lost, and the log line that says so.
+
+Owns: the counts. Must not: keep the messages. The log gets one line for many losses, at most every 10 s, and the last at close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from ..errors import BufferFullError
+from ..message import SendReceipt
+
+logger = logging.getLogger(__name__)
+
+Receipt = asyncio.Future[SendReceipt] | concurrent.futures.Future[SendReceipt]
+#: Between two lines about losses, ms.
+REPORT_MS: Final = 10_000
+
+
+class OneWay:
+    """`send` may be called in any thread; `report` belongs to the producer's loop."""
+
+    def __init__(self, group: str) -> None:
+        self.stored = 0
+        self.failed = 0  # were taken, and then not stored, or perhaps not
+        self.dropped = 0  # were not taken: there was no room
+        self._group = group
+        self._lock = threading.Lock()
+        self._reported = (0, 0)  # failed, dropped
+        self._next_report = 0
+        self._reason = ""
+
+    def send(self, queue: Callable[[], Receipt]) -> bool:
+        """Queue a message and count what becomes of it; return whether it was taken. Raises: what `queue` raises, but for
+        BufferFullError.
+        """
+        try:
+            future = queue()
+        except BufferFullError:
+            with self._lock:
+                self.dropped += 1
+            return False
+        future.add_done_callback(self._done)
+        return True
+
+    def _done(self, future: Receipt) -> None:
+        error = None if future.cancelled() else future.exception()
+        with self._lock:
+            if error is None and not future.cancelled():
+                self.stored += 1
+            else:
+                self.failed += 1
+                self._reason = str(error or "the producer was closed")
+
+    def report(self, now: int, *, last: bool = False) -> None:
+        """Log what was lost since the last line, if a line is due. `now`: ms of any monotonic clock."""
+        lost = (self.failed, self.dropped)
+        if lost == self._reported or (now < self._next_report and not last):
+            return
+        failed, dropped = (new - old for new, old in zip(lost, self._reported, strict=True))
+        logger.warning(
+            "one-way messages lost group=%s failed=%d reason=%s dropped=%d (no room: send slower, or raise max_pending_bytes)",
+            self._group, failed, self._reason if failed else "", dropped,
+        )  # fmt: skip
+        self._reported, self._next_report = lost, now + REPORT_MS

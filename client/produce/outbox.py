@@ -1,0 +1,391 @@
+"""The messages of a producer that wait for their acknowledgement: where each new one goes, and how many bytes may wait.
+
+Owns: the choice of the queue, the sections that are open, the bound on their bytes, the open runs, the messages of topics
+whose route is not there yet.
+Must not: do I/O, know routes, decide what an answer means.
+
+A message without labels usually joins the open run of its topic (`join`): the run remembers where the last one went,
+and is dropped whenever the next may have to go elsewhere. All others take the long way (`put`), many at once
+`put_stretch`.
+
+Messages that may go to any queue go round the queues one by one while requests are small. A queue gets several in a row, an
+eighth of the bytes that wait, when that is more than one message. After a request with more than 32 messages all of the next one
+go to one queue, and those of the one after it to the next queue: spread over many, they cost half as much again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from ..arguments import check_name, check_text
+from ..errors import BufferFullError, ClosedError, LedgerMQError, MessageTooLargeError, TopicNotFoundError
+from ..message import Message, SendReceipt
+from .early_message import EarlyMessage, body_bytes, check_alone, keep, message_of
+from .encoding import check_labels
+from .lanes import Section
+from .message_ids import process_ids
+from .plain_run import FEW, PlainRun
+from .produce_stream import GroupConnection, now_ms
+from .queue_selection import QueueSelector, Selection, queue_of_group
+from .send_window import MAX_SECTION_COUNT, SendWindow
+from .stretches import Stretch
+from .tickets import EachOfRun, OneMessage, OpenRun, WholeRun
+from .topic_lanes import TopicLanes
+
+_RECORD_ROOM: Final = 256  # what a record needs beside body and labels, for choosing a section
+_NO_BOUND: Final = 1 << 62
+#: Messages: after a request with more, the next one's stay together.
+_LARGE_REQUEST: Final = 32
+#: Otherwise a queue gets this part of what waits in a row.
+_STRETCHES: Final = 8
+
+
+class Outbox:
+    """Bound to the loop that runs at `start`."""
+
+    def __init__(
+        self, selector: QueueSelector, timeout_ms: int, max_bytes: int, *, avoid_slow: bool = False
+    ) -> None:
+        """`avoid_slow`: the connections note how long their calls take, and messages go to where they are quick."""
+        self.topics: dict[str, TopicLanes] = {}
+        self.timeout_ms = timeout_ms
+        self.closed = False  # nothing can be put any more
+        self._selector = selector
+        # of the class itself: one that is derived from it may choose otherwise
+        self._sticky = self._opens_runs = bool(vars(type(selector)).get("sticky", False))
+        self._large = False  # the last request was
+        self._stretch = 0  # bytes that the present queue of a sticky selector still gets
+        self._turn = 0  # of the queues that take the place of others
+        self._choose = self._among_quickest if avoid_slow else self._among_all
+        self._goes_anywhere: Callable[[str], bool] = getattr(selector, "goes_anywhere", _never)
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._ids = process_ids()
+        self._runs: dict[str, OpenRun] = {}  # by topic
+        self.failed_early = 0  # messages that never had a lane
+        self._early: dict[str, list[EarlyMessage]] = {}  # by topic, which has no lanes
+        self._open: set[Section] = set()  # with messages that nobody has acknowledged or given up
+        self._room = asyncio.Event()
+        self._released = asyncio.Event()  # a section left `_open`
+        self._loop: asyncio.AbstractEventLoop | None = None  # as the next
+        self._new_future: Callable[[], asyncio.Future[SendReceipt]]  # from `start` on
+
+    def start(self) -> None:
+        """Take the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._new_future = self._loop.create_future
+
+    def new_future(self) -> asyncio.Future[Any]:
+        """Return a future of the running loop."""
+        return asyncio.get_running_loop().create_future()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._open or self._early)
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes >= self._max_bytes
+
+    def use(self, topic: str, lanes: TopicLanes) -> None:
+        """Take the queues of a topic as they are now."""
+        lanes.largest = min(connection.group.max_message_bytes for connection in lanes.connections)
+        self.topics[topic] = lanes
+        self._runs.pop(topic, None)
+        self._put_early(topic)
+
+    def forget(self, topic: str) -> None:
+        """A topic does not exist any more: the next message asks for its route again."""
+        self.topics.pop(topic, None)
+        self._runs.pop(topic, None)
+
+    def on_flush(self, count: int) -> None:
+        """A request of `count` messages was cut: the next ones travel with another one."""
+        if self._large or not self._sticky:  # else it has heard of it after each stretch
+            self._selector.on_flush()
+        self._large = count > _LARGE_REQUEST
+        self._runs.clear()
+        self._stretch = 0
+
+    def end_runs(self, *, for_good: bool = False) -> None:
+        """Let the next message of each topic take the long way; `for_good`: all from now on."""
+        self._runs.clear()
+        self._opens_runs = self._opens_runs and not for_good
+
+    # --- adding -----------------------------------------------------------------------------------------------
+
+    def join(self, topic: str, body: object) -> asyncio.Future[SendReceipt] | None:
+        """Add a message without labels to the open run of its topic; None: it must take the long way."""
+        run = self._runs.get(topic)
+        if run is None or type(body) is not bytes or not run.smallest <= len(body) <= run.largest:
+            return None
+        size = run.surplus + len(body) & -8
+        section = run.section
+        if (
+            size > run.left
+            or section.run is not run.run
+            or section.count >= MAX_SECTION_COUNT
+            or not run.born_ns <= time.time_ns() < run.until_ns
+            or self._bytes >= self._max_bytes
+            or asyncio._get_running_loop() is not self._loop
+        ):
+            return None
+        run.left -= size
+        run.bodies.append(body)
+        future = self._new_future()
+        run.futures.append(future)
+        run.window.grew(section, 1, size)
+        self._bytes += size
+        return future
+
+    def put(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str = "",
+        selection: Selection | None = None,
+    ) -> asyncio.Future[SendReceipt]:
+        """Add a message. Raises: BufferFullError, UsageError, TopicNotFoundError (no lanes of it), ClosedError."""
+        if isinstance(topic, Message):
+            message = topic
+            check_alone(body, tag, keys, properties, message_group)
+            topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
+            properties, message_group = message.properties, message.message_group
+        if self.is_full:
+            raise BufferFullError(self._bytes, self._max_bytes)
+        check_labels(tag, keys, {} if properties is None else properties, message_group)
+        lanes = self._lanes(topic)
+        data = body if type(body) is bytes else body_bytes(body)
+        if message_group:
+            check_text("message_group", message_group)
+            lanes = lanes.ordered
+            number = queue_of_group(message_group, len(lanes.lanes))
+        elif selection is not None:
+            message = message_of(topic, data, tag, keys, properties, message_group)
+            number = selection.number([lane.queue for lane in lanes.lanes], message)
+        else:
+            number = self._choose(lanes, keys[0] if keys else "")
+        section = self._section(lanes, number, len(data))
+        born_ms = time.time_ns() // 1_000_000
+        future = self.new_future()
+        window = lanes.connections[number].window
+        goes_round = self._sticky and not (message_group or selection)
+        if not (tag or keys or properties or message_group or selection) and lanes.encoder.is_plain(data):
+            size = self._put_plain(lanes, window, section, data, born_ms, future)
+        else:
+            message_id = self._ids.next(born_ms)
+            record = lanes.encoder.encode(
+                section.size, data, message_id, born_ms, tag, keys, properties, message_group
+            )
+            size = len(record)
+            window.added(section, record, OneMessage(future, message_id[1]))
+            if message_group or selection:
+                section.fifo = True  # it stays in its queue
+        if goes_round:
+            self._went_round(lanes.encoder.topic, size, window)
+        self._took(lanes.connections[number], section, size)
+        return future
+
+    def _went_round(self, topic: str, size: int, window: SendWindow) -> None:
+        """A message went where a sticky selector is: let the next go elsewhere when the stretch is over, or its run has the rest."""
+        self._stretch -= size
+        if not self._large and (self._stretch <= 0 or topic in self._runs):
+            self._selector.on_flush()
+            self._stretch = window.waiting_bytes // _STRETCHES
+
+    def _lanes(self, topic: str) -> TopicLanes:
+        if type(topic) is not str:
+            check_name("topic", topic)
+        lanes = self.topics.get(topic)
+        if lanes is None or self.closed:
+            raise ClosedError("producer") if self.closed else TopicNotFoundError(topic)
+        return lanes
+
+    def _among_all(self, lanes: TopicLanes, key: str) -> int:
+        """Return the number of the queue for the next message without a message group."""
+        number = self._selector.choose(lanes.queues, key)
+        avoid_until = lanes.connections[number].window.avoid_until
+        if avoid_until and avoid_until > now_ms():
+            return self._instead_of(number, lanes, key)
+        return number
+
+    def _instead_of(self, number: int, lanes: TopicLanes, key: str) -> int:
+        """The group of the chosen queue takes nothing now: spread its messages over the queues of those that do."""
+        choice = lanes.choice(lanes.best_groups(now_ms()))
+        if number in choice.numbers:
+            return number
+        if self._sticky:
+            return choice.numbers[self._selector.choose(choice.queues, key)]
+        self._turn += 1  # asked twice, a selector that goes round would leave queues out
+        return choice.numbers[self._turn % len(choice.numbers)]
+
+    def _among_quickest(self, lanes: TopicLanes, key: str) -> int:
+        """As `_among_all`, but what may go anywhere goes to a group that is neither slow nor failing."""
+        if not self._goes_anywhere(key):
+            return self._among_all(lanes, key)
+        choice = lanes.choice(lanes.best_groups(now_ms()))
+        return choice.numbers[self._selector.choose(choice.queues, key)]
+
+    def _section(self, lanes: TopicLanes, number: int, body_size: int) -> Section:
+        """Return the section that the next message joins. Raises: MessageTooLargeError."""
+        connection, now = lanes.connections[number], now_ms()
+        if body_size > connection.group.max_message_bytes:
+            raise MessageTooLargeError(body_size, connection.group.max_message_bytes)
+        return connection.window.open_section(
+            lanes.lanes[number], now, now + self.timeout_ms, body_size + _RECORD_ROOM
+        )
+
+    def _put_plain(
+        self,
+        lanes: TopicLanes,
+        window: SendWindow,
+        section: Section,
+        body: bytes,
+        born_ms: int,
+        future: asyncio.Future[SendReceipt],
+    ) -> int:
+        """Add a message without labels to the last run of a section or to a new one; return the size of its record."""
+        run, encoder = section.run, lanes.encoder
+        if run is not None and run.fits(encoder, len(body), born_ms):
+            ticket: EachOfRun = section.tickets[-1]
+            size = run.record_size(len(body))
+            run.bodies.append(body)
+            window.grew(section, 1, size)
+        else:
+            run = PlainRun(encoder, section.size, len(body), born_ms, self._ids)
+            size = run.record_size(len(body))
+            run.bodies.append(body)
+            ticket = EachOfRun(run)
+            window.added_run(section, run, size, ticket, grows=True)
+        ticket.futures.append(future)
+        if self._opens_runs:
+            most = _NO_BOUND if self._large else window.waiting_bytes // _STRETCHES - size
+            open_run = OpenRun(window, section, run, ticket, lanes.largest, most)
+            self._runs.pop(encoder.topic, None)
+            if open_run.left > 0:
+                self._runs[encoder.topic] = open_run
+        return size
+
+    def _took(self, connection: GroupConnection, section: Section, size: int) -> None:
+        """Account for what was added to a section."""
+        self._bytes += size
+        self._open.add(section)
+        connection.wake()
+
+    def takes_whole(self, part: Stretch) -> bool:
+        """Tell whether `put_stretch` takes this; else its messages go one by one."""
+        if not self._sticky or len(part.bodies) < (FEW if self._large else _LARGE_REQUEST):
+            return False
+        return max(map(len, part.bodies)) <= self._lanes(part.topic).largest
+
+    async def put_stretch(self, part: Stretch, waiting: list[asyncio.Future[list[SendReceipt]]]) -> None:
+        """Add the messages of a stretch, and to `waiting` the futures of their receipts, of many in a row each.
+
+        Waits for room. Raises: ClosedError, TopicNotFoundError, for all messages whose future was not added.
+        """
+        at = 0
+        while at < len(part.bodies):
+            await self.ready()
+            at += self._put_some(part.topic, part.bodies[at:], waiting)
+
+    def _put_some(
+        self, topic: str, bodies: list[bytes], waiting: list[asyncio.Future[list[SendReceipt]]]
+    ) -> int:
+        """Put as many plain messages as a section and the bound take into a run; return how many."""
+        lanes = self._lanes(topic)
+        number = self._choose(lanes, "")
+        connection, section = lanes.connections[number], self._section(lanes, number, len(bodies[0]))
+        run = PlainRun(lanes.encoder, section.size, len(bodies[0]), time.time_ns() // 1_000_000, self._ids)
+        ends = run.record_ends(bodies[: MAX_SECTION_COUNT - section.count])
+        in_section = int(ends.searchsorted(connection.window.room(section), "right"))
+        in_bound = 1 + int(ends.searchsorted(self._max_bytes - self._bytes))
+        count = max(1, min(in_section, in_bound, len(ends)))
+        run.bodies = bodies[:count]
+        size = int(ends[count - 1])
+        waiting.append(self.new_future())
+        connection.window.added_run(section, run, size, WholeRun(run, waiting[-1]), grows=False)
+        if not self._large:
+            self._selector.on_flush()  # `takes_whole`: it is sticky
+        self._took(connection, section, size)
+        return count
+
+    # --- before the route -------------------------------------------------------------------------------------
+
+    def put_early(self, message: Message, selection: Selection | None = None) -> asyncio.Future[SendReceipt]:
+        """Add a message whose topic has no lanes yet: it goes when they come (`use`), or fails (`no_route`).
+
+        Raises: BufferFullError, UsageError.
+        """
+        if self.closed:
+            raise ClosedError("producer")
+        if self.is_full:
+            raise BufferFullError(self._bytes, self._max_bytes)
+        early = EarlyMessage(*keep(message), self.new_future(), selection)
+        self._early.setdefault(message.topic, []).append(early)
+        self._bytes += early.size
+        return early.future
+
+    def _put_early(self, topic: str) -> None:
+        """The lanes are there. What comes later must not overtake, so these do not ask for room: they had it."""
+        waiting = self._early.pop(topic, None)
+        if waiting is None:
+            return
+        bound, self._max_bytes = self._max_bytes, _NO_BOUND
+        try:
+            for early in waiting:
+                self._bytes -= early.size
+                try:
+                    early.follow(self.put(early.message, selection=early.selection))
+                except LedgerMQError as error:
+                    self.failed_early += 1
+                    early.fail(error)
+        finally:
+            self._max_bytes = bound
+        self._tell_released()
+
+    def no_route(self, topic: str, error: LedgerMQError) -> None:
+        """The lanes of a topic will not come: fail what waits for them."""
+        for early in self._early.pop(topic, ()):
+            self._bytes -= early.size
+            self.failed_early += 1
+            early.fail(error)
+        self._tell_released()
+
+    # --- waiting ----------------------------------------------------------------------------------------------
+
+    async def ready(self) -> None:
+        """Wait until there is room for more messages."""
+        while self.is_full:
+            self._room.clear()
+            await self._room.wait()
+
+    async def flush(self) -> None:
+        """Wait until every message so far is acknowledged or has failed."""
+        early = [each.future for waiting in self._early.values() for each in waiting]
+        if early:
+            await asyncio.wait(early)
+        awaited = set(self._open)
+        while awaited & self._open:
+            self._released.clear()
+            await self._released.wait()
+
+    def release(self, section: Section) -> None:
+        """The messages of a section have been acknowledged or given up."""
+        self._bytes -= section.body_size
+        self._open.discard(section)
+        self._tell_released()
+
+    def _tell_released(self) -> None:
+        if not self.is_full:
+            self._room.set()
+        self._released.set()
+
+
+def _never(_key: str) -> bool:
+    return False

@@ -1,0 +1,306 @@
+"""One producer's Produce stream to the leader of one broker group.
+
+Owns: the stream, the search for the leader, the clock and the timers around a `SendWindow`.
+Must not: decide what is sent or what an answer means (that is `batching` and `retry_policy`).
+Invariant: at most one stream is open; what was in flight on a broken stream goes again, first, in order, on the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+from grpc import aio
+
+from ledgermq.proto import log_pb2 as pb
+from ledgermq.proto import route_pb2
+from ledgermq.proto.grpc_answers import decoded
+from ledgermq.proto.varint import varint
+
+from ..cluster.channels import Channels, unreachable
+from ..cluster.leader_question import who_leads
+from ..cluster.topic_route import BrokerGroup, TopicRoute
+from .latency_fault import CallTimes
+from .retry_policy import LeaderSearch
+from .send_window import Outcome, Request, SendWindow
+
+logger = logging.getLogger(__name__)
+
+#: A request without an answer for this long makes the stream suspect, ms: its node may be stopped or cut off.
+ANSWER_TIMEOUT_MS: Final = 2_000
+#: After this long without one the other nodes are asked whether they know another leader, ms; then at every check.
+SUSPICION_MS: Final = 300
+_CHECK_S: Final = 0.15
+_NO_NODE_PAUSE_MS: Final = 10
+#: For so long new messages go to another group after no node of this one took any; doubles, up to the longest.
+FIRST_AVOID_MS: Final = 500
+LONGEST_AVOID_MS: Final = 30_000
+_PRODUCE: Final = "/ledgermq.v1.LogService/Produce"
+#: With these a stream ends that nobody here has ended.
+_BROKEN: Final = (grpc.RpcError, TimeoutError)
+
+
+def now_ms() -> int:
+    """Milliseconds of the monotonic clock."""
+    return time.monotonic_ns() // 1_000_000
+
+
+@dataclass(slots=True)
+class GroupCounts:
+    """Messages; see GroupStatistics."""
+
+    stored: int = 0
+    repeated: int = 0
+    failed: int = 0
+    moved: int = 0
+
+
+class GroupConnection:
+    """Drives one `SendWindow`. `add` to the window, then call `wake`."""
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        channels: Channels,
+        window: SendWindow,
+        on_outcome: Callable[[GroupConnection, Outcome], None],
+        on_flush: Callable[[int], None],
+        calls: CallTimes | None = None,
+    ) -> None:
+        """`on_outcome` gets every answer's outcome, `on_flush` gets the number of messages of every request that was cut, `calls` of every request."""
+        self.group = group
+        self.window = window
+        self.calls = calls
+        self.counts = GroupCounts()  # kept by the producer
+        self.last_error = ""  # why the last stream broke, for people
+        self._channels = channels
+        self._on_outcome = on_outcome
+        self._on_flush = on_flush
+        self._search = LeaderSearch()
+        self._told = (group.term, group.leader_id)  # the newest leader that a route named, "" while none did
+        self._address = ""  # of the open stream
+        self._call: aio.StreamStreamCall[bytes, pb.ProduceResponse] | None = None
+        self._wake = asyncio.Event()
+        self._news = asyncio.Event()  # the route names a new leader
+        self._avoid_ms = FIRST_AVOID_MS  # the next time that no node takes anything
+        self._sent_at = 0  # when the oldest request in flight was written
+        self._task = asyncio.create_task(self._run(), name=f"ledgermq-produce-{group.name}")
+
+    @property
+    def connected(self) -> bool:
+        return self._call is not None
+
+    def wake(self) -> None:
+        """Something was added to the window."""
+        self._wake.set()
+
+    def update(self, group: BrokerGroup) -> None:
+        """Take a newer route. A stream to a node that no longer leads is closed: its answers will not come."""
+        is_another = group.is_another(self.group)
+        self.group = group
+        if is_another:
+            self._leave_group()
+        self._take_news(group.term, group.leader_id)
+
+    def _leave_group(self) -> None:
+        """The broker group was made anew, or another one was given its name: nothing of what was sent is known there."""
+        what = f'broker group "{self.group.name}" was replaced by another one of its name'
+        logger.warning("%s group_id=%016x", what, self.group.group_id)
+        self.last_error = f"{what}."
+        call, self._call = self._call, None  # its answers are not for these lanes any more
+        if call is not None:
+            call.cancel()
+        self._search, self._told = LeaderSearch(), (0, "")
+        text = f"{what} before it had acknowledged the message. Whether it was stored there nobody can say"
+        refusal = route_pb2.Refusal(code=route_pb2.OUTCOME_UNKNOWN, message=text)
+        failed = self.window.leave_group(refusal)
+        self._on_outcome(self, Outcome(failed=failed, refresh_topics=self.window.topics_left))
+
+    def _take_news(self, term: int, leader_id: str) -> None:
+        """Somebody says who leads. A term may be known before its leader is; when it is, it has no other one."""
+        leader = next((node for node in self.group.nodes if node.node_id == leader_id), None)
+        if leader is None or term < self._told[0] or (term, leader_id) == self._told:
+            return
+        self._told = (term, leader_id)
+        self._search.hint(leader.log_address)
+        self.window.paused_until = self.window.avoid_until = 0  # another leader, or none, asked for the pause
+        if self.calls is not None:
+            self.calls.forget()
+        self._news.set()
+        self._wake.set()
+        if self._call is not None and leader.log_address != self._address:
+            logger.info("leader moved group=%s term=%d leader=%s", self.group.name, term, leader_id)
+            self.last_error = f"the node at {self._address} leads no longer, {leader_id} does."
+            self._call.cancel()
+
+    async def close(self) -> None:
+        """Close the stream. The window keeps what is open."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    # --- the life of streams ----------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            if not self.window.wants_to_send:
+                await _wait(self._wake, None)
+                continue
+            leader = self.group.leader
+            nodes = [node.log_address for node in self.group.by_preference]
+            address, pause_ms = self._search.next(leader.log_address if leader else "", nodes)
+            if pause_ms > 0 or not address:
+                self._give_way()
+            pause_ms = max(pause_ms, self.window.paused_until - now_ms(), 0 if address else _NO_NODE_PAUSE_MS)
+            if pause_ms > 0:
+                await _wait(self._news, pause_ms)
+                if self._search.has_hint:
+                    continue  # ask again: somebody leads now
+            if address:
+                await self._use_stream(address)
+
+    def _give_way(self) -> None:
+        """No node takes anything now: new messages, and those that certainly are not stored here, may go to another group."""
+        now = now_ms()
+        if self.window.avoid_until <= now:
+            self.window.avoid_until = now + self._avoid_ms
+            self._avoid_ms = min(2 * self._avoid_ms, LONGEST_AVOID_MS)
+        if self.calls is not None:
+            self.calls.failed("", now)
+        self._on_outcome(self, Outcome(try_other_group=True))
+
+    async def _use_stream(self, address: str) -> None:
+        """Send over one stream until it breaks or its node does not lead."""
+        produce: Any = self._channels.get(address).stream_stream(
+            _PRODUCE, request_serializer=None, response_deserializer=pb.ProduceResponse.FromString
+        )
+        call: aio.StreamStreamCall[bytes, pb.ProduceResponse] = produce(metadata=self.group.metadata)
+        self._call, self._address = call, address
+        tasks = [
+            asyncio.create_task(self._write(call)),
+            asyncio.create_task(self._read(call)),
+            asyncio.create_task(self._watch_answers()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._call = None
+            call.cancel()
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            self.window.on_disconnect(sent=not any(_never_connected(address, each) for each in results))
+            if self.calls is not None:
+                self.calls.ended(address, now_ms(), broken=any(isinstance(each, _BROKEN) for each in results))
+        self._search.failed(address)
+        self._note_end(address, results)
+        if any(isinstance(each, TimeoutError) for each in results):
+            self._give_way()  # whoever is silent may be so for long
+
+    def _note_end(self, address: str, results: list[Any]) -> None:
+        """Keep the reason why a stream ended; an error that is not the network's is a defect and must be seen."""
+        for result in results:
+            if isinstance(result, grpc.RpcError):
+                self.last_error = str(unreachable(address, result))
+            elif isinstance(result, TimeoutError):
+                self.last_error = f"the broker node at {address} did not answer for {ANSWER_TIMEOUT_MS} ms."
+            elif isinstance(result, Exception) and not isinstance(result, asyncio.InvalidStateError):
+                logger.error("produce stream failed address=%s", address, exc_info=result)
+                self.last_error = f"{type(result).__name__}: {result}"
+        logger.info("produce stream ended address=%s reason=%s", address, self.last_error)
+
+    async def _write(self, call: aio.StreamStreamCall[bytes, pb.ProduceResponse]) -> None:
+        while self._call is call:
+            now = now_ms()
+            request = self.window.next_request(now)
+            if request is None:
+                rest = self.window.paused_until - now
+                await _wait(self._wake, rest if rest > 0 else None)
+                continue
+            self._on_flush(request.count)
+            if self.window.in_flight == 1:
+                self._sent_at = now
+            if self.calls is not None:
+                self.calls.sent(now)
+            await call.write(encoded(request))
+
+    async def _read(self, call: aio.StreamStreamCall[bytes, pb.ProduceResponse]) -> None:
+        while True:
+            response = decoded(await call.read())
+            if not isinstance(response, pb.ProduceResponse) or self._call is not call:
+                return  # the end of the stream
+            outcome = self.window.on_response(response, now_ms())
+            self._sent_at = now_ms()
+            self._note_call(outcome, self._sent_at)
+            self._on_outcome(self, outcome)
+            if outcome.find_leader:
+                self.last_error = f"the node at {self._address} does not lead group {self.group.name}."
+                if outcome.leader_hint != self._address:
+                    self._search.hint(outcome.leader_hint)
+                return
+            self._search.succeeded()
+            self._avoid_ms = FIRST_AVOID_MS
+            self._wake.set()
+
+    def _note_call(self, outcome: Outcome, now: int) -> None:
+        """Note how the oldest call went. A node that does not lead, and a route that is too old, say nothing of the group."""
+        if self.calls is None:
+            return
+        if outcome.pause_ms and not outcome.refresh_topics:
+            self.calls.refused(self._address, now)
+        elif not outcome.find_leader:
+            self.calls.answered(self._address, now)
+
+    async def _watch_answers(self) -> None:
+        """When requests are in flight and no answer comes, ask the others who leads; in the end raise TimeoutError."""
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            silent_ms = now_ms() - self._sent_at if self.window.in_flight else 0
+            if silent_ms > ANSWER_TIMEOUT_MS:
+                raise TimeoutError
+            if silent_ms > SUSPICION_MS:
+                others = [node.log_address for node in self.group.nodes if node.log_address != self._address]
+                self._take_news(*await who_leads(self._channels, others))
+
+
+def _never_connected(address: str, result: object) -> bool:
+    return isinstance(result, grpc.RpcError) and unreachable(address, result).not_sent
+
+
+async def _wait(event: asyncio.Event, at_most_ms: int | None) -> None:
+    """Wait for the next set() of `event`, and not longer than `at_most_ms` (None: without end)."""
+    event.clear()
+    if at_most_ms is None:
+        await event.wait()
+        return
+    timer = asyncio.get_running_loop().call_later(at_most_ms / 1000, event.set)
+    try:
+        await event.wait()
+    finally:
+        timer.cancel()
+
+
+def encoded(request: Request) -> bytes:
+    """Return the wire bytes of the `ProduceRequest`: by hand, since protobuf would copy the sections twice more."""
+    size = sum(section.size for section in request.sections)
+    head = b"\x08%b\x18%b\x12%b" % (
+        varint(request.request_id), varint(len(request.sections)), varint(size),
+    )  # fmt: skip
+    return b"".join((head, *request.parts))
+
+
+def removed(connections: Mapping[str, GroupConnection], routes: Iterable[TopicRoute | None]) -> list[str]:
+    """Return the groups that were drained and then left every route: they do not come back by themselves.
+
+    One that still owes an answer is kept until its messages have their end.
+    """
+    listed = {part.group.name for route in routes if route is not None for part in route.parts}
+    return [
+        name
+        for name, each in connections.items()
+        if each.group.draining and each.window.idle and name not in listed
+    ]

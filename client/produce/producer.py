@@ -1,0 +1,556 @@
+"""The asyncio producer: takes messages, sends them in batches, retries, and tells each caller what became of his.
+
+    async with Producer("127.0.0.1:9876") as producer:
+        receipt = await producer.send("orders", b"hello", tag="new")
+
+Owns: deadlines, routes, one connection per broker group. What waits, and where it goes: `outbox`.
+A receipt means: stored and flushed on a majority of the group's nodes. A retry is recognised by the brokers, so a
+message that was sent again is stored once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from ledgermq.proto.record import MAX_BODY_SIZE
+
+from ..arguments import (
+    a_consumer_group,
+    a_flag,
+    a_text,
+    an_iterable,
+    check_count,
+    check_name,
+    checked,
+    empty_or,
+    none_or,
+    whole,
+    wrong,
+)
+from ..cluster.channels import Channels
+from ..cluster.routes import Routes
+from ..cluster.topic_route import BrokerGroup, TopicInGroup, TopicRoute, no_queue_to_write, with_lost_parts
+from ..errors import ClosedError, LedgerMQError, SendTimeoutError, TopicNotFoundError, error_of
+from ..message import Message, MessageQueue, SendReceipt
+from ..trace.tracer import TRACE_TIMEOUT_MS, Tracer, trace_source
+from .early_message import keep, message_of
+from .encoding import COMPRESS_ABOVE, RecordEncoder
+from .latency_fault import SEED_TABLE, CallTimes, LatencyFaultTable, LatencyTable
+from .one_way import OneWay
+from .outbox import Outbox
+from .produce_stream import GroupConnection, now_ms, removed
+from .queue_selection import (
+    CustomChoice,
+    MessageSelector,
+    QueueSelector,
+    Selection,
+    StickyRoundRobin,
+    selection_of,
+    selector_of,
+)
+from .reroute import OldRoutes
+from .send_trace import trace_section
+from .send_window import Delivered, Failed, Outcome, SendWindow
+from .statistics import GroupStatistics, ProducerStatistics, statistics_of
+from .stretches import stretches
+from .topic_lanes import TopicLanes
+
+logger = logging.getLogger(__name__)
+
+#: One deadline for a message, from when it has a queue: connection, failover, retries. The route of a new topic comes before. ms.
+SEND_TIMEOUT_MS: Final = 10_000
+#: Bytes of messages that may wait for their acknowledgement.
+MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
+_CHECK_S: Final = 0.1
+
+
+class Producer:
+    """Sends messages. Use it as an async context manager, or call start() and close()."""
+
+    @checked(
+        cluster=a_text,
+        timeout_ms=check_count,
+        group=empty_or(a_consumer_group),
+        zone=a_text,
+        send_latency_fault_enable=a_flag,
+        compress_above=none_or(whole(0)),
+        max_pending_bytes=check_count,
+        trace=a_flag,
+    )
+    def __init__(
+        self,
+        nameservers: str | Sequence[str] = "127.0.0.1:9876",
+        *,
+        cluster: str = "",
+        timeout_ms: int = SEND_TIMEOUT_MS,
+        group: str = "",
+        selector: QueueSelector | CustomChoice | None = None,
+        zone: str = "",
+        send_latency_fault_enable: bool = False,
+        latency_fault_table: LatencyFaultTable = SEED_TABLE,
+        compress_above: int | None = COMPRESS_ABOVE,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+        trace: bool = False,
+    ) -> None:
+        """`timeout_ms` is the deadline of a message with all its retries, `selector` chooses queues: one
+        of `queue_selection`, your own, or a function of the queues and the first key that returns an index.
+
+        `group` names the producers that do the same work; so far only `statistics()` and the log show it.
+        `zone`: queues of broker groups whose leader stands there come first; when none does, or none takes messages, all.
+        `send_latency_fault_enable`: broker groups are avoided after slow and failed calls, for as long as the rows (latency
+        from which, how long; ms) of `latency_fault_table` say, and of the others the quickest are taken. The queues of
+        message groups, and those that a selector chose for a reason, stay.
+        `compress_above`: larger bodies are compressed when that makes them smaller, bytes; None: never.
+        `trace`: tell the trace topic what becomes of each message (`ledgermq message trace`); brokers need `trace_topic`.
+        Raises: UsageError (InvalidAddressError: a nameserver's, InvalidNameError).
+        """
+        self.group = group
+        self.max_pending_bytes = max_pending_bytes
+        self.one_way = OneWay(group)
+        self._stored = self._failed = 0  # messages
+        self._zone = zone
+        table = LatencyTable(latency_fault_table)
+        self._table = table if send_latency_fault_enable else None
+        chosen = selector_of(selector or StickyRoundRobin(secrets.randbelow(1 << 16)))
+        self._outbox = Outbox(chosen, timeout_ms, max_pending_bytes, avoid_slow=send_latency_fault_enable)
+        self._compress_above = MAX_BODY_SIZE if compress_above is None else compress_above
+        self._channels = Channels()
+        self._routes = Routes(nameservers, self._channels, cluster)
+        self._routes.on_change(self._on_route)
+        self._host = socket.gethostname()
+        self._connections: dict[str, GroupConnection] = {}
+        self._old_routes = OldRoutes(
+            self._routes, self._outbox, self._connections, self._fail, self._on_route
+        )
+        self._timer: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._preparing: set[str] = set()  # topics that messages wait for
+        self._closed = False  # or closing: takes no new calls
+        self._tracer: Tracer | None = None
+        if trace:
+            self._tracer = Tracer(
+                trace_source("producer", group),
+                lambda: Producer(nameservers, cluster=cluster, timeout_ms=TRACE_TIMEOUT_MS),
+            )
+
+    @property
+    def timeout_ms(self) -> int:
+        """The deadline of a message."""
+        return self._outbox.timeout_ms
+
+    @timeout_ms.setter
+    def timeout_ms(self, timeout_ms: int) -> None:
+        check_count("timeout_ms", timeout_ms)
+        self._outbox.timeout_ms = timeout_ms
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Begin to watch deadlines. Nothing is connected before the first send. Raises: UsageError (another event loop)."""
+        self._channels.check_loop()
+        if self._timer is None:
+            self._outbox.start()
+            self._timer = asyncio.create_task(self._watch_deadlines(), name="ledgermq-producer-deadlines")
+
+    async def close(self) -> None:
+        """Wait for what is open (until its deadlines), then close every connection. New calls are refused at once."""
+        if self._outbox.closed:
+            return
+        self._channels.check_loop()
+        self._closed = True
+        self._outbox.end_runs(for_good=True)
+        while not self._outbox.is_empty:  # a call that waited for room comes in meanwhile
+            await self.flush()
+        self._outbox.closed = True
+        if self._tracer is not None:
+            await self._tracer.close()
+        self.one_way.report(0, last=True)
+        for connection in self._connections.values():
+            await connection.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in (*self._tasks, *([self._timer] if self._timer else [])):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._routes.close()
+        await self._channels.close()
+
+    # --- sending ----------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str = "",
+        selector: MessageSelector | None = None,
+        argument: object = None,
+    ) -> SendReceipt:
+        """Send one message and wait until it is committed. Sends that run at the same time share a request.
+
+        `selector(queues, message, argument)` chooses the queue of this message, one of those that take messages now, which are
+        sorted by broker group and number; it stays there. For order `message_group` is better: it keeps a queue's place when
+        broker groups come and go.
+        Raises: UsageError (nothing was sent), TopicNotFoundError, RefusedError (not stored), SendTimeoutError,
+        NameserversDownError.
+        """
+        if (
+            type(topic) is str
+            and tag == message_group == ""
+            and keys == ()
+            and properties is None
+            and selector is None
+            and argument is None
+        ):
+            joined = self._outbox.join(topic, body)
+            if joined is not None:
+                return await joined
+        self._check_open()
+        selection = selection_of(selector, argument)
+        name = topic.topic if isinstance(topic, Message) else topic
+        if type(name) is not str or name not in self._outbox.topics:
+            keep(
+                message_of(topic, body, tag, keys, properties, message_group)
+            )  # what is wrong is so without a route
+            await self.prepare(name)
+        if self._outbox.is_full:
+            await self.ready()  # last: nothing may come between it and taking the room
+        return await self._outbox.put(topic, body, tag, keys, properties, message_group, selection)
+
+    def send_nowait(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str = "",
+        selector: MessageSelector | None = None,
+        argument: object = None,
+    ) -> asyncio.Future[SendReceipt]:
+        """Queue one message and return a future of its receipt.
+
+        The first message of a topic waits for the route; `prepare(topic)` fetches it ahead. Raises: BufferFullError (await
+        `ready()`), UsageError; what `send` raises comes as the exception of the future.
+        """
+        if (
+            type(topic) is str
+            and tag == message_group == ""
+            and keys == ()
+            and properties is None
+            and selector is None
+            and argument is None
+        ):
+            joined = self._outbox.join(topic, body)
+            if joined is not None:
+                return joined
+        self._check_open()
+        selection = selection_of(selector, argument)
+        try:
+            return self._outbox.put(topic, body, tag, keys, properties, message_group, selection)
+        except TopicNotFoundError:
+            return self._put_early(message_of(topic, body, tag, keys, properties, message_group), selection)
+
+    def _put_early(self, message: Message, selection: Selection | None) -> asyncio.Future[SendReceipt]:
+        future = self._outbox.put_early(message, selection)
+        if message.topic not in self._preparing:
+            self._preparing.add(message.topic)
+            self._in_background(self._prepare_for_waiting(message.topic))
+        return future
+
+    async def _prepare_for_waiting(self, topic: str) -> None:
+        try:
+            await self.prepare(topic)
+        except LedgerMQError as error:
+            self._outbox.no_route(topic, error)
+        except BaseException:
+            self._outbox.no_route(topic, ClosedError("producer"))
+            raise
+        finally:
+            self._preparing.discard(topic)
+
+    def send_oneway(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str = "",
+        selector: MessageSelector | None = None,
+        argument: object = None,
+    ) -> bool:
+        """Queue one message without asking what becomes of it; return False when it was dropped, because there is no room.
+
+        It is sent, and sent again, like any other. What is lost is counted (`statistics`) and logged. Raises: UsageError.
+        """
+        return self.one_way.send(
+            lambda: self.send_nowait(
+                topic,
+                body,
+                tag=tag,
+                keys=keys,
+                properties=properties,
+                message_group=message_group,
+                selector=selector,
+                argument=argument,
+            )
+        )
+
+    def statistics(self) -> ProducerStatistics:
+        """Return what this producer has done so far."""
+        one_way, failed = self.one_way, self._failed + self._outbox.failed_early
+        return ProducerStatistics(
+            self.group, self._stored, failed, one_way.stored, one_way.failed, one_way.dropped
+        )
+
+    def group_statistics(self) -> dict[str, GroupStatistics]:
+        """Return what this producer has done in each broker group that it sends to, and how it sees it now."""
+        return {name: statistics_of(each, now_ms()) for name, each in sorted(self._connections.items())}
+
+    def _check_open(self) -> None:
+        self._channels.check_loop()
+        if self._closed:
+            raise ClosedError("producer")
+
+    async def send_batch(self, messages: Iterable[Message]) -> list[SendReceipt]:
+        """Send many messages and wait for all of them. Receipts come in the order of the messages.
+
+        Messages without labels cost least. Raises: what `send` raises, for the first message that
+        failed; the others are sent nevertheless.
+        """
+        self._check_open()
+        an_iterable("messages", messages)
+        messages = list(messages)
+        if (other := next((each for each in messages if not isinstance(each, Message)), None)) is not None:
+            raise wrong("messages", other, "Message objects; nothing was sent")
+        waiting: list[asyncio.Future[Any]] = []  # of a receipt, or of the receipts of many in a row
+        no_route: dict[str, LedgerMQError] = {}  # of topics: they are asked for once
+        for part in stretches(messages, self._compress_above):
+            try:
+                if part.topic in no_route:
+                    raise no_route[part.topic]
+                if part.topic not in self._outbox.topics:
+                    await self.prepare(part.topic)
+                if isinstance(part, Message):
+                    await self._put_in_turn(part, waiting)
+                elif self._outbox.takes_whole(part):
+                    await self._outbox.put_stretch(part, waiting)
+                else:
+                    for body in part.bodies:
+                        await self._put_in_turn(Message(part.topic, body), waiting)
+            except LedgerMQError as error:
+                if part.topic not in self._outbox.topics:
+                    no_route[part.topic] = error
+                _failed(waiting, error)
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        receipts: list[SendReceipt] = []
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            if isinstance(result, SendReceipt):
+                receipts.append(result)
+            else:
+                receipts += result
+        return receipts
+
+    async def _put_in_turn(self, message: Message, waiting: list[asyncio.Future[Any]]) -> None:
+        """Put one message of a batch when there is room. An error becomes its future: the others go on."""
+        await self.ready()
+        try:
+            waiting.append(self._outbox.put(message))
+        except LedgerMQError as error:
+            _failed(waiting, error)
+
+    async def prepare(self, topic: str) -> None:
+        """Fetch the route of a topic, so that `send_nowait` can be used.
+
+        Raises: TopicNotFoundError, NameserversDownError, InvalidNameError.
+        """
+        check_name("topic", topic)
+        if self._outbox.closed:
+            raise ClosedError("producer")
+        await self.start()
+        known = self._outbox.topics.get(topic)
+        encoder = (
+            known.encoder
+            if known
+            else RecordEncoder(topic, born_host=self._host, compress_above=self._compress_above)
+        )
+        route = await self._routes.get(topic, create=True)
+        if self._outbox.closed:
+            raise ClosedError("producer")
+        self._use_route(route, encoder)
+
+    async def ready(self) -> None:
+        """Wait until there is room for more messages."""
+        self._channels.check_loop()
+        await self._outbox.ready()
+
+    async def flush(self) -> None:
+        """Wait until every message so far is acknowledged or has failed."""
+        self._channels.check_loop()
+        await self._outbox.flush()
+
+    # --- routes -----------------------------------------------------------------------------------------------
+
+    def _use_route(self, route: TopicRoute, encoder: RecordEncoder) -> None:
+        """Make lanes for the writable queues of a route; groups that are full or draining take no new messages."""
+        known = self._outbox.topics.get(route.topic)
+        parts = [part for part in route.parts if part.writable and part.queue_count]
+        preferred = [part for part in parts if part.group.writable] or parts
+        if not preferred:
+            raise no_queue_to_write(route)
+        near = [part for part in preferred if self._zone and part.group.zone == self._zone]
+        if self._zone and not near:
+            logger.info("no broker group is led from the zone topic=%s zone=%s", route.topic, self._zone)
+        parts = [*near, *(part for part in preferred if part not in near)]
+        lanes = self._lanes_of(TopicLanes(encoder, parts, len(near) or None), route.topic)
+        every = with_lost_parts(route, self._not_replaced(known.ordered.parts) if known else ())
+        if every != parts:
+            lanes.ordered = self._lanes_of(TopicLanes(encoder, every), route.topic)
+        self._outbox.use(route.topic, lanes)
+
+    def _not_replaced(self, parts: Iterable[TopicInGroup]) -> list[TopicInGroup]:
+        """Leave out those of broker groups whose name another one has: their queues do not come back."""
+        known = self._connections
+        return [
+            part
+            for part in parts
+            if part.group.name not in known or not known[part.group.name].group.is_another(part.group)
+        ]
+
+    def _lanes_of(self, lanes: TopicLanes, topic: str) -> TopicLanes:
+        """Add the lanes of all its parts."""
+        for part in lanes.parts:
+            connection = self._connection(part.group)
+            queues = [MessageQueue(topic, part.group.name, number) for number in range(part.queue_count)]
+            lanes.add(connection, [connection.window.lane(queue, part.topic_id) for queue in queues])
+        return lanes
+
+    def _connection(self, group: BrokerGroup) -> GroupConnection:
+        connection = self._connections.get(group.name)
+        if connection is None:
+            window = SendWindow(_new_producer_id)
+            calls = CallTimes(self._table) if self._table is not None else None
+            connection = GroupConnection(
+                group, self._channels, window, self._on_outcome, self._outbox.on_flush, calls
+            )
+            self._connections[group.name] = connection
+        else:
+            connection.update(group)
+        connection.window.limit(group.max_request_bytes)
+        return connection
+
+    def _on_route(self, route: TopicRoute) -> None:
+        known = self._outbox.topics.get(route.topic)
+        if known is None or self._outbox.closed:
+            return
+        for part in route.parts:  # also those that are not written any more: they may still owe an answer
+            if (connection := self._connections.get(part.group.name)) is not None:
+                connection.update(part.group)
+        try:
+            self._use_route(route, known.encoder)
+        except LedgerMQError as error:
+            logger.warning("route not usable topic=%s reason=%s", route.topic, error)
+        for name in removed(self._connections, map(self._routes.cached, self._outbox.topics)):
+            logger.info("broker group was removed broker_group=%s", name)
+            self._in_background(self._connections.pop(name).close())
+        for connection in self._connections.values():
+            connection.wake()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- answers ----------------------------------------------------------------------------------------------
+
+    def _on_outcome(self, connection: GroupConnection, outcome: Outcome) -> None:
+        for delivered in outcome.delivered:
+            self._deliver(delivered, connection)
+        for failed in outcome.failed:
+            self._fail(failed, connection)
+        if outcome.pause_ms or outcome.try_other_group:
+            self._outbox.end_runs()
+        for topic in outcome.refresh_topics:
+            self._in_background(self._old_routes.refresh(topic, connection))
+        if outcome.find_leader and not outcome.leader_hint:
+            topics = self._outbox.topics
+            its = [topic for topic, lanes in topics.items() if connection in lanes.ordered.groups]
+            for topic in [*its, *topics][:1]:  # one that is drained has no lanes
+                self._in_background(self._old_routes.refresh(topic))
+        if outcome.try_other_group:
+            self._old_routes.move_sections(connection)
+
+    def _deliver(self, delivered: Delivered, connection: GroupConnection) -> None:
+        section, offset = delivered.section, delivered.base_offset
+        self._stored += section.count
+        connection.counts.stored += section.count
+        connection.counts.repeated += section.count * delivered.duplicate
+        for ticket in section.tickets:
+            offset += ticket.deliver(section.lane.queue, offset, delivered.duplicate)
+        if self._tracer is not None:
+            result = "duplicate" if delivered.duplicate else "stored"
+            trace_section(self._tracer, section, result, base_offset=delivered.base_offset)
+        self._outbox.release(section)
+
+    def _fail(
+        self, failed: Failed, connection: GroupConnection, known: Callable[[], Exception] | None = None
+    ) -> None:
+        """Tell the callers of a section that it is given up; `known`: the error of each, if it says more than the refusal."""
+        section = failed.section
+        self._failed += section.count
+        connection.counts.failed += section.count
+
+        def without_answer() -> Exception:
+            if failed.refusal is not None:
+                return error_of(failed.refusal)
+            reason = section.refused or connection.last_error or "No leader acknowledged it"
+            topic = section.lane.queue.topic
+            return SendTimeoutError(topic, self.timeout_ms, sent=failed.sent, reason=reason)
+
+        error = known or without_answer
+        for ticket in section.tickets:
+            ticket.fail(error)
+        if self._tracer is not None:
+            result = "unknown" if failed.sent else "refused"
+            trace_section(self._tracer, section, result, error=str(error()))
+        self._outbox.release(section)
+
+    async def _watch_deadlines(self) -> None:
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            now = now_ms()
+            for connection in self._connections.values():
+                for failed in connection.window.expire(now):
+                    self._fail(failed, connection)
+            self.one_way.report(now)
+
+
+def _failed(waiting: list[asyncio.Future[Any]], error: LedgerMQError) -> None:
+    waiting.append(asyncio.get_running_loop().create_future())
+    waiting[-1].set_exception(error)
+
+
+def _new_producer_id() -> int:
+    """A random id of 63 bits, never 0 (0 means: not recognised by sequence)."""
+    return secrets.randbits(63) | 1

@@ -1,0 +1,99 @@
+"""What a producer does when a route turns out to be old: fetch it again, and decide what becomes of what waits.
+
+Owns: which messages go to another group, and which fail because their topic does not exist any more.
+Must not: decide what a refusal means (that is `retry_policy`), or give up what may have been stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from ..cluster.routes import Routes
+from ..cluster.topic_route import TopicRoute
+from ..errors import LedgerMQError, TopicNotFoundError
+from .outbox import Outbox
+from .produce_stream import GroupConnection, now_ms
+from .send_window import Failed
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_S: Final = 0.5
+
+#: Tells the caller of a section: (what failed, at which group, the error of each message).
+Fail = Callable[[Failed, GroupConnection, Callable[[], Exception]], Any]
+
+
+class OldRoutes:
+    """Of one producer; `connections` by the name of their broker group."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        outbox: Outbox,
+        connections: Mapping[str, GroupConnection],
+        fail: Fail,
+        use: Callable[[TopicRoute], None],
+    ) -> None:
+        """`use(route)` makes lanes for its queues."""
+        self._routes = routes
+        self._outbox = outbox
+        self._connections = connections
+        self._fail = fail
+        self._use = use
+
+    async def refresh(self, topic: str, refused_by: GroupConnection | None = None) -> None:
+        """Fetch a route again. `refused_by`: this group has no such topic, or not that queue, any more.
+
+        A topic that is gone everywhere is created anew where brokers do that, as for its first message; else its messages
+        fail: nobody can say when, and if, there will be such a topic again. What waits since the group was replaced is held up
+        by nothing that would ask again, so it is asked for here until somebody can say.
+        """
+        while not await self._refresh(topic, refused_by):  # noqa: ASYNC110  # nothing tells of it
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _refresh(self, topic: str, refused_by: GroupConnection | None) -> bool:
+        """Return whether nothing waits for another answer."""
+        try:
+            route = await self._routes.get(topic, refresh=True, create=refused_by is not None)
+        except LedgerMQError as error:
+            logger.info("route not refreshed topic=%s reason=%s", topic, error)
+            if refused_by is not None and isinstance(error, TopicNotFoundError):
+                self._forget(topic, error)
+                return True
+            if refused_by is None or refused_by not in self._connections.values():
+                return True
+            return topic not in refused_by.window.topics_left
+        if refused_by is not None and route.part(refused_by.group.name) is None:
+            self.move_sections(refused_by, topic)
+        elif refused_by is not None and topic in refused_by.window.topics_left:
+            self._use(route)  # nobody was told of it: it is the one that was known
+        return True
+
+    def _forget(self, topic: str, error: TopicNotFoundError) -> None:
+        """Fail what is certainly not stored; what is in flight is refused in its turn, and brings us here again."""
+        self._routes.forget(topic)
+        self._outbox.forget(topic)
+        for connection in self._connections.values():
+            for failed in connection.window.give_up(topic):
+                self._fail(failed, connection, error.again)
+
+    def move_sections(self, source: GroupConnection, topic: str | None = None) -> None:
+        """Give what the group definitely refused, of one topic or all, to another group of the same topic, if there is one."""
+        now = now_ms()
+        targets = {
+            name: lanes.instead_of(source, now)
+            for name, lanes in self._outbox.topics.items()
+            if topic in (None, name)
+        }
+        if not any(targets.values()):
+            return
+        for section in source.window.release(topic):
+            choices = targets.get(section.lane.queue.topic)
+            lane, target = choices[secrets.randbelow(len(choices))] if choices else (section.lane, source)
+            source.counts.moved += section.count * (target is not source)
+            target.window.adopt(section, lane)
+            target.wake()

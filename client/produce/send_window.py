@@ -1,0 +1,510 @@
+"""What a producer has open towards one broker group: which messages share a request, and what comes after each answer.
+
+Owns: the lanes (one per queue) with their sections in order, sequence numbers, what is in flight, what must be sent
+again. Must not: read clocks, do I/O, know what is in a record or a future (tickets are opaque).
+
+Natural batching: a request is cut when nothing is in flight, or when enough bytes wait to be worth one more in flight
+(`pipeline_bytes`). So a lone message goes at once, and what queues up while requests are out goes together.
+
+Invariants:
+    * sections of a lane leave in order, and the sections that are open (`unacked`) have rising sequences
+    * a section that may have been stored is sent again with the same bytes, or given up; never renumbered
+    * a lane that must send again waits until none of its sections is in flight, then sends all open ones in order
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from ledgermq.proto import route_pb2 as pb
+from ledgermq.proto.log_pb2 import ProduceResponse
+from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, put_section_header
+
+from ..message import MessageQueue
+from .lanes import Lane, Section, forget_number
+from .plain_run import PlainRun
+from .retry_policy import Action, Decision, decide
+
+#: A section is closed at this size, bytes: it stays far below the largest entry.
+MAX_SECTION_BYTES: Final = 512 * 1024
+#: Messages per section: bounds the work that one answer causes.
+MAX_SECTION_COUNT: Final = 4096
+#: A request carries at most this many bytes of sections (at least one section).
+MAX_REQUEST_BYTES: Final = 1024 * 1024
+#: With requests in flight, one more is cut only when this much waits.
+PIPELINE_BYTES: Final = 128 * 1024
+MAX_IN_FLIGHT: Final = 4
+#: A section takes messages for this long while nothing can be sent, so that its deadline stays meaningful.
+_OPEN_MS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to write to the stream."""
+
+    request_id: int
+    sections: tuple[Section, ...]
+
+    @property
+    def count(self) -> int:
+        """Messages in it."""
+        return sum(section.count for section in self.sections)
+
+    @property
+    def parts(self) -> list[bytearray]:
+        """The encoded sections."""
+        return [section.data for section in self.sections if section.data is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The section is stored; its records have the offsets from `base_offset` on."""
+
+    section: Section
+    base_offset: int
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The section is given up; `refusal` None means that its deadline passed."""
+
+    section: Section
+    refusal: pb.Refusal | None
+    sent: bool  # it may have been stored
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one answer leads to. The caller resolves tickets, then obeys the rest."""
+
+    delivered: list[Delivered] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+    pause_ms: int = 0
+    find_leader: bool = False
+    leader_hint: str = ""
+    refresh_topics: set[str] = field(default_factory=set)
+    try_other_group: bool = False
+
+
+class SendWindow:
+    """All lanes of one producer to one broker group."""
+
+    def __init__(self, new_session: Callable[[], int], *, max_in_flight: int = MAX_IN_FLIGHT) -> None:
+        """`new_session` returns a producer id that was never used."""
+        self._new_session = new_session
+        self._max_in_flight = max_in_flight
+        self._max_request, self._max_section = MAX_REQUEST_BYTES, MAX_SECTION_BYTES
+        self._lanes: dict[tuple[str, int], Lane] = {}
+        self._old_lanes: list[Lane] = []  # of topics that were created again, while something of them is open
+        self._left: dict[tuple[str, int], Lane] = {}  # of a broker group that is gone; see `leave_group`
+        self._ready: dict[int, Lane] = {}  # lanes with something to send, by id(), in arrival order
+        self._in_flight: deque[Request] = deque()
+        self._next_request_id = 1
+        self._waiting_bytes = 0
+        self.paused_until = 0
+        # New messages go to another group until then: it asked for a pause, or nobody answers
+        self.avoid_until = 0
+
+    def limit(self, max_request_bytes: int) -> None:
+        """Keep below what the group takes in one request: its log has small segments. One message still fits."""
+        self._max_request = min(MAX_REQUEST_BYTES, max_request_bytes)
+        self._max_section = min(MAX_SECTION_BYTES, max_request_bytes // 2)
+
+    # --- adding -----------------------------------------------------------------------------------------------
+
+    def lane(self, queue: MessageQueue, topic_id: int) -> Lane:
+        """Return the lane of a queue. A new topic id (the topic was created again) gives a new lane."""
+        key = (queue.topic, queue.queue_id)
+        lane = self._lanes.get(key)
+        if lane is None or lane.topic_id != topic_id:
+            fresh = Lane(queue, topic_id, self._new_session())
+            if (left := self._left.pop(key, None)) is not None:
+                self._take_over(left, fresh)
+            if lane is not None:
+                self._take_over(lane, fresh)
+                self._old_lanes = [each for each in (*self._old_lanes, lane) if each.unacked]
+            lane = self._lanes[key] = fresh
+        return lane
+
+    def _all_lanes(self) -> list[Lane]:
+        return [*self._lanes.values(), *self._old_lanes, *self._left.values()]
+
+    def leave_group(self, why: pb.Refusal) -> list[Failed]:
+        """Another broker group has come under the name: what is certainly not stored goes there when its lanes are known.
+
+        The rest is given up and returned: only the group before could say whether it has it. No answer comes any more.
+        """
+        self.on_disconnect()
+        failed = []
+        for lane in self._all_lanes():
+            lane.left = True
+            for section in [each for each in lane.unacked if each.may_be_stored]:
+                lane.unacked.remove(section)
+                failed.append(Failed(section, why, sent=True))
+        for old in self._old_lanes:
+            self._take_over(old, self._lanes[old.queue.topic, old.queue.queue_id])
+        self._left |= self._lanes
+        self._lanes.clear()
+        self._old_lanes.clear()
+        self._ready.clear()
+        self.paused_until = self.avoid_until = 0
+        return failed
+
+    @property
+    def topics_left(self) -> set[str]:
+        """Topics whose lanes in the present broker group are not known yet."""
+        return {topic for topic, _ in self._left}
+
+    def _take_over(self, old: Lane, fresh: Lane) -> None:
+        """Move to `fresh` what is certainly not stored in the old incarnation of the topic."""
+        for section in list(old.unacked):
+            if not (section.in_flight or section.may_be_stored):
+                old.unacked.remove(section)
+                forget_number(section)
+                fresh.waiting.append(section)
+                self._waiting_bytes += section.body_size
+        fresh.waiting.extend(old.waiting)
+        old.waiting.clear()
+        for section in fresh.waiting:
+            section.lane = fresh
+            section.close()
+        if fresh.waiting:
+            self._ready[id(fresh)] = fresh
+
+    def open_section(self, lane: Lane, now: int, deadline: int, room: int) -> Section:
+        """Return the section that the next record of at most `room` bytes joins. Call `added` with the record."""
+        if lane.waiting:
+            section = lane.waiting[-1]
+            full = section.size + room > self._max_section or section.count >= MAX_SECTION_COUNT
+            if not (full or section.closed) and now - section.opened < _OPEN_MS:
+                return section
+        return Section(lane, deadline, now)
+
+    def added(self, section: Section, record: bytes, ticket: object) -> None:
+        """Put an encoded record (its section distance is `section.size`) and its ticket into the section."""
+        section.records.append(record)
+        section.run = None
+        section.tickets.append(ticket)
+        self._entered(section)
+        self.grew(section, 1, len(record))
+
+    def added_run(self, section: Section, run: PlainRun, size: int, ticket: object, *, grows: bool) -> None:
+        """Put a new run (its distance is `section.size`, its records have `size` bytes) and its one ticket into it."""
+        section.records.append(run)
+        section.run = run if grows else None
+        section.tickets.append(ticket)
+        self._entered(section)
+        self.grew(section, len(run.bodies), size)
+
+    def _entered(self, section: Section) -> None:
+        """A new section enters its lane with its first record: encoding may have failed."""
+        if not section.count:
+            section.lane.waiting.append(section)
+            self._mark_ready(section.lane)
+
+    def grew(self, section: Section, count: int, size: int) -> None:
+        """`count` messages with records of `size` bytes in all joined the last run of the section."""
+        section.count += count
+        section.size += size
+        self._waiting_bytes += size
+
+    def room(self, section: Section) -> int:
+        """Return the bytes that may still be added to a section."""
+        return self._max_section - section.size
+
+    def growth(self, section: Section) -> int:
+        """Return the bytes that may be added before anything has to be looked at again.
+
+        That is: before the section is full, or enough waits to be worth one more request in flight.
+        """
+        missing = PIPELINE_BYTES - self._waiting_bytes
+        return min(self.room(section), missing) if missing > 0 else self.room(section)
+
+    # --- sending ----------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer."""
+        return len(self._in_flight)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is open: no message waits for anything."""
+        return not any(lane.waiting or lane.unacked for lane in self._all_lanes())
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of messages that no request has taken yet."""
+        return self._waiting_bytes
+
+    @property
+    def open_messages(self) -> int:
+        """Messages that are not decided."""
+        lanes = self._all_lanes()
+        return sum(section.count for lane in lanes for section in (*lane.waiting, *lane.unacked))
+
+    @property
+    def wants_to_send(self) -> bool:
+        """Something could be cut if the limits allow it."""
+        return bool(self._ready)
+
+    def next_request(self, now: int) -> Request | None:
+        """Cut the next request, or return None when nothing may go now."""
+        if not self._ready or now < self.paused_until or len(self._in_flight) >= self._max_in_flight:
+            return None
+        if self._in_flight and self._waiting_bytes < PIPELINE_BYTES:
+            return None
+        sections = tuple(self._collect())
+        if not sections:
+            return None
+        request = Request(self._next_request_id, sections)
+        self._next_request_id += 1
+        for section in sections:
+            section.in_flight = True
+            section.attempts += 1
+        self._in_flight.append(request)
+        return request
+
+    def _collect(self) -> Iterator[Section]:
+        """Take sections, lane by lane, up to the size of a request."""
+        room = self._max_request
+        for lane in list(self._ready.values()):
+            taken_all = True
+            for section in self._sendable(lane):
+                if section.size > room and room < self._max_request:
+                    taken_all = False
+                    break
+                self._number(lane, section)
+                room -= section.size
+                yield section
+            if not taken_all:
+                return
+            if not lane.waiting or lane.resend:
+                self._ready.pop(id(lane), None)
+            if room <= 0:
+                return
+
+    def _sendable(self, lane: Lane) -> Iterator[Section]:
+        """Yield what the lane may send now, in order, and mark it as taken."""
+        if lane.resend or lane.renumber:
+            if lane.in_flight:
+                return
+            yield from self._again(lane)
+            if lane.resend or lane.renumber:
+                return
+        while lane.waiting:
+            section = lane.waiting[0]
+            yield section
+            lane.waiting.popleft()
+            lane.unacked.append(section)
+            self._waiting_bytes -= section.body_size
+
+    def _again(self, lane: Lane) -> Iterator[Section]:
+        """Yield the open sections of a lane that has none in flight."""
+        unsure = [section for section in lane.unacked if section.may_be_stored]
+        if lane.renumber and unsure:
+            # These bytes must not change: the broker says of each whether it has it. Only then number the rest anew.
+            yield from unsure
+            return
+        if lane.renumber:
+            lane.session, lane.next_sequence, lane.renumber = self._new_session(), 0, False
+            for section in lane.unacked:
+                forget_number(section)
+        yield from list(lane.unacked)
+        lane.resend = False
+
+    def _number(self, lane: Lane, section: Section) -> None:
+        """Give the section its sequence and its final bytes, unless it has them."""
+        if section.data is not None:
+            return
+        section.close()
+        section.sequence, section.session = lane.next_sequence, lane.session
+        lane.next_sequence += section.count
+        data = bytearray(section.size)
+        body = memoryview(data)[SECTION_HEADER_SIZE:]
+        at = 0
+        for part in section.records:
+            if isinstance(part, PlainRun):
+                at += part.write(body[at:])
+            else:
+                body[at : at + len(part)] = part
+                at += len(part)
+        assert at == len(body), "the size counts every record"
+        put_section_header(
+            data,
+            SectionKind.RECORDS,
+            section.count,
+            topic_id=lane.topic_id,
+            queue_id=lane.queue.queue_id,
+            producer_id=section.session,
+            base_sequence=section.sequence,
+        )
+        section.data, section.records = data, [body]
+
+    # --- answers ----------------------------------------------------------------------------------------------
+
+    def on_response(self, response: ProduceResponse, now: int) -> Outcome:
+        """Take the answer to the oldest request in flight. Raises: ValueError (an answer that fits no request)."""
+        if not self._in_flight or self._in_flight[0].request_id != response.request_id:
+            raise ValueError(f"answer to request {response.request_id}, which is not the oldest in flight")
+        request = self._in_flight.popleft()
+        outcome = Outcome()
+        whole = response.refusal if response.HasField("refusal") else None
+        if whole is None and len(response.results) != len(request.sections):
+            raise ValueError(f"{len(response.results)} results for {len(request.sections)} sections")
+        for number, section in enumerate(request.sections):
+            section.in_flight = False
+            result = None if whole is not None else response.results[number]
+            if result is not None and not result.HasField("refusal"):
+                self._on_stored(section, result.base_queue_offset, result.duplicate, outcome)
+            else:
+                self._on_refused(section, whole or result.refusal, outcome)  # type: ignore[union-attr]
+        if outcome.pause_ms:
+            self.paused_until = max(self.paused_until, now + outcome.pause_ms)
+            self.avoid_until = max(self.avoid_until, self.paused_until)
+        return outcome
+
+    def _on_stored(self, section: Section, base_offset: int, duplicate: bool, outcome: Outcome) -> None:
+        lane = section.lane
+        _remove(lane.unacked, section)
+        if not section.given_up:
+            outcome.delivered.append(Delivered(section, base_offset, duplicate))
+        self._mark_ready(lane)
+
+    def _on_refused(self, section: Section, refusal: pb.Refusal, outcome: Outcome) -> None:
+        lane = section.lane
+        if section.given_up:
+            self._give_up(section)
+            return
+        first = bool(lane.unacked) and lane.unacked[0] is section
+        decision = decide(refusal, section.attempts, first_of_queue=first, fifo=section.fifo)
+        section.may_be_stored = not decision.definite or (section.may_be_stored and decision.unseen)
+        section.refused = refusal.message
+        if decision.action is Action.FAIL:
+            self._give_up(section)
+            outcome.failed.append(Failed(section, refusal, sent=False))
+            return
+        newest = self._lanes.get((lane.queue.topic, lane.queue.queue_id), lane)
+        if newest is not lane and not section.may_be_stored:
+            _remove(lane.unacked, section)  # the topic was created again while this was in flight
+            forget_number(section)
+            self.adopt(section, newest)
+            self._mark_ready(lane)
+            return
+        lane.resend = True
+        lane.renumber |= decision.action is Action.NEW_SESSION
+        self._mark_ready(lane)
+        _note(outcome, decision, refusal, lane.queue.topic)
+
+    def _give_up(self, section: Section) -> None:
+        """Forget a section. If it had a number, that number is missing now: the lane starts a new numbering."""
+        lane = section.lane
+        _remove(lane.unacked, section)
+        if section.data is not None:
+            lane.renumber = lane.resend = True
+        self._mark_ready(lane)
+
+    def _mark_ready(self, lane: Lane) -> None:
+        if lane.left:
+            return
+        if lane.waiting or (lane.unacked and lane.resend):
+            self._ready[id(lane)] = lane
+        elif not lane.unacked:
+            lane.resend = False
+
+    def on_disconnect(self, *, sent: bool = True) -> None:
+        """The stream broke: everything in flight may or may not be stored, and goes again with the same bytes.
+
+        `sent` False: there never was a connection, so nothing of this stream is stored.
+        """
+        for request in self._in_flight:
+            for section in request.sections:
+                section.in_flight = False
+                section.may_be_stored |= sent
+                if section.given_up:
+                    self._give_up(section)
+                section.lane.resend = True
+                self._mark_ready(section.lane)
+        self._in_flight.clear()
+
+    # --- other groups -----------------------------------------------------------------------------------------
+
+    def release(self, topic: str | None = None) -> list[Section]:
+        """Hand out every section, of one topic or all, that certainly is not stored here and may go to another group."""
+        released = self._take_out(lambda each: not each.fifo and topic in (None, each.lane.queue.topic))
+        for section in released:
+            forget_number(section)
+        return released
+
+    def give_up(self, topic: str) -> list[Failed]:
+        """Give up every section of a topic that certainly is not stored."""
+        gone = self._take_out(lambda each: each.lane.queue.topic == topic)
+        return [Failed(section, None, sent=False) for section in gone]
+
+    def _take_out(self, wanted: Callable[[Section], bool]) -> list[Section]:
+        """Remove what is wanted of the sections that are certainly not stored."""
+        taken = []
+        for lane in self._all_lanes():
+            for section in [
+                each for each in (*lane.unacked, *lane.waiting) if _is_free(each) and wanted(each)
+            ]:
+                if section in lane.waiting:
+                    lane.waiting.remove(section)
+                    section.close()
+                    self._waiting_bytes -= section.body_size
+                else:
+                    self._give_up(section)
+                taken.append(section)
+        return taken
+
+    def adopt(self, section: Section, lane: Lane) -> None:
+        """Take a section that another group's window released. Its records stay as they are."""
+        section.lane = lane
+        lane.waiting.append(section)
+        self._waiting_bytes += section.body_size
+        self._mark_ready(lane)
+
+    # --- deadlines --------------------------------------------------------------------------------------------
+
+    def expire(self, now: int) -> list[Failed]:
+        """Give up the sections whose deadline has passed."""
+        failed = []
+        for lane in self._all_lanes():
+            while lane.waiting and lane.waiting[0].deadline <= now:
+                section = lane.waiting.popleft()
+                section.close()
+                self._waiting_bytes -= section.body_size
+                failed.append(Failed(section, None, sent=False))
+            for section in [each for each in lane.unacked if each.deadline <= now and not each.given_up]:
+                failed.append(Failed(section, None, sent=section.in_flight or section.may_be_stored))
+                section.given_up = True
+                if not section.in_flight:
+                    self._give_up(section)
+        return failed
+
+
+def _remove(sections: deque[Section], section: Section) -> None:
+    """Remove a section by identity; it is nearly always the first."""
+    if sections and sections[0] is section:
+        sections.popleft()
+    elif section in sections:
+        sections.remove(section)
+
+
+def _is_free(section: Section) -> bool:
+    return not (section.in_flight or section.may_be_stored or section.given_up)
+
+
+def _note(outcome: Outcome, decision: Decision, refusal: pb.Refusal, topic: str) -> None:
+    """Add what a refusal asks of the group as a whole."""
+    outcome.pause_ms = max(outcome.pause_ms, decision.pause_ms)
+    outcome.try_other_group |= decision.try_other_group
+    if decision.action is Action.FIND_LEADER:
+        outcome.find_leader = True
+        outcome.leader_hint = refusal.leader_address or outcome.leader_hint
+    if decision.action is Action.REFRESH_ROUTE or decision.refresh_route:
+        outcome.refresh_topics.add(topic)

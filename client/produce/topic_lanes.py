@@ -1,0 +1,129 @@
+"""The queues of one topic as a producer sees them, and which of them the next message may go to.
+
+Owns: the order of preference between broker groups (near ones first, those that are avoided last).
+Must not: choose among equal queues (that is `queue_selection`), know clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from ..cluster.topic_route import TopicInGroup
+from ..message import MessageQueue
+from .encoding import RecordEncoder
+from .lanes import Lane
+from .latency_fault import quickest
+from .produce_stream import GroupConnection
+
+_MAX_CHOICES: Final = 64  # sets of groups that are remembered
+_LAST: Final = 8  # above every rank
+
+
+class Choice(NamedTuple):
+    """Some of the queues of a topic: their numbers among all of them, and the queues, of which there is at least one."""
+
+    numbers: tuple[int, ...]
+    queues: tuple[MessageQueue, ...]
+
+
+class TopicLanes:
+    """What is kept per topic: the encoder, and the queues that may be written with their lanes and connections.
+
+    `near_parts` says how many of the parts, from the first on, come before the others. The selector is offered the queues
+    of these: `queues` is the beginning of `lanes`, so that the number of a queue is that of its lane.
+
+    `ordered` has the lanes that message groups are spread over: also those of groups that are full, draining or gone, since
+    with another number of lanes a message group would go elsewhere, past its earlier messages.
+    """
+
+    __slots__ = (
+        "_choices",
+        "_near",
+        "connections",
+        "encoder",
+        "groups",
+        "lanes",
+        "largest",
+        "ordered",
+        "parts",
+        "queues",
+    )
+
+    def __init__(
+        self, encoder: RecordEncoder, parts: Sequence[TopicInGroup] = (), near_parts: int | None = None
+    ) -> None:
+        self.encoder = encoder
+        self.parts = parts
+        self.ordered = self
+        self.queues: tuple[MessageQueue, ...] = ()
+        self.lanes: list[Lane] = []
+        self.connections: list[GroupConnection] = []  # of the lanes
+        self.groups: list[GroupConnection] = []  # each once, in the order of the parts
+        self.largest = 0  # the largest body that all groups take, bytes
+        self._near = len(parts) if near_parts is None else near_parts
+        self._choices: dict[tuple[int, ...], Choice] = {}
+
+    def add(self, connection: GroupConnection, lanes: Sequence[Lane]) -> None:
+        """Add the lanes of the next part."""
+        if len(self.groups) < self._near:
+            self.queues += tuple(lane.queue for lane in lanes)
+        self.groups.append(connection)
+        self.lanes += lanes
+        self.connections += [connection] * len(lanes)
+
+    def best_groups(self, now: int, candidates: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Return which groups, by number, the next message should go to; of all, or of some, and never none of them.
+
+        First those that take messages and are not avoided, then those that take any, slow ones before those whose calls
+        failed. Of equal ones first the near, then the quickest.
+        """
+        lowest, best = _LAST, list[int]()
+        for number in range(len(self.groups)) if candidates is None else candidates:
+            rank = 2 * _rank(self.groups[number], now) + (number >= self._near)
+            if rank < lowest:
+                lowest, best = rank, [number]
+            elif rank == lowest:
+                best.append(number)
+        if len(best) == 1:
+            return (best[0],)
+        latencies = [calls.latency(now) if (calls := self.groups[number].calls) else 0.0 for number in best]
+        return tuple([best[number] for number in quickest(latencies)])
+
+    def instead_of(self, source: GroupConnection, now: int) -> list[tuple[Lane, GroupConnection]]:
+        """Return where messages may go that `source` refused: nowhere, when no other group takes any."""
+        candidates = [
+            number
+            for number, connection in enumerate(self.groups)
+            if connection is not source
+            and connection.group.writable
+            and connection.group.leader_id
+            and connection.window.avoid_until <= now
+        ]
+        if not candidates:
+            return []
+        numbers = self.choice(self.best_groups(now, candidates)).numbers
+        return [(self.lanes[number], self.connections[number]) for number in numbers]
+
+    def choice(self, groups: tuple[int, ...]) -> Choice:
+        """Return the queues of these groups."""
+        found = self._choices.get(groups)
+        if found is None:
+            if len(self._choices) >= _MAX_CHOICES:
+                self._choices.clear()
+            wanted = [self.groups[number] for number in groups]
+            numbers = tuple(
+                number
+                for number, connection in enumerate(self.connections)
+                if any(connection is each for each in wanted)
+            )
+            found = Choice(numbers, tuple(self.lanes[number].queue for number in numbers))
+            self._choices[groups] = found
+        return found
+
+
+def _rank(group: GroupConnection, now: int) -> int:
+    """Return how far down a group stands: 0 it is well, 1 slow, 2 its calls failed, 3 it takes nothing."""
+    if group.window.avoid_until > now:
+        return 3
+    return group.calls.rank(now) if group.calls is not None else 0

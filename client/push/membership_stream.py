@@ -1,0 +1,263 @@
+"""One consumer's membership in a consumer group, as one broker group sees it.
+
+Owns: the stream to the leader, the signs of life, the search for the next leader, the knowledge of how long nobody was heard.
+Must not: decide what follows from an answer (its owner does).
+Invariants: the member id stays the same on every stream, so whoever comes back in time keeps its queues; at most one stream is open.
+
+The leader says something only when it has something to say, so silence is told from loss by a question: at every sign of life
+the nodes are asked who leads. Nobody owns our queues as long as nobody else leads, so a group without a leader is no loss; but for
+who was out of touch, since there may have been one meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final
+
+import grpc
+
+from ledgermq.proto import log_pb2 as pb
+from ledgermq.proto import log_pb2_grpc, route_pb2
+from ledgermq.proto.grpc_answers import decoded
+
+from ..cluster.channels import Channels, unreachable
+from ..cluster.leader_question import who_leads
+from ..cluster.topic_route import BrokerGroup
+from ..cluster.waiting import happens
+from ..errors import LedgerMQError, error_of
+from ..produce.retry_policy import LeaderSearch
+from .options import PushOptions
+
+logger = logging.getLogger(__name__)
+
+_LEAVE_S: Final = 1.0
+_NO_NODE_PAUSE_MS: Final = 100
+#: Refusals that are not retryable as a call, but a new stream may do better: another stream took this membership over.
+_NOT_FINAL: Final = frozenset({route_pb2.FENCED})
+
+
+class GroupMembership:
+    """Keeps one stream open, as long as it is not closed. `on_response` gets every answer."""
+
+    def __init__(
+        self,
+        consumer_group: str,
+        member_id: str,
+        group: BrokerGroup,
+        channels: Channels,
+        options: PushOptions,
+        *,
+        on_response: Callable[[pb.MembershipResponse], None],
+        on_contact: Callable[[bool], None],
+        on_leader: Callable[[int, str], None],
+        on_refused: Callable[[LedgerMQError], None],
+    ) -> None:
+        """`on_contact(whether)`: nobody was heard for a session timeout, or somebody is again.
+
+        `on_leader(term, address)`: who leads now. `on_refused(error)`: this consumer cannot be a member; nothing more is tried.
+        """
+        self.group = group
+        self._first = pb.MembershipRequest(
+            group=consumer_group,
+            member_id=member_id,
+            allocation="" if options.allocation == "sticky" else options.allocation,
+            zone=options.zone,
+            session_timeout_ms=options.session_timeout_ms,
+            release_ms=options.release_ms,
+        )
+        self._channels = channels
+        self._on_response = on_response
+        self._on_contact = on_contact
+        self._on_leader = on_leader
+        self._on_refused = on_refused
+        self._session_s = options.session_timeout_ms / 1000
+        self._beat_s = self._session_s / 3
+        self._search = LeaderSearch()
+        self._told = (group.term, group.leader_id)
+        self._address = ""  # of the open stream
+        self._call: Any = None
+        self._reading: asyncio.Task[route_pb2.Refusal | None] | None = None
+        self._answered = False  # by the open stream
+        self._opened_at = 0.0
+        self._heard_at = time.monotonic()
+        self._in_contact = True
+        self._released: list[pb.QueueOwnership] = []
+        self._resubscribed = False
+        self._joined = False  # some leader may know of this member
+        self._leaving = False
+        self._left = False
+        self._wake = asyncio.Event()
+        self._news = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, topics: Collection[str], filters: str) -> None:
+        """Join with these topics; `filters` is only compared with that of other members."""
+        self._first.topics[:] = sorted(topics)
+        self._first.filter = filters
+        self._tasks = [
+            asyncio.create_task(self._run(), name=f"ledgermq-membership-{self.group.name}"),
+            asyncio.create_task(self._watch(), name=f"ledgermq-contact-{self.group.name}"),
+        ]
+
+    def subscribe(self, topics: Collection[str], filters: str) -> None:
+        """Change what this member subscribes to."""
+        if (list(self._first.topics), self._first.filter) != (sorted(topics), filters):
+            self._first.topics[:] = sorted(topics)
+            self._first.filter = filters
+            self._resubscribed = True
+            self._wake.set()
+
+    def release(self, ownerships: Iterable[pb.QueueOwnership]) -> None:
+        """Say that revoked queues are handed over. Lost with the stream: the next one's first answer asks again."""
+        self._released.extend(ownerships)
+        self._wake.set()
+
+    def update(self, group: BrokerGroup) -> None:
+        """Take a newer route."""
+        self.group = group
+        self._take_news(group.term, group.leader_id)
+
+    async def leave(self) -> None:
+        """Give up membership at once, if a leader hears it in time; else others get the queues a session timeout later."""
+        self._leaving = True
+        self._wake.set()
+        if self._tasks and self._joined:
+            try:
+                async with asyncio.timeout(_LEAVE_S):
+                    await asyncio.shield(self._tasks[0])
+            except TimeoutError:
+                logger.info("no leader heard the leave group=%s", self.group.name)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- the life of streams ----------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while not self._left:
+            leader = self.group.leader
+            nodes = [node.log_address for node in self.group.by_preference]
+            address, pause_ms = self._search.next(leader.log_address if leader else "", nodes)
+            pause_ms = max(pause_ms, 0 if address else _NO_NODE_PAUSE_MS)
+            if pause_ms and await happens(self._news, pause_ms / 1000):
+                self._news.clear()
+                continue  # somebody leads now: ask again
+            if not address:
+                continue
+            refusal = await self._use_stream(address)
+            self._search.failed(address)
+            if refusal is None:
+                continue
+            error = error_of(refusal)
+            logger.info("membership refused address=%s reason=%s", address, error)
+            if not error.retryable and refusal.code not in _NOT_FINAL:
+                if not self._leaving:
+                    self._on_refused(error)
+                return
+            if refusal.code == route_pb2.FENCED and error.retryable:
+                self._on_response(pb.MembershipResponse())  # taken out: nothing is ours any more
+            self._search.hint(refusal.leader_address)
+            if refusal.retry_after_ms or refusal.code in _NOT_FINAL:
+                await asyncio.sleep((refusal.retry_after_ms or _NO_NODE_PAUSE_MS) / 1000)
+
+    async def _use_stream(self, address: str) -> route_pb2.Refusal | None:
+        """Be a member over one stream until it breaks; return the refusal that ended it, if one did."""
+        stub = log_pb2_grpc.LogServiceStub(self._channels.get(address))
+        call = stub.Membership(metadata=self.group.metadata)
+        self._call, self._address, self._answered = call, address, False
+        self._opened_at = time.monotonic()
+        self._released.clear()
+        self._resubscribed = False
+        reading = self._reading = asyncio.create_task(self._read(call))
+        writing = asyncio.create_task(self._write(call))
+        try:
+            await asyncio.wait((reading, writing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._call, self._reading, self._answered = None, None, False
+            call.cancel()
+            writing.cancel()
+            reading.cancel()
+            results = await asyncio.gather(reading, writing, return_exceptions=True)
+        for result in results:
+            if isinstance(result, grpc.RpcError):
+                logger.info("membership ended address=%s reason=%s", address, unreachable(address, result))
+            elif isinstance(result, Exception) and not isinstance(result, asyncio.InvalidStateError):
+                logger.error("membership failed address=%s", address, exc_info=result)
+        return results[0] if isinstance(results[0], route_pb2.Refusal) else None
+
+    def _end_stream(self) -> None:
+        # Not by cancelling the call: while it is opened, that leaves whoever waits for it waiting for ever.
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _read(self, call: Any) -> route_pb2.Refusal | None:
+        while isinstance(response := decoded(await call.read()), pb.MembershipResponse):
+            if response.HasField("refusal"):
+                return response.refusal
+            if response.heartbeat_interval_ms:
+                self._beat_s = response.heartbeat_interval_ms / 1000
+            self._answered = True
+            self._search.succeeded()
+            self._heard()
+            self._on_response(response)
+        return None  # the end of the stream
+
+    async def _write(self, call: Any) -> None:
+        await call.write(self._first)
+        self._joined = True
+        while not self._leaving:
+            if await happens(self._wake, self._beat_s):
+                self._wake.clear()
+            request = pb.MembershipRequest(released=self._released)
+            self._released.clear()
+            if self._resubscribed:
+                self._resubscribed = False
+                request.topics.extend(self._first.topics)
+                request.filter = self._first.filter
+            await call.write(request)  # empty: a sign of life
+        await call.write(pb.MembershipRequest(leave=True))
+        await call.done_writing()
+        self._left = await call.code() is grpc.StatusCode.OK  # the leader ends the stream
+
+    # --- contact ----------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Ask again and again who leads: a leader that says nothing may be gone."""
+        while True:
+            await asyncio.sleep(self._beat_s)
+            addresses = [node.log_address for node in self.group.nodes]
+            term, leader_id = await who_leads(self._channels, addresses)
+            self._take_news(term, leader_id)
+            leader = next((node for node in self.group.nodes if node.node_id == leader_id), None)
+            ours = self._answered and leader is not None and leader.log_address == self._address
+            now = time.monotonic()
+            if term and (ours or (not leader_id and self._in_contact)):
+                self._heard()
+            elif self._in_contact and now - self._heard_at > self._session_s:
+                self._in_contact = False
+                self._on_contact(False)
+            if self._call is not None and not self._answered and now - self._opened_at > self._session_s:
+                logger.info("membership is not answered address=%s", self._address)
+                self._end_stream()
+
+    def _heard(self) -> None:
+        self._heard_at = time.monotonic()
+        if not self._in_contact:
+            self._in_contact = True
+            self._on_contact(True)
+
+    def _take_news(self, term: int, leader_id: str) -> None:
+        """Somebody says who leads: a stream to another node is closed, its answers will not come."""
+        leader = next((node for node in self.group.nodes if node.node_id == leader_id), None)
+        if leader is None or term < self._told[0] or (term, leader_id) == self._told:
+            return
+        self._told = (term, leader_id)
+        self._search.hint(leader.log_address)
+        self._news.set()
+        self._on_leader(term, leader.log_address)
+        if self._call is not None and leader.log_address != self._address:
+            logger.info("leader moved group=%s term=%d leader=%s", self.group.name, term, leader_id)
+            self._end_stream()

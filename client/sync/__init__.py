@@ -1,0 +1,386 @@
+"""Producer and consumers without asyncio: each runs its asyncio twin on a loop in a background thread.
+
+    with Producer("127.0.0.1:9876") as producer:
+        producer.send("orders", b"hi")
+
+    for message in Consumer("127.0.0.1:9876", group="billing", topic="orders"):
+        print(message.body)
+        message.ack()
+
+    with PushConsumer("127.0.0.1:9876", group="billing", listener=bill) as consumer:
+        consumer.subscribe("orders")
+        consumer.run()
+
+Safe to use from several threads; what belongs to all of them stands in loop_thread.py. `SimpleConsumer`, `PullConsumer`,
+`PushConsumer`, `Admin` and `GroupAdmin` are in files of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+from ..cluster import grpc_loading  # noqa: F401  # first
+
+# isort: split
+from ..admin.admin import Admin as AsyncAdmin
+from ..arguments import a_flag, an_iterable, check_count, check_lease, check_name, check_start, check_wait
+from ..consume.simple_consumer import INVISIBLE_MS, RECEIVE_BATCH
+from ..consume.simple_consumer import SimpleConsumer as AsyncSimpleConsumer
+from ..errors import ClosedError, GroupNotFoundError, LedgerMQError
+from ..message import LeasedMessage, Message, SendReceipt
+from ..produce.early_message import message_of
+from ..produce.producer import Producer as AsyncProducer
+from ..produce.queue_selection import MessageSelector, selection_of
+from ..produce.statistics import GroupStatistics, ProducerStatistics
+from .admin import Admin
+from .group_admin import GroupAdmin
+from .handover import Handover
+from .loop_thread import Closing
+from .pull_consumer import PullConsumer
+from .push_consumer import PushConsumer
+from .simple_consumer import SimpleConsumer
+
+__all__ = [
+    "Admin",
+    "Consumer",
+    "GroupAdmin",
+    "Producer",
+    "PullConsumer",
+    "PushConsumer",
+    "ReceivedMessage",
+    "SimpleConsumer",
+]
+
+logger = logging.getLogger(__name__)
+_COMES_AGAIN: Final = "an acknowledgement failed, its message comes again: %s"
+
+
+class Producer(Closing):
+    """Sends messages and waits for each; `send_batch` sends many at once, `send_async` and `send_oneway` do not wait."""
+
+    def __init__(self, nameservers: str | Sequence[str] = "127.0.0.1:9876", **options: Any) -> None:
+        """`options` are those of the asyncio Producer."""
+        super().__init__()
+        self._producer = self._build(lambda: AsyncProducer(nameservers, **options))
+        self._handover = Handover(self._producer, self._thread.post, self._producer.max_pending_bytes)
+
+    def send(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str = "",
+        selector: MessageSelector | None = None,
+        argument: object = None,
+    ) -> SendReceipt:
+        """Send one message and wait until it is committed. Raises: as the asyncio Producer's `send`."""
+        self._check_waits()
+        return self._thread.call(
+            self._producer.send(
+                topic,
+                body,
+                tag=tag,
+                keys=keys,
+                properties=properties,
+                message_group=message_group,
+                selector=selector,
+                argument=argument,
+            )
+        )
+
+    def send_batch(self, messages: Iterable[Message]) -> list[SendReceipt]:
+        """Send many messages and wait for all of them. Raises: for the first one that failed."""
+        self._check_waits()
+        an_iterable("messages", messages)
+        return self._thread.call(self._producer.send_batch(list(messages)))
+
+    def send_async(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str = "",
+        selector: MessageSelector | None = None,
+        argument: object = None,
+    ) -> Future[SendReceipt]:
+        """Queue one message and return a future of its receipt; `result()` raises what `send` would.
+
+        Messages of one thread go in order. A callback (`add_done_callback`) runs in the producer's thread: it must be short,
+        and must not wait. Raises: BufferFullError (call `ready()`), UsageError.
+        """
+        self._check_open()
+        message = message_of(topic, body, tag, keys, properties, message_group)
+        return self._handover.put(message, selection_of(selector, argument))
+
+    def send_oneway(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str = "",
+        selector: MessageSelector | None = None,
+        argument: object = None,
+    ) -> bool:
+        """Queue one message without asking what becomes of it; return False when it was dropped, because there is no room.
+
+        It is sent, and sent again, like any other. What is lost is counted (`statistics`) and logged. Raises: UsageError.
+        """
+        return self._producer.one_way.send(
+            lambda: self.send_async(
+                topic,
+                body,
+                tag=tag,
+                keys=keys,
+                properties=properties,
+                message_group=message_group,
+                selector=selector,
+                argument=argument,
+            )
+        )
+
+    def ready(self) -> None:
+        """Wait until there is room for another `send_async`. Raises: ClosedError (closed meanwhile)."""
+        self._check_waits()
+        self._handover.wait_for_room()
+
+    @property
+    def timeout_ms(self) -> int:
+        """The deadline of a message, with all its retries."""
+        return self._producer.timeout_ms
+
+    @timeout_ms.setter
+    def timeout_ms(self, timeout_ms: int) -> None:
+        check_count("timeout_ms", timeout_ms)
+        self._producer.timeout_ms = timeout_ms
+
+    def flush(self) -> None:
+        """Wait until every message so far is acknowledged or has failed."""
+        self._check_waits()
+
+        async def flushed() -> None:
+            await self._handover.flush()
+            await self._producer.flush()
+
+        self._thread.call(flushed())
+
+    def statistics(self) -> ProducerStatistics:
+        """Return what this producer has done so far."""
+        return self._producer.statistics()
+
+    def group_statistics(self) -> dict[str, GroupStatistics]:
+        """Return what this producer has done in each broker group that it sends to, and how it sees it now."""
+
+        async def found() -> dict[str, GroupStatistics]:
+            return self._producer.group_statistics()
+
+        return self._thread.call(found())
+
+    def close(self) -> None:
+        """Wait for what is open (until its deadlines), then close every connection. May be called twice."""
+        if self._closed:
+            return
+        self._thread.check_outside()
+        try:
+            super().close()
+        finally:
+            self._handover.abandon()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("producer")
+
+    def _check_waits(self) -> None:
+        self._check_open()
+        self._thread.check_outside()
+
+    async def _finish(self) -> None:
+        await self._handover.flush()
+        await self._producer.close()
+
+
+class ReceivedMessage:
+    """A message of a synchronous Consumer. Attributes are those of LeasedMessage."""
+
+    __slots__ = ("_consumer", "_message")
+
+    def __init__(self, message: LeasedMessage, consumer: Consumer) -> None:
+        self._message = message
+        self._consumer = consumer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+    def __repr__(self) -> str:
+        return repr(self._message)
+
+    @property
+    def body(self) -> bytes:
+        return self._message.body
+
+    def ack(self) -> None:
+        """The message is done. Sent in the background, together with others.
+
+        When nobody takes it in time, since a broker group is down, that is logged as a warning, and the message comes again,
+        here or at another consumer. Any other failure is raised by a later step of the loop, its last one at the latest.
+        close() (or the end of the program) waits for what is still out and logs a failure.
+        """
+        self._consumer._ack(self._message)
+
+    def nack(self, delay_ms: int = 0) -> None:
+        """Give the message back: it is delivered again after `delay_ms`. Raises: UsageError."""
+        check_lease("delay_ms", delay_ms, least=0)
+        self._consumer._give_back(self._message, delay_ms)
+
+
+class Consumer(Closing):
+    """Iterates over the messages of a topic, shared with all other consumers of the group.
+
+    The group is created when it does not exist (it starts at `start`: "earliest", "latest" or ms since the epoch, as text).
+    """
+
+    def __init__(
+        self,
+        nameservers: str | Sequence[str] = "127.0.0.1:9876",
+        *,
+        group: str,
+        topic: str,
+        expression: str = "*",
+        start: str = "earliest",
+        invisible_ms: int = INVISIBLE_MS,
+        timeout_ms: int | None = None,
+        trace: bool = False,
+    ) -> None:
+        """`timeout_ms`: the loop ends when no message comes for that long; None waits without end. `trace`: as SimpleConsumer.
+
+        Raises: TopicNotFoundError, NameserversDownError, UsageError.
+        """
+        check_name("group", group)
+        check_start(start)
+        check_wait(timeout_ms)
+        a_flag("trace", trace)
+        super().__init__()
+        self._nameservers = nameservers
+        self._group, self._topic, self._start = group, topic, start
+        self._timeout_ms = timeout_ms
+        self._ready: deque[LeasedMessage] = deque()
+        self._failure: BaseException | None = None
+        self._acks: set[Future[None]] = set()
+        self._consumer = self._build(
+            lambda: AsyncSimpleConsumer(nameservers, group=group, invisible_ms=invisible_ms, trace=trace)
+        )
+        try:
+            self._thread.call(self._consumer.subscribe(topic, expression))
+        except BaseException:
+            self.close()
+            raise
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        while not self._closed:
+            self._raise_failure()
+            message = self._next_ready()
+            if message is not None:
+                yield ReceivedMessage(message, self)
+                continue
+            try:
+                messages = self._thread.call(self._receive(RECEIVE_BATCH, self._timeout_ms))
+            except ClosedError:
+                return  # closed by another thread
+            if not messages:
+                concurrent.futures.wait(list(self._acks))
+                self._raise_failure()
+                return
+            self._ready.extend(messages)
+
+    def _next_ready(self) -> LeasedMessage | None:
+        """Take the next message that has come and was not handed out; another thread may be faster."""
+        try:
+            return self._ready.popleft()
+        except IndexError:
+            return None
+
+    def receive(
+        self, max_messages: int = RECEIVE_BATCH, timeout_ms: int | None = None
+    ) -> list[ReceivedMessage]:
+        """Return up to `max_messages`; empty when none came within `timeout_ms` (None: waits without end).
+
+        Messages that a loop over the consumer fetched and left come first. Raises: as SimpleConsumer.receive, and a
+        failure of an earlier ack().
+        """
+        check_count("max_messages", max_messages)
+        check_wait(timeout_ms)
+        if self._closed:
+            raise ClosedError("consumer")
+        self._raise_failure()
+        ready: list[ReceivedMessage] = []
+        while len(ready) < max_messages and (message := self._next_ready()) is not None:
+            ready.append(ReceivedMessage(message, self))
+        if ready:
+            return ready
+        found = self._thread.call(self._receive(max_messages, timeout_ms))
+        return [ReceivedMessage(message, self) for message in found]
+
+    async def _receive(self, max_messages: int, timeout_ms: int | None) -> list[LeasedMessage]:
+        try:
+            return await self._consumer.receive(max_messages, timeout_ms=timeout_ms)
+        except GroupNotFoundError:
+            async with AsyncAdmin(self._nameservers) as admin:
+                await admin.create_group(self._group, start=self._start, if_not_exists=True)
+            return await self._consumer.receive(max_messages, timeout_ms=timeout_ms)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _ack(self, message: LeasedMessage) -> None:
+        self._in_background(lambda: self._consumer.ack(message))
+
+    def _give_back(self, message: LeasedMessage, delay_ms: int) -> None:
+        self._in_background(lambda: self._consumer.change_invisible(message, delay_ms))
+
+    def _in_background(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def work() -> None:
+            try:
+                await call()
+            except Exception as error:  # a defect, too, must reach the caller
+                if isinstance(error, LedgerMQError) and error.retryable:
+                    # Nobody answers for the message now: the loop goes on with those of others
+                    logger.warning(_COMES_AGAIN, error)
+                    return
+                self._failure = error
+                raise
+
+        if self._closed:
+            raise ClosedError("consumer")
+        future = self._thread.submit(work())
+        self._acks.add(future)
+        future.add_done_callback(self._acks.discard)
+
+    async def _finish(self) -> None:
+        await asyncio.gather(
+            *(asyncio.wrap_future(each) for each in list(self._acks)), return_exceptions=True
+        )
+        for message in self._ready:  # leased, never handed out: others need not wait for the lease to end
+            try:
+                await self._consumer.change_invisible(message, 0)
+            except LedgerMQError:
+                break  # the lease ends by itself
+        self._ready.clear()
+        await self._consumer.close()
+        if self._failure is not None:
+            logger.warning(_COMES_AGAIN, self._failure)

@@ -1,0 +1,178 @@
+"""The admin client without asyncio.
+
+    with Admin("127.0.0.1:9876") as admin:
+        admin.create_topic("orders", 8)
+        for message in admin.query_messages("orders", key="4711").messages:
+            print(message.message_id, message.body)
+
+Owns: nothing but the way to its asyncio twin, whose methods it has, with the same words and errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ledgermq.proto import admin_pb2 as pb
+from ledgermq.proto.log_pb2 import QueueOffset
+from ledgermq.proto.route_pb2 import TopicInfo
+
+from ..admin.admin import Admin as AsyncAdmin
+from ..admin.message_query import DEFAULT_LIMIT, FoundMessages
+from ..cluster.every_group import Silent
+from ..cluster.topic_route import BrokerGroup, Node
+from ..message import MessageQueue
+from .loop_thread import Closing
+
+
+class Admin(Closing):
+    """Administers one cluster; for what a method does see the asyncio Admin."""
+
+    def __init__(self, nameservers: str | Sequence[str] = "127.0.0.1:9876", **options: Any) -> None:
+        """`options` are those of the asyncio Admin."""
+        super().__init__()
+        self._admin = self._build(lambda: self._make(nameservers, **options))
+
+    def _make(self, nameservers: str | Sequence[str], **options: Any) -> AsyncAdmin:
+        return AsyncAdmin(nameservers, **options)
+
+    def groups(self) -> list[BrokerGroup]:
+        """Return all broker groups of the cluster with their nodes."""
+        return self._thread.call(self._admin.groups())
+
+    def gone_groups(self) -> list[str]:
+        """Return the names of the broker groups that no node of is up, and that were not removed."""
+        return self._thread.call(self._admin.gone_groups())
+
+    # --- topics -----------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        topic: str,
+        queues: int = 0,
+        *,
+        message_type: str = "normal",
+        if_not_exists: bool = False,
+        retention_ms: int = 0,
+        keep_unread: bool = False,
+    ) -> int:
+        """Create a topic in every broker group; return its number of queues over all of them."""
+        return self._thread.call(
+            self._admin.create_topic(
+                topic,
+                queues,
+                message_type=message_type,
+                if_not_exists=if_not_exists,
+                retention_ms=retention_ms,
+                keep_unread=keep_unread,
+            )
+        )
+
+    def update_topic(
+        self, topic: str, *, retention_ms: int | None = None, keep_unread: bool | None = None
+    ) -> None:
+        """Change how long messages of a topic are shown, or whether retention leaves unread ones."""
+        self._thread.call(self._admin.update_topic(topic, retention_ms=retention_ms, keep_unread=keep_unread))
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with its messages."""
+        self._thread.call(self._admin.delete_topic(topic))
+
+    def topics(self, *, silent: Silent | None = None) -> list[TopicInfo]:
+        """Return every topic once, sorted by name."""
+        return self._thread.call(self._admin.topics(silent=silent))
+
+    def describe_topic(
+        self, topic: str, *, silent: Silent | None = None
+    ) -> tuple[TopicInfo, list[tuple[MessageQueue, QueueOffset]]]:
+        """Return the topic and the offsets of its queues in every group."""
+        return self._thread.call(self._admin.describe_topic(topic, silent=silent))
+
+    def topic_losses(self, topic: str, *, silent: Silent | None = None) -> list[tuple[str, pb.TopicProgress]]:
+        """Return (broker group, consumer group) of those that lost messages of a topic, or have some parked."""
+        return self._thread.call(self._admin.topic_losses(topic, silent=silent))
+
+    # --- messages ---------------------------------------------------------------------------------------------
+
+    def find_message(self, message_id: str, *, topic: str = "") -> FoundMessages:
+        """Return the message with that id from every broker group."""
+        return self._thread.call(self._admin.find_message(message_id, topic=topic))
+
+    def query_messages(
+        self, topic: str, *, key: str = "", begin_ms: int = 0, end_ms: int = 0, limit: int = DEFAULT_LIMIT
+    ) -> FoundMessages:
+        """Return the newest messages of a topic: those with a key when one is given, or of a time."""
+        return self._thread.call(
+            self._admin.query_messages(topic, key=key, begin_ms=begin_ms, end_ms=end_ms, limit=limit)
+        )
+
+    # --- consumer groups --------------------------------------------------------------------------------------
+
+    def create_group(
+        self,
+        name: str,
+        *,
+        start: str = "earliest",
+        max_attempts: int = 0,
+        fifo: bool = False,
+        if_not_exists: bool = False,
+    ) -> None:
+        """Create a consumer group."""
+        self._thread.call(
+            self._admin.create_group(
+                name, start=start, max_attempts=max_attempts, fifo=fifo, if_not_exists=if_not_exists
+            )
+        )
+
+    def delete_group(self, name: str) -> None:
+        """Delete a consumer group with its offsets."""
+        self._thread.call(self._admin.delete_group(name))
+
+    def consumer_groups(self, *, silent: Silent | None = None) -> list[pb.ConsumerGroupInfo]:
+        """Return every consumer group once, sorted by name."""
+        return self._thread.call(self._admin.consumer_groups(silent=silent))
+
+    def describe_group(
+        self, name: str, topic: str = "", *, silent: Silent | None = None
+    ) -> tuple[pb.ConsumerGroupInfo, list[tuple[str, pb.GroupQueueProgress]]]:
+        """Return the group and (broker group, progress) of every queue that it has consumed."""
+        return self._thread.call(self._admin.describe_group(name, topic, silent=silent))
+
+    def group_members(self, name: str, *, silent: Silent | None = None) -> list[tuple[str, pb.GroupMember]]:
+        """Return (broker group, member) of a group whose members own its queues."""
+        return self._thread.call(self._admin.group_members(name, silent=silent))
+
+    def deliveries(
+        self, name: str, topic: str = "", *, max_parked: int = 0, silent: Silent | None = None
+    ) -> list[tuple[str, pb.GetDeliveriesResponse]]:
+        """Return (broker group, who holds leases and what is parked) of a consumer group."""
+        return self._thread.call(self._admin.deliveries(name, topic, max_parked=max_parked, silent=silent))
+
+    def release_parked(self, name: str, topic: str = "", *, message_id: str = "") -> int:
+        """Deliver parked messages of a consumer group again; return how many."""
+        return self._thread.call(self._admin.release_parked(name, topic, message_id=message_id))
+
+    def reset_offsets(self, group: str, topic: str, to: str) -> None:
+        """Move a group to "earliest", "latest", or a time in ms since the epoch."""
+        self._thread.call(self._admin.reset_offsets(group, topic, to))
+
+    # --- nodes ------------------------------------------------------------------------------------------------
+
+    def status(self, node: Node | str, *, timeout_ms: int = 2000) -> pb.GetStatusResponse:
+        """Return what one node says of itself."""
+        return self._thread.call(self._admin.status(node, timeout_ms=timeout_ms))
+
+    def transfer_leadership(self, broker_group: str = "", to_node: str = "") -> str:
+        """Hand leadership of a group to a node; return the id of the new leader."""
+        return self._thread.call(self._admin.transfer_leadership(broker_group, to_node))
+
+    def clean(
+        self, *, dry_run: bool = False, older_than_ms: int = 0, even_unexpired: bool = False
+    ) -> list[tuple[str, pb.CleanResponse]]:
+        """Delete expired segments in every broker group; return (group, what was deleted)."""
+        return self._thread.call(
+            self._admin.clean(dry_run=dry_run, older_than_ms=older_than_ms, even_unexpired=even_unexpired)
+        )
+
+    async def _finish(self) -> None:
+        await self._admin.close()

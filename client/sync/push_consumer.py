@@ -1,0 +1,149 @@
+"""The push consumer without asyncio: its listener is an ordinary function, called from threads.
+
+Owns: the threads of listeners. What it is: `push_consumer`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final
+
+from ..arguments import a_function, checked, instance_of, none_or, whole
+from ..errors import ClosedError, UsageError
+from ..message import MessageQueue, MessageView
+from ..push.listener_calls import WrongListenerError
+from ..push.options import PushOptions, RetryLater
+from ..push.push_consumer import CLOSE_MS
+from ..push.push_consumer import PushConsumer as AsyncPushConsumer
+from ..push.statistics import ConsumerStatistics
+from .loop_thread import Closing
+
+_USE_ASYNCIO: Final = (
+    "Write def, or use PushConsumer of ledgermq.client, whose listeners are coroutine functions"
+)
+
+
+class PushConsumer(Closing):
+    """Calls a listener with messages, from threads: as many at once as `options.concurrency` says."""
+
+    def __init__(
+        self,
+        nameservers: str | Sequence[str] = "127.0.0.1:9876",
+        *,
+        group: str,
+        listener: Callable[[list[MessageView]], RetryLater | None],
+        on_exhausted: Callable[[MessageView, Exception | None], None] | None = None,
+        options: PushOptions | None = None,
+        **others: Any,
+    ) -> None:
+        """`others` are those of the asyncio PushConsumer. `listener` and `on_exhausted` are ordinary functions."""
+        given = {"listener": listener} | ({} if on_exhausted is None else {"on_exhausted": on_exhausted})
+        for name, function in given.items():
+            a_function(name, function)
+            if inspect.iscoroutinefunction(function):
+                raise UsageError(
+                    f"{function!r} is a coroutine function", "Threads cannot await", _USE_ASYNCIO
+                )
+        none_or(instance_of(PushOptions, "PushOptions"))("options", options)
+        options = options or PushOptions()
+        super().__init__()
+        self._calling = threading.local()  # `now`: this thread runs a listener or the hook
+        self._closing_lock = threading.Lock()
+        self._closer: threading.Thread | None = None
+        self._close_ms: int | None = None
+        self._listeners = ThreadPoolExecutor(options.concurrency, thread_name_prefix="ledgermq-listener")
+
+        async def call(messages: list[MessageView]) -> Any:
+            return await self._in_thread(listener, messages)
+
+        async def give_up(message: MessageView, error: Exception | None) -> Any:
+            assert on_exhausted is not None, "only given when there is one"
+            return await self._in_thread(on_exhausted, message, error)
+
+        def build() -> AsyncPushConsumer:
+            hook = give_up if on_exhausted is not None else None
+            return AsyncPushConsumer(
+                nameservers, group=group, listener=call, on_exhausted=hook, options=options, **others
+            )
+
+        self._consumer = self._build(build)
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        call = partial(self._run, function, *arguments)
+        return await self._thread.loop.run_in_executor(self._listeners, call)
+
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a user's function, in a thread. Raises: what it raises, as far as the event loop stands that."""
+        self._calling.now = True
+        try:
+            return function(*arguments)
+        except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+            what = f"the listener or hook raised {error!r}"
+            why = "In a thread that ends nothing. The consumer stops, nothing of this call counts as done"
+            raise WrongListenerError(what, why, "Call the consumer's close() to end it") from error
+        except StopIteration as error:  # a future takes none
+            raise RuntimeError("StopIteration") from error
+        finally:
+            self._calling.now = False
+
+    @checked(timeout_ms=whole(0))
+    def close(self, timeout_ms: int = CLOSE_MS) -> None:
+        """Let running listeners finish, store the final offsets, leave the group, close every connection.
+
+        Listeners that take longer than `timeout_ms` are not waited for; their messages come again. A listener may call this: then
+        it returns at once, and the consumer is closed when the listener has returned. The first call says how long.
+        """
+        if self._close_ms is None:
+            self._close_ms = timeout_ms
+        if getattr(self._calling, "now", False):
+            with self._closing_lock:
+                if self._closer is None:
+                    self._closer = threading.Thread(target=super().close, name="ledgermq-close")
+                    self._closer.start()
+            return
+        if self._closer is not None:
+            self._closer.join()
+        super().close()
+
+    def subscribe(self, topic: str, expression: str = "*") -> None:
+        """Consume a topic. Raises: as the asyncio PushConsumer's `subscribe`."""
+        self._check_open()
+        self._thread.call(self._consumer.subscribe(topic, expression))
+
+    def run(self) -> None:
+        """Return when the consumer is closed: by another thread, a listener, or Ctrl-C in the main thread, which close()s it.
+
+        So Ctrl-C ends a program that waits here without a KeyboardInterrupt; a second one, while listeners finish, raises it.
+        Raises: UsageError (no subscription), what repeating cannot heal.
+        """
+        try:
+            self._check_open()
+            self._thread.call(self._consumer.run())
+        except KeyboardInterrupt:
+            self.close()
+
+    def statistics(self) -> ConsumerStatistics:
+        """Return figures of this moment."""
+        self._check_open()
+
+        async def read() -> ConsumerStatistics:
+            return self._consumer.statistics()
+
+        return self._thread.call(read())
+
+    def lag(self) -> dict[MessageQueue, int]:
+        """Ask the brokers how many messages of each queue are not finished."""
+        self._check_open()
+        return self._thread.call(self._consumer.lag())
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("consumer")
+
+    async def _finish(self) -> None:
+        await self._consumer.close(CLOSE_MS if self._close_ms is None else self._close_ms)
+        self._listeners.shutdown(wait=False)

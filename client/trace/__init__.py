@@ -1,0 +1,6 @@
+"""Message traces: what producers and consumers tell, and its format (A5.12).
+
+Owns the tracer, which never holds up who is traced. Must not: need a trace topic to be there.
+
+Begin with `tracer.py`. Then: `events.py`.
+"""
