@@ -26,9 +26,9 @@ from ledgermq.client.admin.admin import Admin
 from ledgermq.client.bench.document import machine, versions
 from ledgermq.client.bench.workloads import Settings, Workloads
 from ledgermq.client.cli.text_table import text_table
+from ledgermq.client.event_loop import new_event_loop
 from ledgermq.client.local.cluster import LocalCluster
 from ledgermq.client.local.processes import signals_as_interrupt
-from ledgermq.client.sync.event_loop import new_event_loop
 
 from . import echo
 from .disk import append_and_flush

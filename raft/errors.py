@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .log.repair_note import Damage
+    from .damage import Damage
 
 
 class RaftError(Exception):

@@ -14,11 +14,10 @@ from ..refusals import RefusedError
 from ..service import features
 from ..service.context import NodeContext
 from ..service.meant_group import check_id, check_names
+from ..state.backlog import missed, progress
 from ..state.commands import BrokerGroupMode, SetBrokerGroupMode
-from ..state.effects import ModeResult
+from ..state.effects import ModeResult, TopicProgress
 from ..state.machine import BrokerState
-from ..state.progress_report import TopicProgress, progress
-from ..state.removal import missed
 from ..wire.validation import group_problem
 
 _NAMED_MAX: Final = 5  # of what is not consumed; the rest is counted

@@ -10,9 +10,9 @@ from collections import Counter
 from ledgermq.proto import admin_pb2, log_pb2
 
 from ..service.context import NodeContext
+from ..state.backlog import progress
 from ..state.consumer_groups import ConsumerGroup
 from ..state.memberships import GroupMembership
-from ..state.progress_report import progress
 from ..state.topics import Topic
 from .broker_group_view import topic_info
 from .changes import known_group, known_topic

@@ -14,8 +14,8 @@ from typing import Final
 
 from ledgermq.proto.log_pb2 import FetchRequest
 
+from ..state.backlog import consumers_by_topic
 from ..state.machine import BrokerState
-from ..state.progress_report import consumers_by_topic
 
 _MOST_POSITIONS: Final = 20_000  # that are looked at for one question; the streams behind them are left out
 

@@ -13,8 +13,8 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..state.backlog import progress
 from ..state.machine import BrokerState
-from ..state.progress_report import progress
 
 #: Pairs of consumer group and topic with a line of their own.
 MAX_PAIRS: Final = 500

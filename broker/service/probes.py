@@ -8,7 +8,7 @@ it first heard of one. healthy: ready, and messages are taken. Every answer says
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -19,10 +19,13 @@ from ..ports.http import TEXT, Answer, HttpServer, Routes
 from .context import NodeContext
 from .lag_metrics import LagMetrics
 
-if TYPE_CHECKING:
-    from ..node import BrokerNode
-
 _Reading = tuple[str, str, Callable[[], float]]  # name, help, where the value is
+
+
+class Probed(Protocol):
+    """A node: its answers."""
+
+    def routes(self) -> Routes: ...
 
 
 def starting(doing: str, metrics: Metrics | None = None) -> Routes:
@@ -44,7 +47,7 @@ class ProcessProbes:
 
     def __init__(self) -> None:
         self.doing = "opens its data folder"  # while there is no node
-        self.node: BrokerNode | None = None
+        self.node: Probed | None = None
         self.http = HttpServer(lambda: self.node.routes() if self.node is not None else starting(self.doing))
 
 

@@ -314,7 +314,7 @@ class FeatureLevel:
 class SetBrokerGroupMode:
     """Drain this broker group, take it back, or remove it. Result: ModeResult.
 
-    `if_consumed`: only when it takes no messages at that moment, and no consumer group misses one that it holds (removal.py).
+    `if_consumed`: only when it takes no messages at that moment, and no consumer group misses one that it holds (backlog.py).
     `consumers`: (consumer group, topic) that count besides those that came here: they consume the topic in other broker groups.
     """
 

@@ -9,7 +9,6 @@ Owns: nothing; plain values.   Must not: hold payload views (they end with `appl
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,8 +18,18 @@ from .commands import BrokerGroupMode, LogStart
 from .consumer_groups import ConsumerGroup
 from .topics import Topic
 
-if TYPE_CHECKING:
-    from .progress_report import TopicProgress
+
+@dataclass(frozen=True, slots=True)
+class TopicProgress:
+    """A consumer group in a topic; `group` "": nobody has consumed from it, and `behind` is all that it holds."""
+
+    group: str
+    topic: str
+    queues: int = 0  # with messages that are not finished
+    behind: int = 0
+    leased: int = 0
+    lost: int = 0
+    parked: int = 0  # not behind: it gets them no more until they are released
 
 
 @value

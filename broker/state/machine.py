@@ -26,6 +26,7 @@ from ledgermq.proto.record import (
 
 from ..errors import DivergedError
 from . import commands as c
+from .backlog import missed
 from .codecs import decode
 from .consume_queue import ColdRead, ConsumeQueue, ConsumeQueues, QueueKey, record_starts, units_of
 from .consumer_groups import GroupTable
@@ -42,7 +43,6 @@ from .effects import (
     TopicResult,
 )
 from .memberships import MembershipTable
-from .removal import missed
 from .topics import Topic, TopicTable
 
 _FLAGS_WORD: Final = 1  # 8-byte words of a record's header: flags are the low half of the second

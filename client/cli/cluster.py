@@ -24,7 +24,6 @@ from ledgermq.proto.grpc_answers import decoded
 from ..admin import status_report
 from ..admin.cluster_status import collect, groups_asked
 from ..admin.status_report import GroupReport, Verdict
-from ..cluster.routes import check_address
 from ..durations import duration, parse_duration
 from ..errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
 from . import broker_groups as cli_broker_groups
@@ -32,12 +31,14 @@ from .output import (
     DEFAULT_NAMESERVER,
     JsonOption,
     NameserverOption,
+    NodeOption,
     out,
     print_done,
     print_error,
     print_json,
     run,
 )
+from .promote import promote
 from .recover import recover
 from .text_table import text_table
 
@@ -50,23 +51,6 @@ _COLOURS = {
 }
 
 
-def _checked(nodes: list[str] | None) -> list[str] | None:
-    """Raises: InvalidAddressError."""
-    for address in nodes or []:
-        check_address(address, "the address of a node's log port", 8082)
-    return nodes
-
-
-NodeOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--node",
-        callback=_checked,
-        help="host:port of a node's log port (8082); repeatable. No nameserver is asked.",
-    ),
-]
-
-
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
     cluster = typer.Typer(help="Look at a cluster and its leaders.", no_args_is_help=True)
@@ -75,8 +59,6 @@ def register(app: typer.Typer) -> None:
     cluster.command("transfer")(transfer)
     cluster.command("recover")(recover)
     cli_broker_groups.add_to(cluster)
-    from .promote import promote  # it asks the nodes by what is here
-
     cluster.command("promote")(promote)
     app.add_typer(cluster, name="cluster")
 

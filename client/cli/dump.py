@@ -25,8 +25,17 @@ from ..admin.status_report import size
 from ..errors import LedgerMQError, MissingExtraError, UsageError
 from ..local.cluster import require_server
 from ..local.processes import run_to_end
-from .cluster import NodeOption
-from .output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, print_error, print_json, run
+from .output import (
+    DEFAULT_NAMESERVER,
+    JsonOption,
+    NameserverOption,
+    NodeOption,
+    err,
+    out,
+    print_error,
+    print_json,
+    run,
+)
 
 _CHECK_MODULES = ("pyspark", "pyarrow", "pandas")
 

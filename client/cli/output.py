@@ -19,9 +19,10 @@ from rich.markup import escape
 from ledgermq.proto.foreign_text import safe_json, safe_lines, safe_text
 
 from ..cluster.every_group import Silent, why_missing
+from ..cluster.routes import check_address
 from ..errors import UsageError
+from ..event_loop import new_event_loop
 from ..interrupts import without_interrupt
-from ..sync.event_loop import new_event_loop
 from .text_table import text_table
 
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
@@ -39,6 +40,23 @@ NameserverOption = Annotated[
 ]
 BrokerGroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the broker group.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
+
+
+def _log_addresses(nodes: list[str] | None) -> list[str] | None:
+    """Raises: InvalidAddressError."""
+    for address in nodes or []:
+        check_address(address, "the address of a node's log port", 8082)
+    return nodes
+
+
+NodeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--node",
+        callback=_log_addresses,
+        help="host:port of a node's log port (8082); repeatable. No nameserver is asked.",
+    ),
+]
 
 
 class _SafeConsole(Console):

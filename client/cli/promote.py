@@ -26,8 +26,7 @@ from ..admin.status_verdict import LogEnd, log_end
 from ..cluster.channels import Channels
 from ..durations import duration
 from ..errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
-from .cluster import NodeOption
-from .output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, print_done, run
+from .output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, NodeOption, err, out, print_done, run
 
 _WAIT_SECONDS = 120.0
 _POLL_SECONDS = 0.25

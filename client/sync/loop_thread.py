@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from ..errors import ClosedError, UsageError
-from .event_loop import new_event_loop
+from ..event_loop import new_event_loop
 
 T = TypeVar("T")
 #: How long the interpreter may overlook a signal while a thread waits, s.

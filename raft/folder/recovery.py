@@ -31,12 +31,12 @@ from typing import Final
 from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, decode_header, verify_entry
 from ledgermq.proto.errors import LayoutError, NewerFormatError
 
+from ..damage import Before, Damage, RepairNote
 from ..disk.files import File, FileSystem
 from ..errors import DamagedLogError, NewerFolderError
 from ..log.entry_index import index_path, read_index
 from ..log.hard_state import DurableState
 from ..log.identity import Manifest
-from ..log.repair_note import Damage, RepairNote
 from ..log.segment import (
     PREPARING,
     TRAILER_SIZE,
@@ -49,7 +49,7 @@ from ..log.segment import (
     segment_start,
 )
 from ..log.segment_keeper import LogFolders
-from ..log.segment_scan import Before, SegmentScan, find_valid_entry, last_nonzero, scan_segment
+from ..log.segment_scan import SegmentScan, find_valid_entry, last_nonzero, scan_segment
 from ..log.writer import zero_tail
 from ..status import StartStep
 from ..types import LogIndex, Term

@@ -17,6 +17,7 @@ from typing import Final
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 
 from ..core.reign import Claim, Reign
+from ..damage import Before, RepairNote
 from ..disk.files import FileSystem, Lock, LockedError, is_full
 from ..errors import DamagedFolderError, LockedFolderError, NewerFolderError, StorageError
 from ..log.commit_log import CommitLog
@@ -37,11 +38,10 @@ from ..log.identity import (
     write_manifest,
 )
 from ..log.open_files import LogFiles
-from ..log.repair_note import RepairNote, read_note_of, write_note
+from ..log.repair_note import read_note_of, write_note
 from ..log.rewrite import renew_identity
 from ..log.segment import create_segment, segment_start
 from ..log.segment_keeper import LogFolders, SegmentKeeper, make_ballast
-from ..log.segment_scan import Before
 from ..log.writer import LogWriter, PersistOp, Position
 from ..status import StartStep
 from ..types import HardState, LogIndex, NodeId, Term

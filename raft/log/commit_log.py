@@ -25,6 +25,7 @@ from ledgermq.proto.entry import (
     entry_size,
 )
 
+from ..damage import Before
 from ..errors import DamagedLogError, EntryTooLargeError, InvalidWireError
 from ..types import HardState, LogIndex, Term
 from .contents import LogContents
@@ -33,7 +34,6 @@ from .open_files import LogFiles
 from .reads import Entries, LogReads, SegmentSketch
 from .segment import Segment, SegmentInfo, max_entry_size, place_entry, segment_start
 from .segment_keeper import LogFolders, SegmentKeeper, disk_full
-from .segment_scan import Before
 from .tail_cache import TailCache
 from .wire_batch import WireBatch, check_wire
 from .writer import Append, PersistOp, Truncate

@@ -17,6 +17,7 @@ from typing import TypeVar
 from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind, decode_header, verify_entry, walk_wire
 from ledgermq.proto.errors import LayoutError
 
+from ..damage import Before
 from ..errors import DamagedLogError, LogCompactedError, LogTruncatedError, StorageError
 from ..types import LogIndex, Term
 from .contents import LogContents
@@ -24,7 +25,6 @@ from .entry_index import index_path
 from .open_files import LogFiles
 from .segment import Segment, SegmentInfo, segment_path
 from .segment_keeper import LogFolders
-from .segment_scan import Before
 
 Entries = Sequence[tuple[EntryHeader, memoryview]]
 T = TypeVar("T")

@@ -11,58 +11,22 @@ state gave up the vote and named the cut.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 
+from ..damage import RepairNote
 from ..disk.checked_file import read_record, write_record
 from ..disk.files import FileSystem
 from ..errors import NewerFolderError
 
 if TYPE_CHECKING:
-    from .segment_scan import Before
+    pass
 
 NOTE_VERSION: Final = 1
 _KIND: Final = "repair"
-
-
-@dataclass(frozen=True, slots=True)
-class RepairNote:
-    """How far the log held valid entries, or promised some: physical offset, and index of the last one known."""
-
-    must_reach: int
-    reach_index: int
-    #: How far the log reached is not known: nobody can tell what was acknowledged behind the damage.
-    open_ended: bool
-    #: The incarnation under which the node comes back as a learner; 0: it keeps its vote.
-    rejoin_as: int = 0
-
-    def joined(self, other: RepairNote) -> RepairNote:
-        """Return what both of them ask for."""
-        return RepairNote(
-            max(self.must_reach, other.must_reach),
-            max(self.reach_index, other.reach_index),
-            self.open_ended or other.open_ended,
-            self.rejoin_as or other.rejoin_as,
-        )
-
-    def is_reached(self, offset: int, index: int) -> bool:
-        """Tell whether a log that ends at `offset` with entry `index` holds all that it must."""
-        return offset >= self.must_reach and index >= self.reach_index and not self.open_ended
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """Where a log stops being valid although it goes on, or went on."""
-
-    before: Before  # what the first missing entry must continue
-    offset: int  # physical offset where it must stand (a filler may come first)
-    note: RepairNote
-    #: The same places at the ends of the segments before, oldest first: to go back to when what stands in front of the
-    #: damage was never committed.
-    earlier: tuple[tuple[Before, int], ...] = ()
 
 
 def note_path(data_dir: Path) -> Path:

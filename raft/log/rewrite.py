@@ -28,6 +28,7 @@ from ledgermq.proto.entry import (
 )
 from ledgermq.proto.errors import LayoutError
 
+from ..damage import Before, Damage, RepairNote
 from ..disk.files import File, FileSystem, write_zeros
 from ..disk.page_writer import PAGE
 from ..errors import InvalidWireError, LogCompactedError, OtherHistoryError
@@ -35,10 +36,10 @@ from ..types import LogIndex, Term
 from .entry_index import index_path
 from .hard_state import HardStateFile
 from .identity import LEARNER_MARK, Identity, read_identity, read_manifest, write_identity
-from .repair_note import Damage, RepairNote, note_path, read_note, remove_note, write_note
+from .repair_note import note_path, read_note, remove_note, write_note
 from .segment import TRAILER_SIZE, create_segment, place_entry, read_marks, segment_path, segment_start
 from .segment_keeper import LogFolders
-from .segment_scan import Before, check_continues, read_around
+from .segment_scan import check_continues, read_around
 from .wire_batch import check_wire
 
 logger = logging.getLogger(__name__)

@@ -21,6 +21,7 @@ from ledgermq.proto.entry import (
 )
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 
+from ..damage import Before
 from ..disk.files import File
 from ..types import LogIndex, Term
 from .segment import Segment, max_entry_size
@@ -31,16 +32,6 @@ _MAGIC_BYTES: Final = MAGIC_WORD.to_bytes(4, "little")
 #: Comparing with zeros is twenty times as fast as stripping them, and the end of a log is mostly zeros.
 _PIECE: Final = 1 << 20
 _ZEROS: Final = bytes(_PIECE)
-
-
-@dataclass(frozen=True, slots=True)
-class Before:
-    """What the next entry must continue."""
-
-    index: LogIndex
-    term: Term
-    crc: int
-    timestamp: int
 
 
 @dataclass(frozen=True, slots=True)

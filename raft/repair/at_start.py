@@ -18,12 +18,13 @@ from functools import partial
 from ledgermq.proto import raft_pb2 as pb
 
 from ..config import RaftConfig
+from ..damage import RepairNote
 from ..disk.files import FileSystem
 from ..disk.threads import in_thread
 from ..errors import DamagedFolderError, DamagedLogError
 from ..folder.quarantine import is_asked, is_under_way
 from ..folder.storage import RaftStorage, lock_folder
-from ..log.repair_note import RepairNote, note_path
+from ..log.repair_note import note_path
 from ..log.rewrite import LogRepair, StoppedLog
 from ..log.segment_keeper import LogFolders
 from ..metrics import RaftMetrics

@@ -20,6 +20,7 @@ from typing import Final
 from ledgermq.proto.entry import HEADER_SIZE
 from ledgermq.proto.errors import LayoutError
 
+from ..damage import Before
 from ..disk.files import File, FileSystem, RealFile, write_zeros
 from ..disk.threads import in_thread
 from ..errors import DamagedLogError, StorageError, StorageFailedError, defect_text
@@ -28,7 +29,7 @@ from ..log.entry_index import read_index, write_index
 from ..log.reads import SegmentSketch
 from ..log.segment import segment_path
 from ..log.segment_keeper import LogFolders
-from ..log.segment_scan import Before, last_nonzero, scan_segment
+from ..log.segment_scan import last_nonzero, scan_segment
 from ..metrics import RaftMetrics
 from ..status import CheckCounts
 from ..types import LogIndex

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from ledgermq.proto import raft_pb2 as pb
 
 from ..config import RaftConfig
+from ..damage import Before
 from ..disk.files import FileSystem
 from ..disk.threads import in_thread
 from ..errors import (
@@ -32,7 +33,7 @@ from ..log.commit_log import CommitLog
 from ..log.rewrite import LogRepair
 from ..log.segment import segment_path, segment_start
 from ..log.segment_keeper import LogFolders
-from ..log.segment_scan import Before, scan_segment
+from ..log.segment_scan import scan_segment
 from ..metrics import RaftMetrics
 from ..status import CheckCounts
 from ..types import LogIndex

@@ -37,6 +37,7 @@ from ledgermq.proto.record import (
 from ledgermq.proto.varint import read_varint, varint
 from ledgermq.raft.core.messages import AppendEntries, Heartbeat, RequestVote
 from ledgermq.raft.core.reign import Reign
+from ledgermq.raft.damage import Before, RepairNote
 from ledgermq.raft.errors import DamagedFolderError, DamagedFrameError, InvalidWireError, NewerFolderError
 from ledgermq.raft.log.entry_index import decode_index, encode_index, read_index, read_index_nowait
 from ledgermq.raft.log.hard_state import DurableState, decode_state, encode_state
@@ -48,9 +49,9 @@ from ledgermq.raft.log.identity import (
     write_identity,
     write_manifest,
 )
-from ledgermq.raft.log.repair_note import RepairNote, read_note_of, write_note
+from ledgermq.raft.log.repair_note import read_note_of, write_note
 from ledgermq.raft.log.segment import FlushMark, Segment, encode_mark, read_marks
-from ledgermq.raft.log.segment_scan import Before, scan_segment
+from ledgermq.raft.log.segment_scan import scan_segment
 from ledgermq.raft.log.wire_batch import check_wire, last_index_of
 from ledgermq.raft.ports.tls_records import ClientRecords, NoHelloError
 from ledgermq.raft.transport.checked_frame import read_header

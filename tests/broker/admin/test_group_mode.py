@@ -19,6 +19,7 @@ from ledgermq.broker.leader.works import SentMessage
 from ledgermq.broker.official.send import _entry
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.service import features
+from ledgermq.broker.state.backlog import progress, unfinished
 from ledgermq.broker.state.commands import (
     LATEST,
     BrokerGroupMode,
@@ -30,9 +31,8 @@ from ledgermq.broker.state.commands import (
     SetPositions,
     position_rows,
 )
-from ledgermq.broker.state.effects import ModeResult
+from ledgermq.broker.state.effects import ModeResult, TopicProgress
 from ledgermq.broker.state.machine import BrokerState
-from ledgermq.broker.state.progress_report import TopicProgress, progress, unfinished
 from ledgermq.broker.state.topics import TRACE_TOPIC
 from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2

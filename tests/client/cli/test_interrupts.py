@@ -18,6 +18,7 @@ import typer.main
 from ledgermq import client
 from ledgermq.client.cli import output as cli_output
 from ledgermq.client.cli.command_line import COMMANDS, build_app, load
+from ledgermq.client.event_loop import new_event_loop
 from ledgermq.client.interrupts import (
     EXIT_INTERRUPTED,
     leave_on_interrupt,
@@ -25,7 +26,6 @@ from ledgermq.client.interrupts import (
     without_interrupt,
 )
 from ledgermq.client.local.processes import run_to_end
-from ledgermq.client.sync.event_loop import new_event_loop
 
 from ..fakes import FakeCluster
 from ..served import served

@@ -10,8 +10,9 @@ import random
 import pytest
 
 from ledgermq.proto.entry import EntryHeader, EntryKind, encode_entry
+from ledgermq.raft.damage import RepairNote
 from ledgermq.raft.errors import DamagedLogError
-from ledgermq.raft.log.repair_note import RepairNote, write_note
+from ledgermq.raft.log.repair_note import write_note
 from ledgermq.raft.log.segment import MARK_BLOCK, TRAILER_SIZE
 from ledgermq.raft.types import LogIndex
 from tests.power_cut import Keep

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from ledgermq.proto.entry import HEADER_SIZE
+from ledgermq.raft.damage import Before, RepairNote
 from ledgermq.raft.errors import DamagedLogError, InvalidWireError, LogCompactedError, OtherHistoryError
 from ledgermq.raft.folder.storage import open_storage
-from ledgermq.raft.log.repair_note import RepairNote, note_path, read_note
+from ledgermq.raft.log.repair_note import note_path, read_note
 from ledgermq.raft.log.rewrite import LogRepair, Progress, StoppedLog
 from ledgermq.raft.log.segment import TRAILER_SIZE
 from ledgermq.raft.log.segment_keeper import LogFolders
-from ledgermq.raft.log.segment_scan import Before
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.power_cut import Keep
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from ledgermq.proto.entry import MAGIC
+from ledgermq.raft.damage import Before
 from ledgermq.raft.disk.files import Buffer
 from ledgermq.raft.log.rewrite import LogRepair, Progress
 from ledgermq.raft.log.segment_keeper import LogFolders
-from ledgermq.raft.log.segment_scan import Before
 from ledgermq.raft.types import LogIndex, Term
 from tests.power_cut import Keep
 

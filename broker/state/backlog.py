@@ -1,43 +1,49 @@
-"""How far consumer groups are, topic by topic: what `ledgermq group lag` shows, and what a drain waits for.
+"""How far consumer groups are, topic by topic: what `ledgermq group lag` shows, what a drain waits for, what a removal would lose.
 
 A group that has a position in one queue of a topic, or a member that subscribes to it, consumes the topic: in its other
 queues it has everything before it, unless it begins at the latest message. Pure: reads the state, changes nothing.
 Owns: the counting.   Must not: decide whether what is left may be given up.
-What is counted belongs to the meaning of a published command (removal.py).
+
+`apply` of SetBrokerGroupMode version 2 decides by `missed`, on every node: what it says of a state, and so what `progress`
+counts, belongs to the meaning of a published command. Another rule needs another version. (Parked messages count since there
+are some: a build that knows none of them cannot have the state in which they are.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from .commands import LATEST
+from .consume_queue import ConsumeQueue
+from .consumer_groups import ConsumerGroup, GroupTable
+from .consumption import ConsumptionKey, ConsumptionTable
+from .effects import TopicProgress
+from .leases import Consumption
+from .memberships import MembershipTable
+from .topics import TRACE_TOPIC, Topic, TopicTable
 
-if TYPE_CHECKING:  # the state itself asks (removal.py)
-    from .consume_queue import ConsumeQueue
-    from .consumer_groups import ConsumerGroup
-    from .consumption import ConsumptionKey
-    from .leases import Consumption
-    from .machine import BrokerState
-    from .topics import Topic
 
+class Consumed(Protocol):
+    """What is asked of a BrokerState."""
 
-@dataclass(frozen=True, slots=True)
-class TopicProgress:
-    """A consumer group in a topic; `group` "": nobody has consumed from it, and `behind` is all that it holds."""
+    @property
+    def topics(self) -> TopicTable: ...
 
-    group: str
-    topic: str
-    queues: int = 0  # with messages that are not finished
-    behind: int = 0
-    leased: int = 0
-    lost: int = 0
-    parked: int = 0  # not behind: it gets them no more until they are released
+    @property
+    def groups(self) -> GroupTable: ...
+
+    @property
+    def consumption(self) -> ConsumptionTable: ...
+
+    @property
+    def memberships(self) -> MembershipTable: ...
+
+    def queues_of(self, topic: Topic) -> list[ConsumeQueue]: ...
 
 
 def progress(
-    state: BrokerState, group: str = "", topic: str = "", *, consumers: Iterable[tuple[str, str]] = ()
+    state: Consumed, group: str = "", topic: str = "", *, consumers: Iterable[tuple[str, str]] = ()
 ) -> list[TopicProgress]:
     """Return every consumer group in every topic that it consumes, and topics with messages that nobody consumes.
 
@@ -66,12 +72,12 @@ def progress(
     return found
 
 
-def consumers_by_topic(state: BrokerState) -> dict[int, set[int]]:
+def consumers_by_topic(state: Consumed) -> dict[int, set[int]]:
     """Return the ids of the groups that consume each topic here, by topic id: those that `progress` counts."""
     return _consumers(state, state.consumption.copy())
 
 
-def _consumers(state: BrokerState, table: Iterable[ConsumptionKey]) -> dict[int, set[int]]:
+def _consumers(state: Consumed, table: Iterable[ConsumptionKey]) -> dict[int, set[int]]:
     """Return the ids of the groups that consume each topic here, by topic id."""
     found: dict[int, set[int]] = {}
     for group_id, topic_id, _ in table:
@@ -118,3 +124,12 @@ def _of(
             count += 1
             behind += left
     return TopicProgress(name, topic.name, count, behind, leased, lost, parked)
+
+
+def missed(state: Consumed, consumers: Iterable[tuple[str, str]]) -> list[TopicProgress]:
+    """Return who has not consumed what, or has it parked, and what nobody consumes; traces that nobody reads hold up nothing.
+
+    `consumers`: (consumer group, topic) of other broker groups, which count here although they never came.
+    """
+    left = [row for row in progress(state, consumers=consumers) if row.behind or row.parked]
+    return [row for row in left if row.group or row.topic != TRACE_TOPIC]
