@@ -89,7 +89,9 @@ class Steady:
             (each, self._cluster.nodes[each].log_path.read_text(errors="replace").splitlines())
             for each in names
         )
-        leads = [event for event in events(logs, unix, time.time(), unix) if "raft.leadership" in event[2]]
+        leads = [
+            event for event in events(logs, unix, time.time(), unix) if "raft.drive.leadership" in event[2]
+        ]
         messages = counts.pop(_STORED, 0)
         return Part(name, lasted, messages, dict(counts), terms, list(nodes.values()), leads)
 

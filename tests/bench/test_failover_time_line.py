@@ -11,7 +11,7 @@ LOCAL = "2026-11-22 05:20:00,250 INFO ledgermq.raft.drive.leadership leads node=
 
 def test_a_line_of_a_process_is_in_local_time() -> None:
     at = datetime(2026, 11, 22, 5, 20).timestamp() + 0.25
-    assert parse(LOCAL) == (at, "raft.leadership: leads node=n2 group=g0 term=2")
+    assert parse(LOCAL) == (at, "raft.drive.leadership: leads node=n2 group=g0 term=2")
 
 
 def test_of_a_container_the_time_stamp_of_the_engine_counts() -> None:

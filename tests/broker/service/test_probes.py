@@ -80,7 +80,7 @@ def test_a_node_that_stops_is_not_ready() -> None:
 
 
 def test_the_manifests_ask_for_what_there_is_and_a_start_is_not_judged_by_the_liveness_probe() -> None:
-    deploy = Path(__file__).parents[2] / "deploy"
+    deploy = Path(__file__).parents[3] / "deploy"
     manifest = (deploy / "kubernetes.yaml").read_text()
     probes = dict(re.findall(r"(\w+)Probe: \{httpGet: \{path: (/\w+)", manifest))
     assert probes == {"startup": "/startupz", "readiness": "/readyz", "liveness": "/livez"}
