@@ -25,7 +25,7 @@ from typing import Any
 from ledgermq.client.admin.admin import Admin
 from ledgermq.client.bench.document import machine, versions
 from ledgermq.client.bench.workloads import Settings, Workloads
-from ledgermq.client.cli.text_table import text_table
+from ledgermq.client.cli.output import text_table
 from ledgermq.client.event_loop import new_event_loop
 from ledgermq.client.local.cluster import LocalCluster
 from ledgermq.client.local.processes import signals_as_interrupt

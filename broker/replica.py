@@ -21,9 +21,9 @@ from ledgermq.raft.types import LogIndex, NodeId, Term
 from .cluster.known_leader import Leadership
 from .errors import ConsumeQueueError
 from .leader.leader_view import MAX_STREAMS, LeaderView
-from .leader.lease_releases import LeaseReleases
 from .leader.pipeline import AppendPipeline, TooManyRequestsError
 from .leader.recent_deliveries import LAST_LEADER_MS, granted_since
+from .leader.releases import LeaseReleases
 from .reading.consume_queue_files import ConsumeQueueFiles
 from .reading.polls import Polls
 from .state.consume_queue import ColdRead

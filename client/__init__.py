@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .admin.admin import Admin
     from .admin.broker_groups import GroupAdmin
     from .admin.message_query import FoundMessages
-    from .cluster.group_errors import BrokerGroupsSilentError, PartlyChangedError, PartlyRefusedError
+    from .cluster.every_group import BrokerGroupsSilentError, PartlyChangedError, PartlyRefusedError
     from .consume.pull_consumer import PullConsumer
     from .consume.simple_consumer import SimpleConsumer
     from .errors import (
@@ -67,7 +67,7 @@ _HOMES: Final = {
     "Admin": "admin.admin",
     "AlreadyExistsError": "errors",
     "BrokerGroupsGoneError": "errors",
-    "BrokerGroupsSilentError": "cluster.group_errors",
+    "BrokerGroupsSilentError": "cluster.every_group",
     "BrokerUnreachableError": "errors",
     "BufferFullError": "errors",
     "ClosedError": "errors",
@@ -100,8 +100,8 @@ _HOMES: Final = {
     "OffsetsFileError": "errors",
     "OtherGroupError": "errors",
     "OutcomeUnknownError": "errors",
-    "PartlyChangedError": "cluster.group_errors",
-    "PartlyRefusedError": "cluster.group_errors",
+    "PartlyChangedError": "cluster.every_group",
+    "PartlyRefusedError": "cluster.every_group",
     "Producer": "produce.producer",
     "ProducerStatistics": "produce.statistics",
     "PullConsumer": "consume.pull_consumer",

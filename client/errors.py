@@ -15,7 +15,7 @@ LedgerMQError
 │   ├── TopicNotFoundError
 │   ├── BrokerUnreachableError  a node does not answer
 │   ├── BrokerGroupsGoneError   no node of a broker group is up
-│   └── BrokerGroupsSilentError a broker group does not answer before a change of all of them (group_errors.py)
+│   └── BrokerGroupsSilentError a broker group does not answer before a change of all of them (every_group.py)
 ├── RefusedError                a node or nameserver refused; `code` names the reason
 │   ├── NotLeaderError · NoQuorumError · TooManyRequestsError · DiskFullError · StaleRouteError
 │   ├── GroupNotFoundError · AlreadyExistsError · OffsetOutOfRangeError · SequenceGapError
@@ -24,7 +24,7 @@ LedgerMQError
 │   └── InvalidHandleError      a receipt handle that is no longer valid
 ├── OutcomeUnknownError         sent, but no answer: it may or may not have been stored
 │   └── SendTimeoutError        the deadline passed before the answer came
-├── PartlyChangedError          a change of several broker groups stopped half way (group_errors.py)
+├── PartlyChangedError          a change of several broker groups stopped half way (every_group.py)
 │   └── PartlyRefusedError      because one of them refuses it for good
 ├── MessagesDeletedError        retention was quicker than the consumer, which wants to hear of it
 ├── OffsetsFileError            the file of a broadcast consumer cannot be used

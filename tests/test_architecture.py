@@ -91,7 +91,6 @@ PURE: dict[str, tuple[str, ...]] = {
         "admin/status_report",
         "admin/status_verdict",
         "bench/figures",
-        "cli/text_table",
         "cluster/topic_route",
         "consume/fetch_buffer",
         "consume/fetched_records",

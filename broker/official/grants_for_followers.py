@@ -20,8 +20,7 @@ from ..cluster.lane_server import unless_arrived
 from ..leader.leader_view import Delivery
 from ..refusals import RefusedError
 from ..service.context import NodeContext
-from ..service.ended_calls import ENDING, end_call
-from ..service.handlers import leader_handler, parsed
+from ..service.handlers import ENDING, end_call, leader_handler, parsed
 from ..state.commands import ReleaseLeases
 from .give_backs import METHOD as GIVE_BACK
 from .give_backs import give_back

@@ -21,8 +21,8 @@ from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ..cluster.calls import Call
 from ..cluster.forwarding import ForwardError
 from ..service.context import NodeContext
-from ..service.ended_calls import ENDING, end_call
 from ..service.ensure import ensure_topic
+from ..service.handlers import ENDING, end_call
 from ..service.sessions import session_of
 from ..state.commands import BrokerGroupMode
 from ..state.topics import Topic

@@ -1,20 +1,37 @@
-"""A unary call of `ledgermq.v1` that the leader serves: local, forwarded, refused in-band, in one place."""
+"""A unary call of `ledgermq.v1` that the leader serves: local, forwarded, refused in-band, in one place.
+
+Calls that another node passed on to this one, which does not lead (any more), end without an answer: that node looks for the leader
+again, or tells its client. Calls of clients that came to this node themselves must not end so.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from ledgermq.proto import route_pb2
+from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostError, TransferringError
 
 from ..cluster.calls import Call
+from ..cluster.forwarding import refuse_not_leader
 from ..refusals import REFUSABLE, RefusedError, refusal_of
 from .context import NodeContext
-from .ended_calls import ENDING, end_call
 from .meant_group import MeantGroup
+
+#: What ends a call so. The first two are definite: nothing was done.
+ENDING: Final = (NotLeaderError, TransferringError, ProposalLostError, NodeStoppedError)
+
+
+async def end_call(context: NodeContext, grpc_context: Any, error: Exception) -> NoReturn:
+    """End the call with the status that says whether it was certainly not carried out. Raises: what gRPC's abort does."""
+    if isinstance(error, NotLeaderError | TransferringError):
+        await refuse_not_leader(grpc_context, context.leadership.node_id, context.leadership.leader_id)
+    await grpc_context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+    raise AssertionError("abort raises")
+
 
 Serve = Callable[[NodeContext, Any], Awaitable[Any]]
 

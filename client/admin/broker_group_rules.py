@@ -1,6 +1,8 @@
 """What a broker group gets that joins a cluster: the topics and consumer groups of the others, compared by name. Pure.
 
 Nothing that exists is changed: what is there with other settings is a conflict, and people decide.
+
+Also tells whether a broker group can be spared: which of its topics no other one would take messages of.
 """
 
 from __future__ import annotations
@@ -108,3 +110,37 @@ def _topic_settings(info: TopicInfo) -> str:
 def _group_settings(info: ConsumerGroupInfo) -> str:
     fifo = ", fifo" if info.fifo else ""
     return f"from {info.start_position}, {info.max_attempts} attempts{fifo}"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherGroup:
+    """Another broker group, as it says itself now."""
+
+    name: str
+    why_not: str = ""  # it takes no messages of any topic, as it stands behind its name; "" = it does
+    topics: Mapping[str, TopicInfo] = field(default_factory=dict)
+
+    def why_not_of(self, info: TopicInfo) -> str:
+        """Return why it takes no messages of a topic as another group has it, "" when it does."""
+        own = self.topics.get(info.name)
+        if self.why_not:
+            return self.why_not
+        if own is None:
+            return "does not have it"
+        if own.message_type not in (info.message_type, MIXED):
+            return f"takes it as {_kind(own)}, not as {_kind(info)}"
+        return ""
+
+
+def left_alone(topics: Iterable[TopicInfo], others: Sequence[OtherGroup]) -> dict[str, str]:
+    """Return the topics that none of the other groups takes messages of, each with why they do not."""
+    found = {}
+    for info in topics:
+        reasons = [(each.name, each.why_not_of(info)) for each in others]
+        if all(reason for _, reason in reasons):
+            found[info.name] = "; ".join(f"{name} {reason}" for name, reason in reasons)
+    return found
+
+
+def _kind(info: TopicInfo) -> str:
+    return TopicMessageType.Name(info.message_type).lower()

@@ -25,9 +25,16 @@ from ..cluster.calls import call_group
 from ..cluster.every_group import Silent
 from ..cluster.topic_route import BrokerGroup
 from ..errors import FencedError, LedgerMQError, RouteError, UsageError, shortened
-from .broker_group_rules import ORDERED_TYPES, Comparison, check_kept, compare_consumer_groups, compare_topics
+from .broker_group_rules import (
+    ORDERED_TYPES,
+    Comparison,
+    OtherGroup,
+    check_kept,
+    compare_consumer_groups,
+    compare_topics,
+    left_alone,
+)
 from .forget_broker_group import GroupForgetting
-from .group_successors import OtherGroup, left_alone
 
 logger = logging.getLogger(__name__)
 

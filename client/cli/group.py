@@ -14,17 +14,18 @@ from ..admin.broker_groups import GroupAdmin
 from ..admin.consumer_progress import Lag
 from ..cluster.every_group import Silent
 from .broker_groups import progress_as_dict
-from .down_groups import groups_down, warn_of_down
 from .output import (
     DEFAULT_NAMESERVER,
     JsonOption,
     NameserverOption,
     confirm,
+    groups_down,
     out,
     print_done,
     print_json,
     print_table,
     run,
+    warn_of_down,
     warn_of_silent,
     with_silent,
 )

@@ -2,6 +2,9 @@
 
 Owns: the form of errors (what · why · next command), `--json`, the default nameserver. Exit codes: 0 ok, 1 failed,
 2 usage. Must not: know any single command.
+
+Columns are aligned and never cut, whatever the width of the terminal. What `create` commands say of broker groups that are down must
+not fail: what was created is there, whatever can be found out about the others.
 """
 
 from __future__ import annotations
@@ -18,12 +21,30 @@ from rich.markup import escape
 
 from ledgermq.proto.foreign_text import safe_json, safe_lines, safe_text
 
+from ..admin.admin import Admin
 from ..cluster.every_group import Silent, why_missing
 from ..cluster.routes import check_address
-from ..errors import UsageError
+from ..errors import LedgerMQError, UsageError
 from ..event_loop import new_event_loop
 from ..interrupts import without_interrupt
-from .text_table import text_table
+
+_GAP = "  "
+
+
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the head and one line per row. A column whose name ends in `>` is aligned to the right."""
+    names = [column.rstrip(">") for column in columns]
+    table = [names, *rows]
+    widths = [max(len(line[at]) for line in table) for at in range(len(names))]
+    lines = []
+    for line in table:
+        cells = [
+            text.rjust(width) if column.endswith(">") else text.ljust(width)
+            for text, width, column in zip(line, widths, columns, strict=True)
+        ]
+        lines.append(_GAP.join(cells).rstrip())
+    return lines
+
 
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
 _CELL = 64 * 1024  # characters of a cell: no list of a command is longer
@@ -145,3 +166,20 @@ def _cell(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return safe_text(str(value), _CELL)
+
+
+async def groups_down(admin: Admin) -> list[str]:
+    """Return the names of the broker groups that no node of is up, as far as anybody says."""
+    try:
+        return await admin.gone_groups()
+    except LedgerMQError:
+        return []
+
+
+def warn_of_down(what: str, names: list[str]) -> None:
+    """Say on stderr which broker groups did not get `what`, and how they get it later."""
+    for name in names:
+        err.print(
+            f"broker group {name} is down and did not get {what}. When its nodes run again: ledgermq cluster add-group {name}",
+            markup=False,
+        )

@@ -11,18 +11,19 @@ from ledgermq.proto import admin_pb2, route_pb2
 
 from ..admin.admin import BUILT_TYPES, MESSAGE_TYPES, Admin
 from ..cluster.every_group import Silent
-from .down_groups import groups_down, warn_of_down
 from .output import (
     DEFAULT_NAMESERVER,
     MAX_HOURS,
     JsonOption,
     NameserverOption,
     confirm,
+    groups_down,
     out,
     print_done,
     print_json,
     print_table,
     run,
+    warn_of_down,
     warn_of_silent,
     with_silent,
 )

@@ -23,8 +23,7 @@ from ..interrupts import EXIT_INTERRUPTED, without_interrupt
 from ..local.cluster import LocalCluster, require_server
 from ..local.plan import LocalPlan
 from ..local.processes import ProcessEndedError, ServerProcess, signals_as_interrupt
-from .output import DEFAULT_NAMESERVER, out, run
-from .text_table import text_table
+from .output import DEFAULT_NAMESERVER, out, run, text_table
 
 MAX_GROUPS = 16
 _CLUSTER = "local"  # of a broker that is told no other name

@@ -27,11 +27,10 @@ from .early_message import EarlyMessage, body_bytes, check_alone, keep, message_
 from .encoding import check_labels
 from .lanes import Section
 from .message_ids import process_ids
-from .plain_run import FEW, PlainRun
+from .plain_run import FEW, PlainRun, Stretch
 from .produce_stream import GroupConnection, now_ms
 from .queue_selection import QueueSelector, Selection, queue_of_group
 from .send_window import MAX_SECTION_COUNT, SendWindow
-from .stretches import Stretch
 from .tickets import EachOfRun, OneMessage, OpenRun, WholeRun
 from .topic_lanes import TopicLanes
 

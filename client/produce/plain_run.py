@@ -4,12 +4,15 @@ A message without labels costs more to encode alone than to send: so those of on
 follow one another in a section are kept as they are, and become records when the section is cut, all in one go. They
 get their ids then, too. Their sizes may differ as far as the bytes in front of the body keep their number.
 Pure but for the source of ids. The records are exactly those that `RecordEncoder.encode` makes one by one.
+
+Also cuts a batch into stretches of messages that can be encoded together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -22,8 +25,46 @@ from ledgermq.proto.record import (
 )
 from ledgermq.proto.varint import varint
 
-from .encoding import ID_OFFSET_IN_SYSTEM_RUN, RecordEncoder
+from ..message import Message
+from .encoding import ID_OFFSET_IN_SYSTEM_RUN, RecordEncoder, alike_sizes
 from .message_ids import MessageIds
+
+#: A stretch ends at about this many bytes of bodies, so that a long batch waits for room on its way.
+_MAX_BYTES: Final = 256 * 1024
+_LEAST: Final = 64  # what a small body counts, so that a stretch has no more than 4,096 messages
+
+
+class Stretch(NamedTuple):
+    """Bodies for one topic, of messages that have nothing else; sizes are alike (see `alike_sizes`)."""
+
+    topic: str
+    bodies: list[bytes]
+
+
+def stretches(messages: Iterable[Message], largest: int) -> Iterator[Message | Stretch]:
+    """Yield the messages in order: neighbours without labels together, others, and bodies above `largest`, alone."""
+    topic, low, high, room = "", 1, 0, 0
+    bodies: list[bytes] = []
+    for message in messages:
+        body = message.body
+        labelled = message.tag or message.keys or message.properties or message.message_group
+        if labelled or type(body) is not bytes or not 0 < len(body) <= largest:
+            if bodies:
+                yield Stretch(topic, bodies)
+                bodies, high = [], 0
+            yield message
+            continue
+        size = len(body)
+        if size > room or not low <= size <= high or message.topic != topic:
+            if bodies:
+                yield Stretch(topic, bodies)
+            topic, bodies, room = message.topic, [], _MAX_BYTES
+            low, high = alike_sizes(size)
+        bodies.append(body)
+        room -= max(size, _LEAST)
+    if bodies:
+        yield Stretch(topic, bodies)
+
 
 #: Fewer than this are encoded one by one: arrays have a fixed cost.
 FEW: Final = 8

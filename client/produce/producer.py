@@ -44,6 +44,7 @@ from .encoding import COMPRESS_ABOVE, RecordEncoder
 from .latency_fault import SEED_TABLE, CallTimes, LatencyFaultTable, LatencyTable
 from .one_way import OneWay
 from .outbox import Outbox
+from .plain_run import stretches
 from .produce_stream import GroupConnection, now_ms, removed
 from .queue_selection import (
     CustomChoice,
@@ -58,7 +59,6 @@ from .reroute import OldRoutes
 from .send_trace import trace_section
 from .send_window import Delivered, Failed, Outcome, SendWindow
 from .statistics import GroupStatistics, ProducerStatistics, statistics_of
-from .stretches import stretches
 from .topic_lanes import TopicLanes
 
 logger = logging.getLogger(__name__)

@@ -38,8 +38,7 @@ from ..produce.early_message import message_of
 from ..produce.producer import Producer as AsyncProducer
 from ..produce.queue_selection import MessageSelector, selection_of
 from ..produce.statistics import GroupStatistics, ProducerStatistics
-from .admin import Admin
-from .group_admin import GroupAdmin
+from .admin import Admin, GroupAdmin
 from .handover import Handover
 from .loop_thread import Closing
 from .pull_consumer import PullConsumer

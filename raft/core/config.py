@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from ..types import NO_TERM, NodeId, Term
+from ..types import NO_INDEX, NO_TERM, LogIndex, NodeId, Term
+from .messages import TermRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,3 +43,20 @@ class CoreConfig:
     def members(self) -> tuple[NodeId, ...]:
         """Everybody who gets the log, this node included."""
         return (*self.voters, *self.non_voters)
+
+
+FIRST_INDEX: Final = LogIndex(1)
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """Shape of a log. Invariant: first_index - 1 <= applied_index <= stable_index <= last_index."""
+
+    first_index: LogIndex = FIRST_INDEX  # of the first retained entry (last_index + 1 when there is none)
+    base_term: Term = NO_TERM  # of the entry first_index - 1, which is always committed
+    term_runs: tuple[TermRun, ...] = ()  # of first_index..last_index, oldest first
+    last_index: LogIndex = NO_INDEX
+    stable_index: LogIndex = NO_INDEX  # durable up to here
+    applied_index: LogIndex = NO_INDEX  # the state machine already has these
+    # After a reset: it must take entries up to here before this node may lead
+    state_index: LogIndex = NO_INDEX

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from ..types import LogIndex, NodeId
 from . import replication
 from .follower import become_follower
-from .leader_state import LeaderState
 from .messages import Heartbeat, ReadIndexReply, ReadIndexRequest, Resign, TimeoutNow
 from .outputs import Accepted, BecameLeader, Busy, NotLeader, ReadReady, Role, TransferAborted, Transferring
 from .progress import Progress
 from .read_rounds import Reader
-from .state import CoreState
+from .state import CoreState, LeaderState
 
 
 def become_leader(state: CoreState) -> None:

@@ -8,11 +8,10 @@ voters only, the leader's own included, and only for an entry of the leader's te
 from __future__ import annotations
 
 from ..types import LogIndex
-from .leader_state import LeaderState
 from .messages import AppendEntries, AppendEntriesReply, HeartbeatReply
 from .outputs import FollowerBehind, FollowerLostEntries
 from .progress import Progress, ProgressState
-from .state import CoreState
+from .state import CoreState, LeaderState
 
 
 def send_appends(state: CoreState, leading: LeaderState) -> None:

@@ -14,19 +14,42 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ..types import LAST_TERM, MAX_TERM_JUMP, HardState, LogIndex, NodeId, Term
-from .config import CoreConfig
+from .config import CoreConfig, LogView
 from .lateness import Lateness
-from .leader_state import LeaderState
-from .log_view import LogView
 from .messages import AppendEntriesReply, Message, TermRun
 from .outputs import Event, Faulted, LeaderChanged, Output, ReadReady, Role, SteppedDown
 from .persist_queue import PersistQueue
+from .progress import Progress
 from .quorum import Majority, Quorum
+from .read_rounds import ReadRounds
 from .term_runs import TermRuns
+
+
+@dataclass(slots=True)
+class LeaderState:
+    """Lives from election to step-down; nothing of it is durable."""
+
+    followers: dict[NodeId, Progress]
+    noop_index: LogIndex  # reads and proposals' visibility wait for its commit
+    noop_given: bool = False  # the shell has been told to build it
+    heartbeat_elapsed: int = 0
+    uncommitted: deque[tuple[LogIndex, int]] = field(default_factory=deque)  # (index, bytes) of own proposals
+    uncommitted_bytes: int = 0
+    reads: ReadRounds = field(default_factory=ReadRounds)
+    transfer_to: NodeId | None = None
+    transfer_elapsed: int = 0
+    transfer_sent: bool = False  # TimeoutNow is on its way
+
+    def free_up_to(self, commit_index: LogIndex) -> None:
+        """Proposals up to the commit index are decided."""
+        queue = self.uncommitted
+        while queue and queue[0][0] <= commit_index:
+            self.uncommitted_bytes -= queue.popleft()[1]
+
 
 #: So many ticks decide nothing where no tick ever does.
 NEVER: Final = 1 << 30

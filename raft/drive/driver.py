@@ -21,7 +21,6 @@ from typing import Protocol
 from ledgermq.proto.entry import MAX_SECTION_COUNT, Buffer, EntryHeader, EntryKind, entry_size
 from ledgermq.proto.errors import CorruptError
 
-from ..core.leader_state import LeaderState
 from ..core.log_time import MAX_AHEAD_MS, LogTime
 from ..core.machine import RaftCore
 from ..core.messages import AppendEntries, Heartbeat, Message
@@ -37,6 +36,7 @@ from ..core.outputs import (
     Role,
     SteppedDown,
 )
+from ..core.state import LeaderState
 from ..core.tick_schedule import Clock, NoClock
 from ..errors import (
     BusyError,
@@ -53,7 +53,7 @@ from ..errors import (
     defect_text,
 )
 from ..log.commit_log import CommitLog
-from ..log.durable_reports import DurableReports
+from ..log.flusher import DurableReports
 from ..log.wire_batch import WireBatch, last_index_of
 from ..metrics import RaftMetrics
 from ..state_machine import Proposal

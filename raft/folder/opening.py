@@ -10,7 +10,7 @@ import logging
 from dataclasses import replace
 
 from ..config import RaftConfig
-from ..core.log_view import LogView
+from ..core.config import LogView
 from ..core.reign import Reign
 from ..disk.files import FileSystem
 from ..errors import (

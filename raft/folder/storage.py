@@ -21,9 +21,8 @@ from ..damage import Before, RepairNote
 from ..disk.files import FileSystem, Lock, LockedError, is_full
 from ..errors import DamagedFolderError, LockedFolderError, NewerFolderError, StorageError
 from ..log.commit_log import CommitLog
-from ..log.durable_reports import DurableReports
 from ..log.entry_index import write_index
-from ..log.flusher import Flusher, FlusherLike, FlushMode, FlushStatistics, SteppedFlusher
+from ..log.flusher import DurableReports, Flusher, FlusherLike, FlushMode, FlushStatistics, SteppedFlusher
 from ..log.hard_state import NO_BOOT_ID, DurableState, HardStateFile
 from ..log.identity import (
     Identity,

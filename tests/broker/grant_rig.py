@@ -12,8 +12,8 @@ from typing import Any
 from ledgermq.broker.cluster.calls import CLIENT_ID, Call, LeaderCalls
 from ledgermq.broker.cluster.forwarding import FORWARDED_BY, ForwardError
 from ledgermq.broker.cluster.known_leader import Leadership
-from ledgermq.broker.leader.lease_releases import LeaseReleases
 from ledgermq.broker.leader.recent_deliveries import LeaseHolders, RecentDeliveries
+from ledgermq.broker.leader.releases import LeaseReleases
 from ledgermq.broker.leader.works import SendWork
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.official import receive_at_follower as granted_receive

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ledgermq.raft.core.config import CoreConfig
-from ledgermq.raft.core.log_view import LogView
+from ledgermq.raft.core.config import CoreConfig, LogView
 from ledgermq.raft.core.machine import RaftCore
 from ledgermq.raft.core.messages import AppendEntries, Message, TermRun
 from ledgermq.raft.core.outputs import Event, Persist, ReadReady, Role

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from ledgermq.proto.entry import Buffer
 from ledgermq.raft.core import follower
-from ledgermq.raft.core.config import CoreConfig
-from ledgermq.raft.core.log_view import LogView
+from ledgermq.raft.core.config import CoreConfig, LogView
 from ledgermq.raft.core.machine import RaftCore
 from ledgermq.raft.core.messages import AppendEntries, AppendEntriesReply, Heartbeat, Message
 from ledgermq.raft.core.outputs import (

@@ -9,8 +9,7 @@ import random
 from dataclasses import replace
 
 from ledgermq.raft.core import candidate, follower, leader
-from ledgermq.raft.core.config import CoreConfig
-from ledgermq.raft.core.log_view import LogView
+from ledgermq.raft.core.config import CoreConfig, LogView
 from ledgermq.raft.core.machine import RaftCore
 from ledgermq.raft.core.messages import (
     AppendEntries,

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ledgermq.broker.leader.lease_releases import LeaseReleases
 from ledgermq.broker.leader.pipeline import Applied, TooManyRequestsError
+from ledgermq.broker.leader.releases import LeaseReleases
 from ledgermq.broker.state.commands import ReleaseLeases, lease_rows
 from ledgermq.broker.state.machine import BrokerState
 from ledgermq.raft.errors import NotLeaderError, ProposalLostError

@@ -11,8 +11,8 @@ import pytest
 
 from ledgermq.broker.cluster.calls import Call, LeaderUnavailableError
 from ledgermq.broker.cluster.known_leader import Leadership
-from ledgermq.broker.leader.lease_releases import LeaseReleases
 from ledgermq.broker.leader.pipeline import Applied
+from ledgermq.broker.leader.releases import LeaseReleases
 from ledgermq.broker.official import give_backs
 from ledgermq.broker.official.give_backs import GiveBacks
 from ledgermq.broker.official.hand_out import release_of_peer

@@ -13,8 +13,8 @@ import pytest
 
 from ledgermq.broker.cluster.calls import Call
 from ledgermq.broker.errors import ConsumeQueueError, QueueNotFoundError
-from ledgermq.broker.leader.lease_releases import LeaseReleases
 from ledgermq.broker.leader.recent_deliveries import LeaseHolders, RecentDeliveries
+from ledgermq.broker.leader.releases import LeaseReleases
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.official.receive_at_leader import receive
 from ledgermq.broker.reading.log_reader import StoredSection

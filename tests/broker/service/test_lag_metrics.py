@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from ledgermq.broker.service import lag_metrics
-from ledgermq.broker.service.lag_metrics import LagMetrics
+from ledgermq.broker.service import probes as lag_metrics
+from ledgermq.broker.service.probes import LagMetrics
 from ledgermq.broker.state.commands import CommitOffsets, position_rows
 from ledgermq.broker.state.machine import BrokerState
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ledgermq.client.admin.group_successors import OtherGroup, left_alone
+from ledgermq.client.admin.broker_group_rules import OtherGroup, left_alone
 from ledgermq.proto.route_pb2 import FIFO, MIXED, NORMAL, TopicInfo, TopicMessageType
 
 

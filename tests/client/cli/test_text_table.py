@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ledgermq.client.cli.text_table import text_table
+from ledgermq.client.cli.output import text_table
 
 
 def test_columns_are_aligned_and_nothing_is_cut() -> None:

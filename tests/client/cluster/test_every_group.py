@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from ledgermq.client import GroupAdmin
-from ledgermq.client.cluster.every_group import ask_all, change_each, check_that_all_answer
-from ledgermq.client.cluster.group_errors import (
+from ledgermq.client.cluster.every_group import (
     BrokerGroupsSilentError,
     PartlyChangedError,
     PartlyRefusedError,
+    ask_all,
+    change_each,
+    check_that_all_answer,
 )
 from ledgermq.client.cluster.topic_route import BrokerGroup
 from ledgermq.client.errors import (

@@ -10,7 +10,7 @@ import pytest
 
 _COUNT_FAULTS = """
 import resource
-from ledgermq.client.cluster.heap import keep_freed_blocks
+from ledgermq.client.cluster.channels import keep_freed_blocks
 
 def use_blocks():
     return [bytearray(b"x") * (1 << 20) for _ in range(8)]

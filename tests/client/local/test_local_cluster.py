@@ -15,8 +15,7 @@ from ledgermq.client.cli.up import after_a_kill
 from ledgermq.client.errors import LedgerMQError, UsageError
 from ledgermq.client.local import cluster as local_cluster
 from ledgermq.client.local import ports as local_ports
-from ledgermq.client.local.cluster import LocalCluster, broker_flags
-from ledgermq.client.local.joined_groups import groups_there
+from ledgermq.client.local.cluster import LocalCluster, broker_flags, groups_there
 from ledgermq.client.local.plan import LocalPlan, new_plan, read_plan
 from ledgermq.client.local.ports import NodePorts, PortReservations
 from ledgermq.client.local.processes import ProcessEndedError, ServerProcess, require_running

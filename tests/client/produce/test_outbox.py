@@ -17,10 +17,10 @@ from ledgermq.client.errors import BufferFullError, ClosedError, RefusedError
 from ledgermq.client.message import Message, MessageQueue, SendReceipt, unpack_body
 from ledgermq.client.produce.encoding import RecordEncoder
 from ledgermq.client.produce.outbox import Outbox
+from ledgermq.client.produce.plain_run import Stretch, stretches
 from ledgermq.client.produce.produce_stream import GroupConnection
 from ledgermq.client.produce.queue_selection import QueueSelector, StickyRoundRobin, StrictRoundRobin
 from ledgermq.client.produce.send_window import MAX_SECTION_COUNT, Delivered, Request, SendWindow
-from ledgermq.client.produce.stretches import Stretch, stretches
 from ledgermq.client.produce.topic_lanes import TopicLanes
 from ledgermq.proto import log_pb2
 from ledgermq.proto.record import (

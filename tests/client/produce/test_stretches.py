@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledgermq.client.message import Message
-from ledgermq.client.produce.stretches import Stretch, stretches
+from ledgermq.client.produce.plain_run import Stretch, stretches
 from ledgermq.proto.varint import varint
 
 messages = st.builds(

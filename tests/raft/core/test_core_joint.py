@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ledgermq.raft.core.config import CoreConfig
-from ledgermq.raft.core.log_view import LogView
+from ledgermq.raft.core.config import CoreConfig, LogView
 from ledgermq.raft.core.machine import RaftCore
 from ledgermq.raft.core.messages import RequestVoteReply
 from ledgermq.raft.core.outputs import Role

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ledgermq.raft.core.log_view import LogView
+from ledgermq.raft.core.config import LogView
 from ledgermq.raft.core.machine import RaftCore
 from ledgermq.raft.core.messages import AppendEntries, Heartbeat, RequestVote, RequestVoteReply
 from ledgermq.raft.core.outputs import (

@@ -7,8 +7,7 @@ import random
 import pytest
 
 from ledgermq.raft.core import candidate
-from ledgermq.raft.core.config import CoreConfig
-from ledgermq.raft.core.log_view import LogView
+from ledgermq.raft.core.config import CoreConfig, LogView
 from ledgermq.raft.core.machine import RaftCore
 from ledgermq.raft.core.messages import (
     AppendEntries,

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ledgermq.raft.core.config import CoreConfig
-from ledgermq.raft.core.log_view import LogView
+from ledgermq.raft.core.config import CoreConfig, LogView
 from ledgermq.raft.core.machine import RaftCore
 from ledgermq.raft.core.messages import AppendEntries, Message
 from ledgermq.raft.core.outputs import Persist, ResetOffered, Role

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ledgermq.raft.log.durable_reports import DurableReports
+from ledgermq.raft.log.flusher import DurableReports
 
 
 class Loop:
