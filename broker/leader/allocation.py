@@ -5,7 +5,8 @@ queues go to those that subscribe to it. Of the queues of each topic its subscri
 
 * `sticky` (the default): that, and among subscribers of the same topics the sums differ by at most one, too; a member
   keeps what it has as far as this allows. So a join moves queues to the newcomer only, and the others go on undisturbed,
-  where `average` shifts the queues of nearly everybody.
+  where `average` shifts the queues of nearly everybody. (With three topics or more both rules together may force a queue or
+  two from one old member to another; in some 3 % of random groups.)
 * `average`: members by name, each gets a run of neighbouring queues, as RocketMQ's AllocateMessageQueueAveragely.
 * `circle`: members by name, queues dealt out one by one, as AllocateMessageQueueAveragelyByCircle.
 * `consistent-hash`: a queue goes to the next member on a ring. Not balanced: only what a member that goes or comes has is moved.
