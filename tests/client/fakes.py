@@ -155,6 +155,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
         self.max_wait_ms = 0  # of the last fetch
         self.fetches = 0  # fetches that were answered with messages
         self.meant: list[int] = []  # ids of the groups that callers meant
+        self.stranger_pause_ms = 0  # for which senders that mean another group are told to wait
         self._server: aio.Server | None = None
 
     async def start(self, port: int = 0) -> Self:
@@ -203,6 +204,7 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
             answer = log_pb2.ProduceResponse(request_id=request.request_id, store_timestamp=1)
             if is_stranger:
                 answer.refusal.CopyFrom(OTHER_GROUP)
+                answer.refusal.retry_after_ms = self.stranger_pause_ms
             elif self.refusals:
                 answer.refusal.CopyFrom(self.refusals.popleft())
             elif not self.leads:

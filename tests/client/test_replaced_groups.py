@@ -65,16 +65,20 @@ def test_messages_go_to_their_topics_in_the_new_group_not_to_those_that_have_the
         async with FakeCluster(old) as cluster, Producer(cluster.address, timeout_ms=DEADLINE_MS) as producer:
             await asyncio.gather(*(producer.send(topic, b"before") for topic in ("orders", "payments")))
             await cluster.replace(old, new)
-            await until(lambda: not producer._connections["g0"].connected)
+            connection = producer._connections["g0"]
+            await until(lambda: not connection.connected)
+            node = cluster.nodes["g0", "n1"]
+            node.stranger_pause_ms = DEADLINE_MS  # none is sent a second time, so none is in flight when the route comes
             if is_told:
                 cluster.register(new)
+                await until(lambda: connection.group.group_id == 8)
             waiting = [
                 asyncio.ensure_future(producer.send(Message(topic, b"after", message_group=group)))
                 for topic, group in (("orders", ""), ("payments", ""), ("orders", "in order"))
             ]
             if not is_told:
-                node = cluster.nodes["g0", "n1"]
-                await until(lambda: 7 in node.meant[2:])  # the producer's stream before, and this one
+                await until(lambda: connection.window.paused_until > 0)  # the refusal has come
+                assert connection.window.in_flight == 0
                 cluster.register(new)
             await asyncio.gather(*waiting)
             assert (held(new, "orders"), held(new, "payments")) == (2, 1)
