@@ -68,7 +68,9 @@ def test_messages_go_to_their_topics_in_the_new_group_not_to_those_that_have_the
             connection = producer._connections["g0"]
             await until(lambda: not connection.connected)
             node = cluster.nodes["g0", "n1"]
-            node.stranger_pause_ms = DEADLINE_MS  # none is sent a second time, so none is in flight when the route comes
+            node.stranger_pause_ms = (
+                DEADLINE_MS  # none is sent a second time, so none is in flight when the route comes
+            )
             if is_told:
                 cluster.register(new)
                 await until(lambda: connection.group.group_id == 8)
