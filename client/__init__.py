@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from .message import LeasedMessage, Message, MessageQueue, MessageView, SendReceipt
     from .produce.producer import Producer
     from .produce.statistics import GroupStatistics, ProducerStatistics
+    from .push.listener_calls import WrongListenerError
     from .push.options import PushOptions, RetryLater
     from .push.owned_queue import QueueLimits
     from .push.push_consumer import PushConsumer
@@ -119,6 +120,7 @@ _HOMES: Final = {
     "TooManyRequestsError": "errors",
     "TopicNotFoundError": "errors",
     "UsageError": "errors",
+    "WrongListenerError": "push.listener_calls",
 }
 
 __all__ = [
@@ -177,6 +179,7 @@ __all__ = [
     "TooManyRequestsError",
     "TopicNotFoundError",
     "UsageError",
+    "WrongListenerError",
     "__version__",
 ]
 
