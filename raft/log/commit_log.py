@@ -1,9 +1,10 @@
-"""The CommitLog, which is the Raft log (D3, D4): what the event-loop thread sees of it.
+"""The CommitLog, which is also the Raft log (D3, D4), as the event-loop thread sees it.
 
-Owns: the log's contents in memory and what is staged for the disk. Staging is synchronous and never waits; `persist`
-hands what was staged to the flusher, in order.   Must not: write files, decide about terms or commitment.
-Invariants: last_index and end_offset move only by staging and truncation; entry bytes equal those of every replica at
-equal offsets; what is not yet written is in the tail cache.
+Owns: the log's in-memory state and the changes staged for the disk. Staging is synchronous and never blocks.
+`persist` hands the staged changes to the flusher, in order. Must not: write files, decide about terms or
+commitment.
+Invariants: only staging and truncation move last_index and end_offset. Entry bytes are the same on every
+replica at the same offset. Entries not yet written to the file are in the tail cache.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from .tail_cache import TailCache
 from .wire_batch import WireBatch, check_wire
 from .writer import Append, PersistOp, Truncate
 
-#: The next segment is prepared when this part of the open one is used.
+#: Prepare the next segment once 1/4 of the open one is used.
 _PREPARE_AT = 4
-#: Of the last segment on a full disk: kept for what a group needs to become well again, the first entry of a term and
-#: the deletion of old segments.
+#: Share of the last segment that proposals must leave free on a full disk. It is reserved for what the broker
+#: group needs to recover: the first entry of a term and the deletion of old segments.
 _RESERVED_PART = 16
 _MAX_RESERVED = 1 << 20
 
@@ -53,7 +54,7 @@ class _Submitted(NamedTuple):
 
 
 class CommitLog:
-    """Every method must be called on the event-loop thread; none waits for a disk unless it is a coroutine."""
+    """Facade of the log. Call it from the event-loop thread only. Only coroutines may wait for the disk."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class CommitLog:
         self._prepared = -1
         self.max_entry_size = max_entry_size(segment_size)
 
-    # --- what it holds -----------------------------------------------------------------------------------------
+    # --- what it holds --------------------------------------------------------------------------------------
     @property
     def first_index(self) -> LogIndex:
         """Index of the first retained entry (last_index + 1 when there is none)."""
@@ -100,7 +101,7 @@ class CommitLog:
 
     @property
     def base(self) -> Manifest:
-        """What stands before the first retained entry."""
+        """Base point: the state of the log just before the first retained entry."""
         return self._log.base
 
     @property
@@ -110,13 +111,13 @@ class CommitLog:
 
     @property
     def last_crc(self) -> int:
-        """Checksum field that the next entry (or filler) chains to."""
+        """Checksum that the next entry (or filler) chains to."""
         last = self._log.last
         return last.crc if last else self._log.base.prev_crc
 
     @property
     def last_timestamp(self) -> int:
-        """Log time (ms) of the last entry; 0 at the very start."""
+        """Log time (ms) of the last entry; 0 in a log that never held one."""
         last = self._log.last
         return last.timestamp if last else self._log.base.prev_timestamp
 
@@ -127,12 +128,12 @@ class CommitLog:
 
     @property
     def end_offset(self) -> int:
-        """Physical offset behind the last entry."""
+        """Physical offset just past the last entry."""
         return self._log.end_offset
 
     @property
     def generation(self) -> int:
-        """Grows with each truncation."""
+        """Counter of truncations."""
         return self._log.generation
 
     @property
@@ -140,25 +141,29 @@ class CommitLog:
         return self._log.segment_size
 
     def term_runs(self) -> list[tuple[LogIndex, Term]]:
-        """(first index, term) of each run of entries with one term, oldest first."""
+        """Return (first index, term) of each run of entries with the same term, oldest first."""
         return self._log.term_runs()
 
-    # --- staging -----------------------------------------------------------------------------------------------
+    # --- staging --------------------------------------------------------------------------------------------
     def next_offset(self, payload_size: int) -> int:
-        """Where the entry of that payload size would start if it were staged now (a filler may come first)."""
+        """Return the physical offset at which an entry with this payload size would start if it were staged
+        now.
+
+        A filler may come first.
+        """
         return place_entry(self._log.end_offset, entry_size(payload_size), self._log.segment_size)
 
     def check_proposal(self, size: int, *, urgent: bool) -> None:
-        """Like `check_room`, for an entry of this leader. What is not `urgent` leaves a reserve in the last segment.
+        """Check room for an entry of this leader, as `check_room` does.
 
-        Raises: DiskFullError.
+        An entry that is not `urgent` must leave a reserve in the last segment. Raises: DiskFullError.
         """
         self.check_room(
             size if urgent else size + min(self._log.segment_size // _RESERVED_PART, _MAX_RESERVED)
         )
 
     def check_room(self, size: int) -> None:
-        """Tell before the core accepts them that `size` more log bytes cannot be staged.
+        """Check that `size` more log bytes can be staged, before the core accepts them.
 
         Raises: DiskFullError.
         """
@@ -182,7 +187,7 @@ class CommitLog:
         term: Term,
         timestamp: int,
     ) -> EntryHeader:
-        """Leader: encode one entry at the tail, in memory. Then call `persist`.
+        """Leader: encode one entry at the tail, in memory. Call `persist` next.
 
         Raises: EntryTooLargeError, DiskFullError (nothing was staged).
         """
@@ -209,22 +214,24 @@ class CommitLog:
         return header
 
     def check_wire(self, buffer: Buffer, prev_term: Term) -> WireBatch:
-        """Follower: verify checksums, inner chain, indexes, offsets and sizes, before the core sees the message.
+        """Follower: verify checksums, chaining, indexes, offsets and sizes before the core sees the message.
 
-        `prev_term` is the term of the entry before them, as the message tells. Raises: InvalidWireError.
+        `prev_term` is the message's term of the entry before the batch. Raises: InvalidWireError.
         """
         batch = check_wire(buffer, self._log.segment_size)
         if batch.first_index == self.last_index + 1 and prev_term == self.last_term:
-            # Entries that only the core can place (they overlap ours, or follow another entry than our last one: the
-            # leader must hear of that) are checked against the log by `stage_wire`.
+            # Only the core can place a batch that overlaps our entries or does not follow our last entry, and
+            # the leader must be told about the mismatch. `stage_wire` checks such a batch against the log.
             self._check_chains(batch.headers[0])
         return batch
 
     def stage_wire(self, batch: WireBatch, lo: LogIndex) -> None:
-        """Follower: take the entries >= `lo` of a checked batch at the tail (lo == last_index + 1), in memory.
+        """Follower: append the entries >= `lo` of a checked batch at the tail, in memory.
 
-        Raises: InvalidWireError (does not chain to this log: the logs differ where they must not),
-        DiskFullError. Entries before the one that fails are staged, `last_index` tells.
+        `lo` is last_index + 1.
+
+        Raises: DiskFullError; InvalidWireError (the entry does not chain to this log, so the logs differ
+        where they must be equal). Entries before the failing one stay staged; see `last_index`.
         """
         assert lo == self.last_index + 1 and batch.first_index <= lo <= batch.last_index
         skipped = lo - batch.first_index
@@ -235,13 +242,17 @@ class CommitLog:
             self._stage_bytes(header, view)
 
     def truncate_from(self, index: LogIndex) -> None:
-        """Cut off the entries >= `index`, in memory; the next `persist` does it on disk, before later appends."""
+        """Remove the entries >= `index` from memory.
+
+        The next `persist` removes them on disk, before later appends.
+        """
         log = self._log
         assert log.first_index <= index <= log.last_index
         before = self._reads.header_now(LogIndex(index - 1)) if index > log.first_index else None
         segment = log.segment_of(index)
         if index == segment.first_index:
-            # The filler in front goes with the entry that it leads to, so the log ends in the segment before.
+            # A filler is cut together with the entry it precedes, so the log then ends in the previous
+            # segment.
             previous = log.segment_before(segment)
             segment = previous if previous is not None else segment
         segment.offsets = array("I", self._reads.offsets_now(segment))
@@ -258,105 +269,126 @@ class CommitLog:
         self._staged.append(Truncate(log.end_offset, index, self.last_term))
 
     def persist(self, seq: int, hard_state: HardState | None = None) -> None:
-        """Queue: `hard_state`, then everything staged or truncated so far, in order.
+        """Queue `hard_state`, then everything staged or truncated so far, in order.
 
-        The storage's `on_durable(seq)` comes on the loop when it is on stable storage (flush mode async: written).
+        The storage calls `on_durable(seq)` on the loop once all of it is on stable storage (async flush
+        modes: written).
         """
         staged, self._staged = self._staged, []
         self._submitted.append(_Submitted(seq, self._log.generation, self._log.last_index))
         self._submit(PersistOp(seq, hard_state, staged))
 
     def note_written(self, seq: int) -> None:
-        """All operations up to `seq` are in the file: their entries may leave the cache."""
+        """Record that all operations up to `seq` are in the file, and evict their entries from the cache if
+        needed.
+        """
         while self._submitted and self._submitted[0].seq <= seq:
             done = self._submitted.popleft()
-            # An operation from before a truncation says nothing about the entries that stand there now.
+            # An operation submitted before a truncation says nothing about the entries now at those indexes.
             if done.generation == self._log.generation:
                 self._written_index = done.last_index
         self._log.cache.evict(self._written_index)
 
-    # --- reading -----------------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------------
     def header_nowait(self, index: LogIndex) -> EntryHeader | None:
-        """The header of an entry, when memory or the page cache has it. Raises: as `header_at`."""
+        """Return the header of an entry, or None if neither memory nor the page cache has it.
+
+        Raises: see `header_at`.
+        """
         return self._reads.header_nowait(index)
 
     async def header_at(self, index: LogIndex) -> EntryHeader:
-        """The header of an entry. Raises: LogCompactedError, LogTruncatedError, DamagedLogError."""
+        """Return the header of an entry. Raises: LogCompactedError, LogTruncatedError, DamagedLogError."""
         return await self._reads.header_at(index)
 
     def read_wire_nowait(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes | None:
-        """Wire bytes of entries lo..hi (inclusive), whole entries up to `max_bytes` but at least one.
+        """Return the wire bytes of entries lo..hi (inclusive): whole entries, at least one, up to
+        `max_bytes`.
 
-        May end before `hi` (at a segment's end). None: a disk would have to be waited for; use `read_wire`.
-        Raises: LogCompactedError, LogTruncatedError, DamagedLogError.
+        May end before `hi`, at the end of a segment. Returns None if the read would block on the disk; call
+        `read_wire` then. Raises: LogCompactedError, LogTruncatedError, DamagedLogError.
         """
         return self._reads.read_wire_nowait(lo, hi, max_bytes)
 
     async def read_wire(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes:
-        """Like `read_wire_nowait`, waiting for a thread of the read pool when it must."""
+        """Like `read_wire_nowait`, but wait for a read pool thread if the data is cold."""
         return await self._reads.read_wire(lo, hi, max_bytes)
 
     def entries_nowait(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> Entries | None:
-        """(header, payload) of entries lo.. for apply, at least one, at most to `hi`. Disk bytes are verified.
+        """Return (header, payload) of entries from `lo` for apply: at least one, none after `hi`.
 
-        None: use `entries`. Raises: LogCompactedError, LogTruncatedError, DamagedLogError.
+        Bytes from disk are verified. Returns None if the read would block; call `entries` then. Raises:
+        LogCompactedError, LogTruncatedError, DamagedLogError.
         """
         return self._reads.entries_nowait(lo, hi, max_bytes)
 
     async def entries(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> Entries:
-        """Like `entries_nowait`, waiting for a thread of the read pool when it must."""
+        """Like `entries_nowait`, but wait for a read pool thread if the data is cold."""
         return await self._reads.entries(lo, hi, max_bytes)
 
     def read_at_nowait(self, offset: int, size: int) -> memoryview | None:
-        """`size` log bytes at a physical offset, inside one segment. None: use `read_at`. Not verified.
+        """Return `size` unverified log bytes at a physical offset, within one segment.
 
-        Raises: LogCompactedError, LogTruncatedError (the range ends behind the log), DamagedLogError.
+        Returns None if the read would block; call `read_at` then. Raises: LogCompactedError,
+        LogTruncatedError (the range extends past the end of the log), DamagedLogError.
         """
         return self._reads.read_at_nowait(offset, size)
 
     async def read_at(self, offset: int, size: int) -> memoryview:
-        """Like `read_at_nowait`, waiting for a thread of the read pool when it must."""
+        """Like `read_at_nowait`, but wait for a read pool thread if the data is cold."""
         return await self._reads.read_at(offset, size)
 
     def damage_at(self, offset: int, reason: str) -> DamagedLogError:
-        """Return the error for a reader that found the bytes at a physical offset wrong."""
+        """Return the error to raise for wrong bytes at a physical offset."""
         return self._reads.damage_at(offset, reason)
 
-    # --- repairs -----------------------------------------------------------------------------------------------
+    # --- repairs --------------------------------------------------------------------------------------------
     def sketch(self, start: int) -> SegmentSketch | None:
-        """What memory knows of the segment at `start`; None when the log holds no entry there (any more)."""
+        """Return what memory knows about the segment at `start`; None if the log holds no entry there (any
+        more).
+        """
         return self._reads.sketch(start)
 
     def verify(self, wire: bytes, lo: LogIndex) -> None:
-        """Verify wire bytes of this log that begin with entry `lo`. Raises: DamagedLogError (names the entry)."""
+        """Verify wire bytes of this log that begin with entry `lo`.
+
+        Raises: DamagedLogError (names the entry).
+        """
         self._reads.verified(wire, lo)
 
     def end_of(self, index: LogIndex) -> int:
-        """Physical offset behind an entry that the log holds. May wait for the disk (rare). Raises: StorageError."""
+        """Return the physical offset just past an entry of the log. May block on the disk (rare).
+
+        Raises: StorageError.
+        """
         return self._reads.end_of(index)
 
     async def whole_entry_before(self, offset: int) -> tuple[Before, int] | None:
-        """The last whole entry in front of a physical offset, in the same segment, and where it ends.
+        """Return the last intact entry before a physical offset in the same segment, and where that entry
+        ends.
 
-        Raises: StorageError (the index file cannot be used).
+        Raises: StorageError (the index file is unusable).
         """
         return await self._reads.whole_entry_before(offset)
 
-    # --- retention ---------------------------------------------------------------------------------------------
+    # --- retention ------------------------------------------------------------------------------------------
     def segments(self) -> Sequence[SegmentInfo]:
         """The retained segments that hold entries, oldest first."""
         return [segment.info() for segment in self._log.segments]
 
     @property
     def deleting(self) -> int:
-        """Segments that `delete_segments_before` dropped and that still take space on the disk."""
+        """Number of segments that `delete_segments_before` dropped but whose files still occupy
+        disk space.
+        """
         return self._keeper.deleting
 
     def delete_segments_before(self, index: LogIndex) -> Sequence[SegmentInfo]:
-        """Drop whole segments whose last index < `index`; never the last segment that holds entries.
+        """Drop whole segments whose last index < `index`, but never the last segment that holds entries.
 
-        The caller makes sure that they are committed, applied and below the state checkpoint. Memory forgets them at
-        once; a durable manifest and then the unlinks follow in the background.
+        The caller guarantees that their entries are committed, applied and covered by the state checkpoint.
+        Memory drops the segments at once. In the background the manifest is made durable, then the files are
+        unlinked.
         """
         log = self._log
         count = 0
@@ -380,15 +412,18 @@ class CommitLog:
         self._keeper.delete(log.base, [segment.start for segment in gone])
         return [segment.info() for segment in gone]
 
-    # --- entry index -------------------------------------------------------------------------------------------
+    # --- entry index ----------------------------------------------------------------------------------------
     def save_index(self, segment: Segment) -> None:
-        """Let the index file of a sealed segment be written; its offsets leave memory then."""
+        """Queue writing the index file of a sealed segment.
+
+        Its offsets are dropped from memory afterwards.
+        """
         snapshot = replace(segment, runs=list(segment.runs))
         offsets = segment.offsets
         assert offsets is not None
 
         def saved() -> None:
-            # A truncation may have opened the segment again; then it has other offsets.
+            # A truncation may have reopened the segment meanwhile. It has a new offsets array then.
             if segment.offsets is offsets:
                 segment.offsets = None
                 self._files.keep_offsets(segment.start, offsets)
@@ -396,12 +431,13 @@ class CommitLog:
         self._keeper.save_index(snapshot, saved)
 
     def open_segment(self) -> Segment | None:
-        """The segment that takes the next entries, when it holds some already."""
+        """Return the segment that takes the next entries, or None if it holds no entry yet."""
         return self._log.segments[-1] if self._log.segments else None
 
-    # --- inside ------------------------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------
     def _place(self, size: int) -> tuple[int, bytes]:
-        """Return where the next entry of `size` bytes goes, and the filler header before it (or none).
+        """Return the offset for the next entry of `size` bytes, and the filler header before it (empty:
+        none).
 
         Raises: DiskFullError.
         """
@@ -415,7 +451,9 @@ class CommitLog:
         return offset, bytes(encode_filler(log.last, offset))
 
     def _check_chains(self, header: EntryHeader) -> bytes:
-        """Check that an entry from a peer continues this log; return the filler header before it (or none).
+        """Check that an entry from a peer continues this log.
+
+        Returns the filler header before it (empty: none).
 
         Raises: InvalidWireError, DiskFullError.
         """
@@ -431,7 +469,7 @@ class CommitLog:
         return filler
 
     def _take(self, header: EntryHeader, view: memoryview, filler: bytes) -> None:
-        """Note an entry in memory, closing the segment before it when it opens one."""
+        """Add an entry to memory. If it opens a segment, seal the previous one first."""
         log = self._log
         start = segment_start(header.physical_offset, log.segment_size)
         if not log.segments or log.segments[-1].start != start:
@@ -445,7 +483,7 @@ class CommitLog:
             self._keeper.prepare(self._prepared)
 
     def _seal(self, segment: Segment, filler: bytes) -> None:
-        """Close a segment: stage its filler, let its index be written, then keep that out of memory."""
+        """Seal a segment: stage its filler and queue its index file."""
         if filler:
             header = decode_header(filler)
             segment.filler = filler
@@ -458,7 +496,7 @@ class CommitLog:
         self.save_index(segment)
 
     def _stage_bytes(self, header: EntryHeader, view: memoryview) -> None:
-        """Queue an entry's bytes for the file, behind the ones before it when they touch."""
+        """Stage an entry's bytes for writing. Adjacent bytes join the previous append."""
         index, term = LogIndex(header.index), Term(header.term)
         last = self._staged[-1] if self._staged else None
         touches = isinstance(last, Append) and last.offset + last.size == header.physical_offset

@@ -1,7 +1,8 @@
-"""Entry index: Raft index to physical offset, in fixed units, one file per segment.
+"""Entry index: maps a Raft index to a physical offset, in fixed-size units, one file per segment.
 
-Owns: `entryindex/<20-digit start offset>`. One file per segment, because it is deleted with it. The file of the open
-segment is written only at a clean stop. All of it can be rebuilt from the segment; a damaged file is rebuilt.
+Owns: `entryindex/<20-digit start offset>`. Each segment has its own index file, and both are deleted
+together. The open segment's file is written only at a clean stop. An index can always be rebuilt from its
+segment, and a damaged file is rebuilt.
 Must not: be trusted for the open segment after a crash.
 
 File (little-endian)
@@ -38,7 +39,7 @@ _HEAD: Final = struct.Struct("<4sIIIQQII")
 _HEAD_SIZE: Final = _HEAD.size + 2 * HEADER_SIZE
 _RUN: Final = struct.Struct("<QQ")
 _UNIT: Final = 4
-#: `array("I")` is the file's unit as it is.
+#: `array("I")` must have the same layout as the units in the file.
 assert array("I").itemsize == _UNIT and sys.byteorder == "little"
 
 
@@ -91,7 +92,10 @@ def decode_index(raw: bytes) -> Segment:
 
 
 def write_index(files: FileSystem, folder: Path, segment: Segment) -> None:
-    """Write the index file of a segment. Not synced: it carries a checksum and can be rebuilt. Raises: OSError."""
+    """Write the index file of a segment. Raises: OSError.
+
+    It is not synced: it carries a checksum and can be rebuilt.
+    """
     path = index_path(folder, segment.start)
     temporary = path.with_name(path.name + PREPARING)
     if files.exists(temporary):
@@ -117,13 +121,16 @@ def read_index(files: FileSystem, folder: Path, start: int) -> Segment:
 
 
 def read_index_nowait(file: File) -> Segment | None:
-    """Read an open index file when the page cache has it. Raises: CorruptError, NewerFormatError, OSError."""
+    """Read an open index file, or return None if the page cache does not have it.
+
+    Raises: CorruptError, NewerFormatError, OSError.
+    """
     raw = file.pread_nowait(file.size(), 0)
     return None if raw is None else decode_index(raw)
 
 
 class IndexCache:
-    """Offsets of sealed segments that were read lately, bounded in bytes (at least one segment's)."""
+    """LRU cache of the offsets of sealed segments, bounded in bytes. It always keeps at least one segment."""
 
     def __init__(self, max_bytes: int = 8 << 20) -> None:
         self._max_bytes = max_bytes
@@ -131,14 +138,14 @@ class IndexCache:
         self._offsets: OrderedDict[int, array[int]] = OrderedDict()
 
     def get(self, start: int) -> array[int] | None:
-        """Return the offsets of the segment at `start` when they are here."""
+        """Return the cached offsets of the segment at `start`, or None."""
         offsets = self._offsets.get(start)
         if offsets is not None:
             self._offsets.move_to_end(start)
         return offsets
 
     def put(self, start: int, offsets: array[int]) -> None:
-        """Keep offsets, dropping the longest unused ones."""
+        """Cache offsets, evicting the least recently used ones."""
         self.drop(start)
         self._offsets[start] = offsets
         self._bytes += len(offsets) * _UNIT
@@ -153,6 +160,6 @@ class IndexCache:
             self._bytes -= len(offsets) * _UNIT
 
     def drop_from(self, start: int) -> None:
-        """Forget the segments at or behind `start`."""
+        """Forget all segments that start at or after `start`."""
         for other in [other for other in self._offsets if other >= start]:
             self.drop(other)

@@ -1,13 +1,13 @@
-"""The flusher thread: takes persist operations from the event loop, many per turn, and reports what is durable.
+"""Flusher thread: takes batches of persist operations from the event loop and reports what is durable.
 
-Owns: its queue, the thread (in async mode two), fsync latencies.   Must not: touch the log's memory.
-Invariants: turns run in the order of submission; one report may cover many operations; after a failed write or
-fsync nothing is reported as durable ever again (rule P15).
+Owns: its queue, its thread (two in async mode), fsync latencies.   Must not: touch the log's memory.
+Invariants: turns run in submission order. One report may cover many operations. After a failed write or
+fsync, nothing is ever reported as durable again (rule P15).
 
-`DurableReports` carries "durable up to this operation" from the flusher's thread to the event loop. Waking the loop costs more than
-what it then does, and a leader that waits for its followers learns nothing from its own flush: it hears of it with the first of their
-answers, or with the next tick. Invariant: what was reported is heard by the next `look`, and without one at once unless the loop
-was patient.
+`DurableReports` carries "durable up to this operation" from the flusher thread to the event loop. Waking the
+loop costs more than the work it then does. A leader that waits for its followers gains nothing from its own
+flush alone: it can pick the report up with the first reply, or at the next tick. Invariant: the next `look`
+delivers every report. Without a `look`, a report is delivered at once unless the loop asked for patience.
 """
 
 from __future__ import annotations
@@ -30,55 +30,62 @@ from .writer import LogWriter, PersistOp
 
 
 class DurableReports:
-    """`report` comes from the thread, everything else from the loop."""
+    """Hand-over of durable sequence numbers.
+
+    The flusher thread calls `report`, the loop calls everything else.
+    """
 
     def __init__(self, post: Callable[[Callable[[], None]], object], hear: Callable[[int], None]) -> None:
-        """`post` is `loop.call_soon_threadsafe`; `hear(seq)` is called on the loop, with growing numbers."""
+        """`post` is `loop.call_soon_threadsafe`.
+
+        `hear(seq)` is called on the loop with increasing numbers.
+        """
         self._post = post
         self._hear = hear
-        self._reported = 0
-        self._heard = 0
-        self._is_patient = False
+        self._reported = 0  # highest operation that the thread reported
+        self._heard = 0  # highest operation passed to `hear`; never above _reported
+        self._is_patient = False  # True: `report` does not wake the loop
 
     def report(self, seq: int) -> None:
-        """Everything up to operation `seq` is durable."""
+        """Report that everything up to operation `seq` is durable."""
         self._reported = seq
-        if not self._is_patient:  # looked at after the report is there: see `look`
+        if not self._is_patient:  # read after _reported is set: see `look`
             self._post(self.look)
 
     def look(self) -> None:
-        """Hear what was reported; wake the loop for what comes from now on."""
-        self._is_patient = False  # before the look: a report that comes in between is seen, or wakes the loop
+        """Deliver pending reports. Later ones wake the loop again."""
+        # Cleared before the comparison: a concurrent report is either seen below or wakes the loop.
+        self._is_patient = False
         if self._reported > self._heard:
             self._heard = self._reported
             self._hear(self._heard)
 
     def hurry(self) -> None:
-        """As `look`, but not before the loop's next turn."""
+        """Like `look`, but deliver at the loop's next turn."""
         self._is_patient = False
         if self._reported > self._heard:
             self._post(self.look)
 
     def be_patient(self) -> None:
-        """The next report need not wake the loop: it will look before anything depends on it."""
+        """Do not wake the loop for the next report: it calls `look` before anything depends on it."""
         self._is_patient = True
 
 
 _log = logging.getLogger(__name__)
 
-#: One turn takes no more than this, so that the first of many waiting operations is not held up by the last.
+#: Upper limit of one turn, so that the first of many waiting operations is not delayed by the last.
 MAX_TURN_BYTES: Final = 16 << 20
-#: The acked floor is stored at most this often; it need not be exact (P18).
+#: Minimum time between two stores of the acked floor, which need not be exact (P18).
 FLOOR_INTERVAL_SECONDS: Final = 1.0
 _LATENCIES_KEPT: Final = 1024
 
 
 class FlushMode(StrEnum):
-    """When an operation counts as done (D7)."""
+    """Point at which an operation counts as done (D7)."""
 
     SYNC = "sync"  # after fdatasync
-    ASYNC_TIMED = "async_timed"  # written, not synced; fdatasync every interval or so many bytes
-    ASYNC_NOTIFY = "async_notify"  # written, not synced; each turn wakes the syncing thread
+    ASYNC_TIMED = "async_timed"  # written, not synced; fdatasync after an interval or a number of bytes
+    ASYNC_NOTIFY = "async_notify"  # written, not synced; each turn wakes the syncer thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,7 @@ class FlushStatistics:
 
 
 class FlusherLike(Protocol):
-    """What the storage needs of a flusher."""
+    """Interface that the storage needs from a flusher."""
 
     def submit(self, op: PersistOp) -> None: ...
 
@@ -105,7 +112,10 @@ class FlusherLike(Protocol):
 
 
 class SteppedFlusher:
-    """Does a turn only when it is told to, on the caller's thread: for simulators. Errors come out of `step`."""
+    """Flusher for simulators: does a turn on the caller's thread, only when told to.
+
+    `step` raises the errors.
+    """
 
     def __init__(self, writer: LogWriter, mode: FlushMode, on_done: Callable[[int], None]) -> None:
         self._writer = writer
@@ -119,18 +129,21 @@ class SteppedFlusher:
 
     @property
     def queue(self) -> Sequence[PersistOp]:
-        """What the next turn takes."""
+        """Operations that the next turn takes."""
         return self._queue
 
     def step(self, max_ops: int = 1 << 30) -> bool:
-        """Do one turn of at most `max_ops` operations; return whether there was any. Raises: OSError."""
+        """Run one turn of at most `max_ops` operations. Returns whether there were any. Raises: OSError."""
         seq = self.turn(max_ops)
         if seq is not None:
             self.report(seq)
         return seq is not None
 
     def turn(self, max_ops: int = 1 << 30) -> int | None:
-        """Like `step`, but say nothing yet; return what `report` must be told, None when there was nothing to do."""
+        """Like `step`, but without reporting.
+
+        Returns what to pass to `report`, or None if there was nothing to do.
+        """
         turn = [self._queue.popleft() for _ in range(min(max_ops, len(self._queue)))]
         if not turn:
             return None
@@ -138,32 +151,35 @@ class SteppedFlusher:
         return turn[-1].seq
 
     def report(self, seq: int) -> None:
-        """Everything up to `seq` is done: a simulated disk took its time since the turn."""
+        """Report everything up to `seq` as done. The simulated disk took its time since the turn."""
         self._on_done(seq)
 
     def sync(self, *, others_write: bool = False) -> None:
-        """Make everything written durable (async modes), and store the floor. Raises: OSError."""
+        """Make everything written durable (async modes) and store the floor. Raises: OSError."""
         self._writer.sync(others_write=others_write)
         self._writer.store_floor()
 
     def store_floor(self) -> None:
-        """Store the acked floor, as the thread does once in a while. Raises: OSError."""
+        """Store the acked floor, as the thread does periodically. Raises: OSError."""
         self._writer.store_floor()
 
     def close(self) -> bool:
-        """Finish what is queued."""
+        """Finish the queued operations."""
         self.step()
         self._writer.sync()
         return True
 
     def statistics(self, *, disk_full: bool) -> FlushStatistics:
-        """Positions only; there is no time here."""
+        """Return positions only; a stepped flusher measures no time."""
         flushed = self._writer.flushed
         return FlushStatistics(0, 0.0, 0.0, 0, flushed.index, flushed.offset, disk_full)
 
 
 class Flusher:
-    """Runs a LogWriter in a thread. `submit` and `close` come from outside; callbacks run on the threads here."""
+    """Runs a LogWriter in a thread.
+
+    Callers use `submit` and `close`; callbacks run on the flusher's threads.
+    """
 
     def __init__(
         self,
@@ -185,8 +201,8 @@ class Flusher:
         self._on_done = on_done
         self._on_failed = on_failed
         self._path = path
-        # None wakes the thread to look what happened. One C call hands an operation over: a Condition takes a dozen
-        # Python functions on either side, while both threads want the interpreter.
+        # None wakes the thread to check its flags. SimpleQueue hands over an operation in one C call. A
+        # Condition runs a dozen Python functions on each side while both threads compete for the interpreter.
         self._queue: SimpleQueue[PersistOp | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._sync_wake = threading.Event()
@@ -196,7 +212,8 @@ class Flusher:
         self._fsync_count = 0
         self._written_bytes = 0
         self._floor_stored = 0.0
-        # In the first idle moment after a turn: what it made durable, and what became committed by it.
+        # Store the floor at the first idle moment after a turn. It covers what the turn made durable and what
+        # became committed because of it.
         self._quiet_store_is_due = mode is FlushMode.SYNC
         self._threads = [threading.Thread(target=self._guarded, args=(self._work,), name="ledgermq-flusher")]
         if mode is not FlushMode.SYNC:
@@ -205,17 +222,17 @@ class Flusher:
             )
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the threads."""
         for thread in self._threads:
             thread.daemon = True
             thread.start()
 
     def submit(self, op: PersistOp) -> None:
-        """Queue an operation. Never waits."""
+        """Queue an operation. Never blocks."""
         self._queue.put(op)
 
     def close(self) -> bool:
-        """Finish what is queued, sync, end the threads; return whether all of it is durable."""
+        """Finish the queued operations, sync and end the threads. Returns whether everything is durable."""
         self._closing = True
         self._queue.put(None)
         self._sync_wake.set()
@@ -229,14 +246,14 @@ class Flusher:
         return self._failed is None and not self._has_work_left()
 
     def _has_work_left(self) -> bool:
-        """Tell, when the threads have ended, whether something came that they did not see any more."""
+        """Return whether operations arrived that the ended threads no longer saw."""
         while not self._queue.empty():
             if self._queue.get() is not None:
                 return True
         return False
 
     def statistics(self, *, disk_full: bool) -> FlushStatistics:
-        """Return the counters. Any thread."""
+        """Return the counters. Callable from any thread."""
         latencies = sorted(self._latencies.copy())
         count = len(latencies)
         flushed = self._writer.flushed
@@ -250,14 +267,14 @@ class Flusher:
             disk_full=disk_full,
         )
 
-    # --- threads -----------------------------------------------------------------------------------------------
+    # --- threads --------------------------------------------------------------------------------------------
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Run a thread's work; the first failure is the last thing it says."""
+        """Run a thread's work and report its first failure, which ends the thread."""
         try:
             work()
         except (OSError, StorageError) as error:
             self._fail(error)
-        except Exception as defect:  # noqa: BLE001 (nobody else would notice that this thread is gone)
+        except Exception as defect:  # noqa: BLE001 (otherwise the thread would die unnoticed)
             _log.exception("storage thread failed path=%s", self._path)
             self._fail(StorageDefectError(f"writing the log in {self._path}", defect))
 
@@ -297,11 +314,11 @@ class Flusher:
                 self._sync_wake.set()
 
     def _next_turn(self) -> list[PersistOp]:
-        """Wait for work and take it; empty when the thread must end."""
+        """Wait for work and take it. Returns an empty list when the thread must end."""
         turn: list[PersistOp] = []
         size, queue = 0, self._queue
         while self._failed is None and size < MAX_TURN_BYTES:
-            if turn or self._closing:  # take what is there
+            if turn or self._closing:  # drain the queue without waiting
                 if queue.empty():
                     break
                 op = queue.get()
@@ -313,7 +330,10 @@ class Flusher:
         return turn if self._failed is None else []
 
     def _wait_for_work(self) -> PersistOp | None:
-        """Return the next operation; None: look what happened. An idle second stores the floor."""
+        """Return the next operation, or None to make the caller check its flags.
+
+        An idle second stores the floor.
+        """
         try:
             return self._queue.get(timeout=FLOOR_INTERVAL_SECONDS if self._quiet_store_is_due else None)
         except Empty:
@@ -329,14 +349,17 @@ class Flusher:
             self._store_floor()
 
     def _timed(self, work: Callable[[], object]) -> None:
-        """Run a sync and note how long it took. A turn's write is in it: that is what an append waits for."""
+        """Run a sync and record how long it took.
+
+        A turn's write is included, because an append waits for both.
+        """
         begin = time.perf_counter()
         if work() is not False:
             self._latencies.append((time.perf_counter() - begin) * 1000)
             self._fsync_count += 1
 
     def _floor_behind(self) -> bool:
-        """Tell whether an idle moment should store the floor (the syncer does it in async mode)."""
+        """Return whether an idle moment should store the floor. In async mode the syncer does it."""
         return self._mode is FlushMode.SYNC and self._writer.state.floor_index != self._writer.flushed.index
 
     def _store_floor(self) -> None:

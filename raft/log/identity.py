@@ -1,7 +1,7 @@
-"""Whose data folder this is, and the base point of its log.
+"""Identity of a data folder and base point of its log.
 
-Owns: the files `identity` and `manifest`, and the refusal to use a folder that does not fit, in words that tell what
-to do. Nothing on disk is changed before all checks have passed.
+Owns: the files `identity` and `manifest`, and the refusal of a folder that does not match. The error text
+says what to do. Nothing on disk is changed before all checks have passed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from ..disk.files import FileSystem
 from ..errors import DamagedFolderError, ForeignFolderError, NewerFolderError
 from ..types import HardState, LogIndex, NodeId, Term
 
-#: Stand in a learner's own entry of its member record, where a new node has its incarnation (which is odd): of one
-#: that lost something, and of one that began with an empty folder for `--rejoin`.
+#: Stored in a learner's own entry of its member record, where a new node has its (odd) incarnation.
+#: LEARNER_MARK: the node lost data. REJOINED_MARK: it began with an empty folder for `--rejoin`.
 LEARNER_MARK: Final = 0
 REJOINED_MARK: Final = 2
-#: Both records stand twice in their files since these versions: a former build, which would call that damage, refuses them.
+#: Since these versions each file holds its record twice. Earlier builds would report the second copy as
+#: damage, so the version makes them refuse the file.
 IDENTITY_VERSION: Final = 4
 MANIFEST_VERSION: Final = 2
-#: Incarnations of a node that are remembered after others took their place.
+#: Number of replaced incarnations to remember per node.
 MAX_FORMER: Final = 16
 _FIRST_INDEX: Final = LogIndex(1)
 _NO_TERM: Final = Term(0)
@@ -36,15 +37,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """How a folder became part of a group that was recovered after the loss of its majority (group_recovery.py)."""
+    """How a folder joined a broker group that was recovered after losing its majority (group_recovery.py)."""
 
-    replaced_group_id: int  # the group as it was before; 0 = it had no id. Its nodes are refused
-    from_incarnation: int  # the hard state still has it: the change is not finished
-    term: int  # of the hard state that finishes the change
-    last_index: int  # the log that every first member begins with ends here
+    replaced_group_id: int  # id before the recovery; its nodes are refused; 0: it had none
+    from_incarnation: int  # while the hard state still holds this one, the change is not finished
+    term: int  # term of the hard state that finishes the change
+    last_index: int  # end of the log that every first member begins with
     last_crc: int
-    counted: bool = False  # this node became a voter once: its folder must not be copied any more
-    promoted: bool = False  # the new group is one with a master, this node: it votes at once
+    counted: bool = False  # this node has been a voter: its folder must not be copied any more
+    promoted: bool = False  # the new broker group has a master, this node, which votes at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,24 +55,26 @@ class Identity:
     cluster_id: str
     group: str
     node_id: NodeId
-    incarnation: int  # 63 random bits, new whenever the folder starts with an empty log
+    incarnation: int  # 63 random bits; new whenever the folder starts with an empty log
     segment_size: int
     feature_level: int = 1
-    # Incarnation of each member as last seen; 0 = never
+    # incarnation of each member as last seen; 0: never
     members: dict[NodeId, int] = field(default_factory=dict)
-    group_id: int = 0  # tells this group from others with the same names; 0 = not known yet (bootstrap.py)
-    complete: bool = True  # False while the folder is being made: nothing was promised from it yet
-    recovery: Recovery | None = None  # None: the group was never recovered, or this folder was made later
-    reign: Reign | None = None  # of a group with a master; None: a majority decides
-    successor: Reign | None = None  # left this folder behind: it is moved aside before anything else is done
+    group_id: int = 0  # tells broker groups of the same name apart; 0: not known yet (bootstrap.py)
+    complete: bool = True  # False while the folder is being created; nothing has been promised from it yet
+    recovery: Recovery | None = None  # None: never recovered, or the folder was created later
+    reign: Reign | None = None  # of a broker group with a master; None: a majority decides
+    # set when this folder is superseded: it is moved aside before anything else
+    successor: Reign | None = None
+    # Latest claim of each other node. Whatever begins here supersedes them.
     claims: tuple[
         Claim, ...
     ] = ()  # of other nodes, the last one of each: whatever begins here leaves them behind
-    # Incarnations that each member had before, this node too: who still goes by one of them has an old folder
+    # earlier incarnations of each member and of this node; a node that still uses one has an old folder
     former: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
 
     def with_former(self, node: NodeId, incarnation: int) -> Identity:
-        """Return the record with an incarnation that another one has replaced."""
+        """Return a copy that also remembers `incarnation`, which another one has replaced."""
         if not incarnation or incarnation in self.former.get(node, ()):
             return self
         former = (*self.former.get(node, ()), incarnation)[-MAX_FORMER:]
@@ -79,7 +82,7 @@ class Identity:
 
     @property
     def former_group_ids(self) -> tuple[int, ...]:
-        """Ids that the group had before it was recovered, or before a master was promoted."""
+        """Ids of this broker group before it was recovered or before a master was promoted."""
         former = self.reign.former_group_ids if self.reign is not None else ()
         replaced = self.recovery.replaced_group_id if self.recovery is not None else 0
         return former if replaced in (0, *former) else (*former, replaced)
@@ -87,22 +90,24 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The base point of a log (raft.md 1.3): what stands before its first entry."""
+    """Base point of a log (raft.md 1.3): the state just before its first entry."""
 
     first_index: LogIndex = _FIRST_INDEX
     first_offset: int = 0  # start of its first segment
     prev_term: Term = _NO_TERM  # of first_index - 1
-    prev_crc: int = 0  # that the first entry chains to
+    prev_crc: int = 0  # checksum that the first entry chains to
     prev_timestamp: int = 0  # log time (ms) of first_index - 1
 
 
 def is_new(identity: Identity, hard: HardState, last_index: LogIndex) -> bool:
-    """Tell whether this is the folder of a FRESH member (P19), which gave no vote and no acknowledgement that counts.
+    """Return whether this is the folder of a FRESH member (P19): it gave no vote and no acknowledgement that
+    counts.
 
-    A new folder has its own incarnation in its member record, term 0 and an empty log. Between the creation of a
-    folder for a rejoin and its mark a crash leaves one that counts as new: then the peers refuse it, because they
-    know another incarnation. A first member of a recovered group begins with a log, and is new until it votes, or
-    until it lost a part of that log: then it has another incarnation, and comes back as a learner like everybody.
+    A new folder has its own incarnation in its member record, term 0 and an empty log. A crash between
+    creating a folder for a rejoin and marking it leaves a folder that looks new. The peers then refuse it,
+    because they know another incarnation. A first member of a recovered broker group begins with a log. It is
+    new until it votes, or until it loses part of that log: it then gets another incarnation and comes back as
+    a learner, like any other node.
     """
     marked = identity.members.get(identity.node_id) in (LEARNER_MARK, REJOINED_MARK)
     if hard.is_voter or marked:
@@ -118,7 +123,10 @@ def write_identity(files: FileSystem, path: Path, identity: Identity) -> None:
 
 
 def keep_records(files: FileSystem, paths: tuple[Path, Path], identity: Identity, manifest: Manifest) -> None:
-    """Have both records (`paths`: of the two) stand twice in their files, as they were read. Raises: OSError."""
+    """Rewrite both records as they were read, so that each file holds two copies. Raises: OSError.
+
+    `paths` are those of the identity and the manifest.
+    """
     keep_record(files, paths[0], "identity", IDENTITY_VERSION, _identity_fields(identity))
     keep_record(files, paths[1], "manifest", MANIFEST_VERSION, asdict(manifest))
 
@@ -134,11 +142,11 @@ def _identity_fields(identity: Identity) -> dict[str, Any]:
         "members": dict(identity.members),
         "complete": identity.complete,
     }
-    if identity.group_id:  # stands only in records of nodes that know it
+    if identity.group_id:  # present only in records of nodes that know it
         fields["group_id"] = identity.group_id
     if identity.recovery is not None:
         recovery = fields["recovery"] = asdict(identity.recovery)
-        if not identity.recovery.promoted:  # so it stands only beside a reign
+        if not identity.recovery.promoted:  # True occurs only together with a reign
             del recovery["promoted"]
     if identity.reign is not None:
         fields["reign"] = asdict(identity.reign)
@@ -152,7 +160,7 @@ def _identity_fields(identity: Identity) -> dict[str, Any]:
 
 
 def read_identity(files: FileSystem, path: Path, node: str) -> Identity:
-    """Read the record; `node` is for the messages. Raises: DamagedFolderError, NewerFolderError."""
+    """Read the record. `node` is used in error texts. Raises: DamagedFolderError, NewerFolderError."""
     fields = _read(files, path, "identity", IDENTITY_VERSION, node)
     return _build(path, node, lambda: _identity(fields))
 
@@ -172,7 +180,7 @@ def _identity(fields: dict[str, Any]) -> Identity:
 
 
 def reign_of(fields: dict[str, Any] | None) -> Reign | None:
-    """Return a reign as it stands in a record."""
+    """Decode a reign from a record."""
     if fields is None:
         return None
     return Reign(**{**fields, "former_group_ids": tuple(fields["former_group_ids"])})
@@ -184,7 +192,7 @@ def write_manifest(files: FileSystem, path: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(files: FileSystem, path: Path, node: str) -> Manifest:
-    """Read the record; `node` is for the messages. Raises: DamagedFolderError, NewerFolderError."""
+    """Read the record. `node` is used in error texts. Raises: DamagedFolderError, NewerFolderError."""
     fields = _read(files, path, "manifest", MANIFEST_VERSION, node)
     return _build(path, node, lambda: Manifest(**fields))
 
@@ -192,18 +200,19 @@ def read_manifest(files: FileSystem, path: Path, node: str) -> Manifest:
 def check_identity(
     identity: Identity, *, cluster_id: str, group: str, node_id: NodeId, segment_size: int, folder: Path
 ) -> None:
-    """Check that the folder is this node's and was made with these settings. Raises: ForeignFolderError."""
+    """Check that the folder belongs to this node and matches the settings. Raises: ForeignFolderError."""
     keep = "Point --data elsewhere; nothing was changed."
     if identity.cluster_id != cluster_id:
         raise ForeignFolderError(
-            f"{node_id} will not start: its data folder {folder} belongs to cluster {identity.cluster_id}, not to"
-            f" {cluster_id}. {keep}"
+            f"{node_id} will not start: its data folder {folder} belongs to cluster {identity.cluster_id}, "
+            f"not to {cluster_id}. {keep}"
         )
     if identity.group != group or identity.node_id != node_id:
         raise ForeignFolderError(
-            f"{node_id} will not start: its data folder {folder} belongs to node {identity.node_id} of group"
-            f" {identity.group}, as the file {folder / 'identity'} says. {keep} If only that file was put there, put back the"
-            f" one of {node_id}; without it move the folder away, and start with: ledgermq broker --rejoin"
+            f"{node_id} will not start: its data folder {folder} belongs to node {identity.node_id} of group "
+            f"{identity.group}, as the file {folder / 'identity'} says. {keep} If only that file was put "
+            f"there, put back the one of {node_id}; without it move the folder away, and start with: "
+            "ledgermq broker --rejoin"
         )
     if identity.segment_size != segment_size:
         raise ForeignFolderError(
@@ -234,9 +243,9 @@ def _build(path: Path, node: str, make: Callable[[], _T]) -> _T:
 
 
 def damaged_folder(node: str, path: Path, what: str) -> DamagedFolderError:
-    """Return the error for a file without which the folder must not be used."""
+    """Return the error for a damaged file without which the folder must not be used."""
     return DamagedFolderError(
-        f"{node} will not start: {path} {what}, so what this node promised is not known. Fetch a clean copy from"
-        f" the other nodes: ledgermq broker --rejoin; nothing was changed.",
+        f"{node} will not start: {path} {what}, so what this node promised is not known. Fetch a clean copy "
+        "from the other nodes: ledgermq broker --rejoin; nothing was changed.",
         found=f"{path} {what}",
     )

@@ -1,8 +1,9 @@
-"""Open files of the log for reading, and the threads that wait for cold ones.
+"""Log files opened for reading, and the threads that wait for cold data.
 
 Owns: a bounded set of descriptors and the bounded read pool.   Must not: know entries.
-Invariants: a file is closed only when no thread reads it; where there is a pool, no segment is opened outside it, since a
-name that is in no cache is read from the disk, too. Event-loop thread only, except inside the pool.
+Invariants: a file is closed only when no thread is reading it. If there is a pool, segments are opened only
+inside it, because even looking up an uncached name reads the disk. Event-loop thread only, except inside the
+pool.
 """
 
 from __future__ import annotations
@@ -33,28 +34,31 @@ class _Handle:
 
 
 class LogFiles:
-    """Reads of segments and their index files."""
+    """Reads of segments and their index files, with an LRU set of open descriptors."""
 
     def __init__(self, files: FileSystem, folders: LogFolders, threads: int) -> None:
         self._files = files
         self._folders = folders
         self._handles: OrderedDict[int, _Handle] = OrderedDict()
         self._indexes = IndexCache()
-        self._opening: dict[int, asyncio.Future[None]] = {}
-        self._forgotten = 0  # how often something was
+        self._opening: dict[int, asyncio.Future[None]] = {}  # pending opens by segment start
+        self._forgotten = 0  # number of `forget` calls; an open that spans one starts over
         # Without threads (simulators) a cold read is done on the calling thread.
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ledgermq-read") if threads else None
 
     def read_nowait(self, start: int, position: int, size: int) -> bytes | None:
-        """Bytes of the segment at `start`, when it is open and the page cache has them. Raises: OSError."""
+        """Return bytes of the segment at `start` if it is open and the page cache has them, else None.
+
+        Raises: OSError.
+        """
         if self._pool is not None and start not in self._handles:
-            with suppress(RuntimeError):  # no loop runs
-                self._open_soon(start)  # whoever asks again has it
+            with suppress(RuntimeError):  # no running loop
+                self._open_soon(start)  # a retry finds it open
             return None
         return self._handle(start).file.pread_nowait(size, position)
 
     async def read(self, start: int, position: int, size: int) -> bytes:
-        """Bytes of the segment at `start`, from a thread of the pool. Raises: OSError."""
+        """Return bytes of the segment at `start`, read by a pool thread. Raises: OSError."""
         handle = await self._opened(start)
         handle.readers += 1
         try:
@@ -65,11 +69,11 @@ class LogFiles:
                 handle.file.close()
 
     def read_now(self, start: int, position: int, size: int) -> bytes:
-        """Bytes of the segment at `start`, waiting on the calling thread. Raises: OSError."""
+        """Return bytes of the segment at `start`, blocking the calling thread. Raises: OSError."""
         return self._handle(start).file.pread(size, position)
 
     def offsets_nowait(self, start: int) -> array[int] | None:
-        """Entry offsets of a sealed segment, when memory or the page cache has them.
+        """Return the entry offsets of a sealed segment if memory or the page cache has them, else None.
 
         Raises: CorruptError, NewerFormatError, OSError.
         """
@@ -85,22 +89,22 @@ class LogFiles:
         return offsets
 
     async def offsets(self, start: int) -> array[int]:
-        """Entry offsets of a sealed segment. Raises: CorruptError, NewerFormatError, OSError."""
+        """Return the entry offsets of a sealed segment. Raises: CorruptError, NewerFormatError, OSError."""
         offsets = self._indexes.get(start)
         return offsets if offsets is not None else await self._in_pool(lambda: self._load(start))
 
     def offsets_now(self, start: int) -> array[int]:
-        """Entry offsets of a sealed segment, waiting on the calling thread."""
+        """Return the entry offsets of a sealed segment, blocking the calling thread."""
         offsets = self._indexes.get(start)
         return offsets if offsets is not None else self._load(start)
 
     def keep_offsets(self, start: int, offsets: array[int]) -> array[int]:
-        """Remember the offsets of a segment that was sealed or read."""
+        """Cache the offsets of a segment that was sealed or read, and return them."""
         self._indexes.put(start, offsets)
         return offsets
 
     def forget(self, start: int) -> None:
-        """Drop what is open or remembered of the segment at `start`."""
+        """Drop the descriptor and cached offsets of the segment at `start`."""
         self._forgotten += 1
         self._indexes.drop(start)
         handle = self._handles.pop(start, None)
@@ -108,14 +112,14 @@ class LogFiles:
             self._drop(handle)
 
     def forget_from(self, start: int) -> None:
-        """Drop what is open or remembered of the segments at or behind `start`."""
+        """Drop descriptors and cached offsets of all segments that start at or after `start`."""
         self._forgotten += 1
         for other in [other for other in self._handles if other >= start]:
             self.forget(other)
         self._indexes.drop_from(start)
 
     def close(self) -> None:
-        """Wait for the pool, close the files."""
+        """Wait for the pool, then close the files."""
         self._forgotten += 1
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
@@ -136,13 +140,13 @@ class LogFiles:
         return self._files.open(segment_path(self._folders.segments, start), writable=False)
 
     async def _opened(self, start: int) -> _Handle:
-        """Return the open segment; all who want one that is not open wait for the same thread."""
+        """Return the open segment. Concurrent callers share one pool thread per segment."""
         while self._pool is not None and start not in self._handles:
             await asyncio.shield(self._open_soon(start))
         return self._handle(start)
 
     def _open_soon(self, start: int) -> asyncio.Future[None]:
-        """Begin to open a segment, unless somebody did. Raises: RuntimeError (no loop runs)."""
+        """Start opening a segment unless that is under way. Raises: RuntimeError (no running loop)."""
         opening = self._opening.get(start)
         if opening is None:
             loop = asyncio.get_running_loop()
@@ -151,7 +155,10 @@ class LogFiles:
         return opening
 
     async def _open_in_pool(self, start: int) -> None:
-        """Open a segment, whatever becomes of who asked for it. One that was forgotten meanwhile may be another now."""
+        """Open a segment, even if the caller that asked for it is gone.
+
+        A segment that was forgotten meanwhile may have been replaced by another file.
+        """
         forgotten = self._forgotten
         try:
             file = await self._in_pool(lambda: self._open(start))
@@ -180,6 +187,6 @@ class LogFiles:
 
 
 def _seen(opening: asyncio.Future[None]) -> None:
-    """Nobody may be left who waits for it: an error comes again for whoever asks again."""
+    """Retrieve the result, in case no waiter is left. The next caller gets the error by trying again."""
     if not opening.cancelled():
         opening.exception()

@@ -1,8 +1,9 @@
-"""Reads of the CommitLog: from the tail cache, else the page cache, else a thread of the read pool.
+"""Reads of the CommitLog: from the tail cache, else the page cache, else by a read pool thread.
 
-Owns: nothing; it plans over LogContents and reads through LogFiles.   Must not: wait for a disk outside a coroutine.
-Invariants: entries that are not in the tail cache are in the file; disk bytes that are given to `apply` are verified;
-a plan that was made before a truncation is never used after it.
+Owns: nothing. It plans over LogContents and reads through LogFiles.
+Must not: block on the disk outside a coroutine.
+Invariants: entries that are not in the tail cache are in the file. Disk bytes given to `apply` are verified.
+A plan made before a truncation is never used after it.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ class _DiskRange:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSketch:
-    """A segment as memory knows it, for whoever verifies or repairs its file."""
+    """Snapshot of what memory knows about a segment, for verifying or repairing its file."""
 
-    start: int
-    chained: Before  # what its first entry must continue (a filler, when there is one)
-    before: Before  # the last entry in front of it
-    before_end: int  # physical offset behind that entry: a filler may stand there
+    start: int  # physical offset of its first byte
+    chained: Before  # what its first entry (or the filler before it) must continue
+    before: Before  # the last entry before it
+    before_end: int  # physical offset just past that entry; a filler may follow there
     info: SegmentInfo
-    is_index_saved: bool  # its entry index is in its file
+    is_index_saved: bool  # its entry index is in its index file
 
 
 class LogReads:
-    """Event-loop thread only."""
+    """Read paths of the log. Event-loop thread only."""
 
     def __init__(self, node: str, contents: LogContents, files: LogFiles, folders: LogFolders) -> None:
         self._node = node
@@ -61,9 +62,9 @@ class LogReads:
         self._files = files
         self._folders = folders
 
-    # --- headers -----------------------------------------------------------------------------------------------
+    # --- headers --------------------------------------------------------------------------------------------
     def header_nowait(self, index: LogIndex) -> EntryHeader | None:
-        """The header of an entry, or None when a disk would have to be waited for."""
+        """Return the header of an entry, or None if the read would block on the disk."""
         self._check(index, index)
         known = self._known_header(index)
         if known is not None:
@@ -78,7 +79,10 @@ class LogReads:
         return None if raw is None else self._decode(segment, position, raw, index)
 
     def header_now(self, index: LogIndex) -> EntryHeader:
-        """The header of an entry, waiting for the disk on this thread (truncation across segments: rare)."""
+        """Return the header of an entry, blocking this thread on the disk.
+
+        Only truncation across segments needs it.
+        """
         found = self.header_nowait(index)
         if found is not None:
             return found
@@ -89,7 +93,7 @@ class LogReads:
         return self._decode(segment, position, raw, index)
 
     async def header_at(self, index: LogIndex) -> EntryHeader:
-        """The header of an entry."""
+        """Return the header of an entry."""
         return await self._settled(lambda: self._header_at(index))
 
     async def _header_at(self, index: LogIndex) -> EntryHeader:
@@ -104,9 +108,9 @@ class LogReads:
         self._unchanged(generation)
         return self._decode(segment, position, raw, index)
 
-    # --- entries -----------------------------------------------------------------------------------------------
+    # --- entries --------------------------------------------------------------------------------------------
     def read_wire_nowait(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes | None:
-        """Wire bytes of whole entries lo.., or None when a disk would have to be waited for."""
+        """Return wire bytes of whole entries from `lo`, or None if the read would block on the disk."""
         self._check(lo, hi)
         if lo >= self._log.cache.first_index:
             return self._log.cache.wire(lo, hi, max_bytes)
@@ -120,7 +124,7 @@ class LogReads:
         return None if raw is None else plan.filler + raw
 
     async def read_wire(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes:
-        """Wire bytes of whole entries lo.., waiting for the read pool when they are cold."""
+        """Return wire bytes of whole entries from `lo`, waiting for the read pool if they are cold."""
         return await self._settled(lambda: self._read_wire(lo, hi, max_bytes))
 
     async def _read_wire(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes:
@@ -139,7 +143,7 @@ class LogReads:
         return plan.filler + raw
 
     def entries_nowait(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> Entries | None:
-        """(header, payload) of entries lo.., or None when a disk would have to be waited for."""
+        """Return (header, payload) of entries from `lo`, or None if the read would block on the disk."""
         self._check(lo, hi)
         if lo >= self._log.cache.first_index:
             return self._log.cache.entries(lo, hi, max_bytes)
@@ -147,13 +151,13 @@ class LogReads:
         return None if raw is None else self.verified(raw, lo)
 
     async def entries(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> Entries:
-        """(header, payload) of entries lo.., waiting for the read pool when they are cold."""
+        """Return (header, payload) of entries from `lo`, waiting for the read pool if they are cold."""
         found = self.entries_nowait(lo, hi, max_bytes)
         return found if found is not None else self.verified(await self.read_wire(lo, hi, max_bytes), lo)
 
-    # --- bytes -------------------------------------------------------------------------------------------------
+    # --- bytes ----------------------------------------------------------------------------------------------
     def read_at_nowait(self, offset: int, size: int) -> memoryview | None:
-        """Log bytes at a physical offset, or None when a disk would have to be waited for."""
+        """Return log bytes at a physical offset, or None if the read would block on the disk."""
         self._check_bytes(offset, size)
         cached = self._cached_bytes(offset, size)
         if cached is not None:
@@ -164,7 +168,7 @@ class LogReads:
         return None if raw is None else self._with_cached(raw, offset, size)
 
     async def read_at(self, offset: int, size: int) -> memoryview:
-        """Log bytes at a physical offset, waiting for the read pool when they are cold."""
+        """Return log bytes at a physical offset, waiting for the read pool if they are cold."""
         return await self._settled(lambda: self._read_at(offset, size))
 
     async def _read_at(self, offset: int, size: int) -> memoryview:
@@ -178,21 +182,26 @@ class LogReads:
         self._unchanged(generation)
         if len(raw) < cold:
             raise self._damaged(segment, offset - segment.start + len(raw), "the file ends too early")
-        if cold < size:  # the rest was in the cache when it was planned; it may be on disk only by now
+        if cold < size:  # the rest was cached when the read was planned; by now it may be only on disk
             rest = await self.read_at(offset + cold, size - cold)
             return memoryview(b"".join((raw, rest)))
         return memoryview(raw)
 
     def offsets_now(self, segment: Segment) -> array[int]:
-        """Entry offsets of a segment, waiting for the disk on this thread (truncation across segments: rare)."""
+        """Return the entry offsets of a segment, blocking this thread on the disk.
+
+        Only truncation across segments needs it.
+        """
         if segment.offsets is not None:
             return segment.offsets
         with self._reading_index(segment):
             return self._files.offsets_now(segment.start)
 
-    # --- for repairs -------------------------------------------------------------------------------------------
+    # --- for repairs ----------------------------------------------------------------------------------------
     def sketch(self, start: int) -> SegmentSketch | None:
-        """What memory knows of the segment at `start`; None when the log holds no entry there (any more)."""
+        """Return what memory knows about the segment at `start`; None if the log holds no entry there (any
+        more).
+        """
         segments = self._log.segments
         if not segments or not segments[0].start <= start <= segments[-1].start:
             return None
@@ -213,16 +222,20 @@ class LogReads:
         )
 
     def end_of(self, index: LogIndex) -> int:
-        """Physical offset behind an entry that the log holds. May wait for the disk (rare). Raises: StorageError."""
+        """Return the physical offset just past an entry of the log. May block on the disk (rare).
+
+        Raises: StorageError.
+        """
         segment = self._log.segment_of(index)
         if index == segment.last_index:
             return segment.end_offset
         return segment.start + self.offsets_now(segment)[index + 1 - segment.first_index]
 
     async def whole_entry_before(self, offset: int) -> tuple[Before, int] | None:
-        """The last entry of the same segment that ends at or before a physical offset and is whole, and its end.
+        """Return the last intact entry that ends at or before a physical offset in the same segment, and its
+        end.
 
-        Raises: StorageError (the index file cannot be used).
+        Raises: StorageError (the index file is unusable).
         """
         segment = self._log.segment_at(offset)
         offsets = await self._offsets(segment)
@@ -238,11 +251,11 @@ class LogReads:
             return Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp), header.end
         return None
 
-    # --- inside ------------------------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------
     async def _settled(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Read again when the log was truncated meanwhile: what is committed stands where it stood.
+        """Retry a read during which the log was truncated. Committed entries have not moved.
 
-        Raises: LogTruncatedError (what was wanted is cut off).
+        Raises: LogTruncatedError (the wanted entries were cut off).
         """
         while True:
             generation = self._log.generation
@@ -254,7 +267,10 @@ class LogReads:
 
     @contextmanager
     def _reading(self, segment: Segment, position: int, size: int) -> Iterator[None]:
-        """Turn what a bad disk raises into this package's error; the range is what is being read of the file."""
+        """Translate errors of a bad disk into this package's errors.
+
+        The arguments are the file range being read.
+        """
         try:
             yield
         except OSError as error:
@@ -264,18 +280,22 @@ class LogReads:
 
     @contextmanager
     def _reading_index(self, segment: Segment) -> Iterator[None]:
-        """Turn what a bad disk or a damaged index file raises into this package's error: the log itself is well."""
+        """Translate errors of a bad disk or a damaged index file. The log itself is intact."""
         try:
             yield
         except (OSError, LayoutError) as error:
             self._check_retained(segment)
             path = index_path(self._folders.indexes, segment.start)
             raise StorageError(
-                f"{self._node} cannot use {path}: {error}. It is only an index; restart the node to rebuild it"
+                f"{self._node} cannot use {path}: {error}. It is only an index; restart the node to rebuild "
+                "it"
             ) from None
 
     def _check_retained(self, segment: Segment) -> None:
-        """Raises: LogCompactedError (retention was quicker than a read that had to wait)."""
+        """Check that retention has not deleted the segment during a blocking read.
+
+        Raises: LogCompactedError.
+        """
         if segment.start < self._log.base.first_offset:
             raise LogCompactedError(segment.first_index, self._log.first_index) from None
 
@@ -314,17 +334,17 @@ class LogReads:
         with self._reading_index(segment):
             try:
                 return self._files.keep_offsets(segment.start, await self._files.offsets(segment.start))
-            finally:  # whatever came out: the file may have gone with the entries
+            finally:  # also after an error: the file may have been deleted with its entries
                 self._unchanged(generation)
 
     def _plan(
         self, segment: Segment, offsets: array[int], lo: LogIndex, hi: LogIndex, max_bytes: int
     ) -> _DiskRange:
-        """Choose the whole entries to read from a segment: at least one, none that the cache holds."""
+        """Choose the whole entries to read from a segment: at least one, none that is in the cache."""
         limit = min(hi, segment.last_index, self._log.cache.first_index - 1)
         first = lo - segment.first_index
         begin = offsets[first]
-        # offsets[n] is where the entries before n end, so the last fitting end is found among them.
+        # offsets[n] is also the end of the entries before n, so the last end that fits is found among them.
         behind = min(limit - segment.first_index + 2, segment.count)
         stop = (
             bisect_right(offsets, begin + max_bytes, first + 1, behind) - 1 if first + 1 < behind else first
@@ -383,12 +403,12 @@ class LogReads:
         return found if found is not None else memoryview(self._log.cache.joined(offset, size))
 
     def _cold_size(self, offset: int, size: int) -> int:
-        """How many of the bytes must come from the file, because the cache begins behind them."""
+        """Return how many of the bytes must come from the file, because the cache starts after them."""
         first = self._log.cache.first_offset
         return size if first is None else min(size, first - offset)
 
     def _with_cached(self, raw: bytes, offset: int, size: int) -> memoryview:
-        """Put the cached rest behind bytes from the file."""
+        """Append the cached rest to bytes from the file."""
         if len(raw) == size:
             return memoryview(raw)
         rest = self._log.cache.joined(offset + len(raw), size - len(raw))

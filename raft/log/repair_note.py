@@ -1,12 +1,12 @@
-"""What a node writes down before it repairs its log in place, so that a crash half way cannot hide the damage (P18).
+"""Note that a node stores before it repairs its log in place, so that a crash cannot hide the damage (P18).
 
-A repair overwrites damaged bytes. Stopped in the middle, it would leave a log that ends in the last flush turn and
-looks like a torn tail, although more was durable, and perhaps acknowledged, before. The file `repair` says how far
-the log has to reach again; recovery takes a log that ends before that for damaged, whatever its end looks like.
+A repair overwrites damaged bytes. If it stops half way, the log may end inside the last flush turn and look
+like a torn tail, although more was durable before, and perhaps acknowledged. The file `repair` records how
+far the log must reach again. Recovery treats a log that ends earlier as damaged, whatever its end looks like.
 
 Owns: the file `repair`.   Must not: decide what to repair (recovery.py finds it, log/rewrite.py does it).
-Invariants: durable before the first byte is overwritten; removed when recovery believes the log, or after the hard
-state gave up the vote and named the cut.
+Invariants: the note is durable before the first byte is overwritten. It is removed once recovery accepts the
+log, or after the hard state gave up the vote and recorded the cut.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def note_path(data_dir: Path) -> Path:
 
 
 def read_note(files: FileSystem, data_dir: Path) -> RepairNote | None:
-    """Return the note of a repair that is under way. Raises: CorruptError, NewerFormatError, OSError."""
+    """Return the note of an unfinished repair, or None. Raises: CorruptError, NewerFormatError, OSError."""
     try:
         return RepairNote(**read_record(files, note_path(data_dir), _KIND, NOTE_VERSION))
     except FileNotFoundError:
@@ -45,7 +45,7 @@ def read_note(files: FileSystem, data_dir: Path) -> RepairNote | None:
 
 
 def read_note_of(node: str, files: FileSystem, data_dir: Path) -> RepairNote | None:
-    """As `read_note`, but a note that cannot be read asks for everything. Raises: NewerFolderError, OSError."""
+    """Like `read_note`, but an unreadable note demands the whole log. Raises: NewerFolderError, OSError."""
     try:
         return read_note(files, data_dir)
     except CorruptError:

@@ -1,11 +1,14 @@
-"""Writes committed entries from a peer over damaged ones, in place (P18, D6). Blocking; call it in a thread.
+"""In-place repair: writes committed entries from a peer over damaged ones (P18, D6).
 
-Entry bytes are equal on all replicas at equal offsets (D3), so a damaged range is made whole by the same bytes from a
-peer. Owns: the place where the repair stands, and the vote's surrender when nobody can tell what was acknowledged.
-Must not: choose peers, wait, or write what no peer has committed.
-Invariants: every entry is verified, by itself and against the one before it, before it is written, and its term is
-durable by then; what is written is durable when `take` returns; the log is cut only after the hard state says, durably,
-that this node does not vote; nothing that can be read, and nothing that the log's writer may write, is given up.
+Blocking; run it in a thread.
+
+Replicas hold the same entry bytes at the same offsets (D3), so a peer's bytes can replace a damaged range.
+Owns: the position of the repair, and giving up the vote when it is unknown what was acknowledged.
+Must not: choose peers, wait, or write entries that no peer has committed.
+Invariants: every entry is verified before it is written, by itself and against the entry before it. Its term
+is durable by then. Everything written is durable when `take` returns. The log is cut only after the hard
+state durably says that this node does not vote. No readable byte is given up, nor any byte that the log's
+writer may write.
 """
 
 from __future__ import annotations
@@ -46,49 +49,52 @@ logger = logging.getLogger(__name__)
 
 
 class Progress(Enum):
-    """What a chunk of entries brought."""
+    """Result of writing one chunk of entries."""
 
-    MORE = "more"  # the damage goes on
-    CONNECTED = "connected"  # what this log holds behind the chunk is valid and continues it
+    MORE = "more"  # more entries are needed
+    CONNECTED = "connected"  # the log after the chunk is valid and continues it
 
 
 @dataclass(slots=True)
 class LogRepair:
-    """One repair of one log. The folder must be locked, or the entries below the node's own commit point."""
+    """Repair of one log. Requires the folder lock, or a range below the node's own commit index."""
 
     files: FileSystem
     folders: LogFolders
     segment_size: int
     before: Before  # what the next entry must continue
-    offset: int  # physical offset where it (or a filler before it) must stand
-    #: Nothing behind this entry is written: in a running node, the last that is applied.
+    offset: int  # physical offset where that entry (or a filler before it) must be
+    #: Last entry that may be written. In a running node: the last applied one.
     last_index: LogIndex | None = None
-    #: In a running node, where that entry ends: the log's writer changes the page there, and all behind it.
+    #: In a running node: physical offset just past that entry. The log's writer may change its page and all
+    #: later bytes.
     settled_end: int | None = None
-    #: Offsets of entries change when committed ones take the place of others: not below the node's own commit point.
+    #: False: replacing entries with committed ones may change entry offsets. That cannot happen below the
+    #: node's own commit index.
     keeps_indexes: bool = False
-    #: Places to go back to, oldest first.
+    #: Positions to fall back to, oldest first.
     earlier: list[tuple[Before, int]] = field(default_factory=list)
-    #: Makes a term durable before the first entry of it is written (P4). None in a running node: its core did that.
+    #: Makes a term durable before its first entry is written (P4). None in a running node: its core did that.
     promise_term: Callable[[Term], None] | None = None
-    #: What stands before this offset is replaced, not looked at.
+    #: Bytes before this physical offset are replaced without looking at them.
     connect_from: int = 0
     written_bytes: int = 0
-    _begin: int = field(init=False)  # what stands in front of it is believed, and not written
+    _begin: int = field(init=False)  # the log before this offset is trusted and not written
 
     def __post_init__(self) -> None:
         self._begin = self.offset
 
     @property
     def next_index(self) -> LogIndex:
-        """The first entry that is missing."""
+        """Index of the first missing entry."""
         return LogIndex(self.before.index + 1)
 
     def take(self, wire: bytes) -> Progress:
-        """Verify entries that begin with `next_index` and write them, durably, as far as they are needed.
+        """Verify entries that begin with `next_index` and durably write those that are needed.
 
-        Raises: OtherHistoryError (then `go_back`), InvalidWireError (nothing was written, or whole verified entries
-        only), LogCompactedError (of a running node: retention was quicker), OSError (terminal, P15).
+        Raises: OtherHistoryError (then `go_back`), InvalidWireError (nothing was written, or only whole
+        verified entries), LogCompactedError (running node: retention deleted the range), OSError (terminal,
+        P15).
         """
         check_wire(wire, self.segment_size)
         opened: dict[int, File] = {}
@@ -103,11 +109,11 @@ class LogRepair:
         for position, header in walk_wire(wire):
             is_filler = header.kind is EntryKind.FILLER
             if position == 0 and is_filler and header.crc == self.before.crc:
-                continue  # it closes a segment that retention deleted here: this log begins behind it
+                continue  # it closes a segment that retention deleted here: this log begins after it
             if position == 0 and header.prev_crc != self.before.crc:
                 filler = self._filler_before(header)
                 self._step(decode_header(filler), memoryview(filler), opened)
-            # A filler belongs to the entry behind it.
+            # A filler belongs to the entry after it.
             belongs_to = header.index + 1 if is_filler else header.index
             if self.last_index is not None and belongs_to > self.last_index:
                 break
@@ -120,9 +126,10 @@ class LogRepair:
         return progress
 
     def _filler_before(self, header: EntryHeader) -> bytes:
-        """Return the filler in front of a peer's entry, which the peer does not have: its log begins behind it.
+        """Return the filler before a peer's entry, which the peer lacks because its log begins after it.
 
-        It follows from the entry before. Raises: OtherHistoryError (that is not what the peer's entry continues).
+        It follows from the entry before. Raises: OtherHistoryError (the peer's entry does not continue that
+        filler).
         """
         before, end = self.before, segment_start(self.offset, self.segment_size) + self.segment_size
         if self.offset % self.segment_size and header.physical_offset == end:
@@ -137,7 +144,7 @@ class LogRepair:
                 before.timestamp,
                 0,
                 0,
-            )  # all that a filler takes over; the size is in the offset
+            )  # all that a filler inherits; its size follows from the offset
             filler = bytes(encode_filler(previous, end))
             if decode_header(filler).crc == header.prev_crc:
                 return filler
@@ -146,7 +153,7 @@ class LogRepair:
         )
 
     def _step(self, header: EntryHeader, data: memoryview, opened: dict[int, File]) -> None:
-        """Check an entry or filler, write it, and stand behind it."""
+        """Check an entry or filler, write it, and advance past it."""
         self._check(header)
         if self.promise_term is not None and header.term > self.before.term:
             self.promise_term(Term(header.term))
@@ -155,7 +162,10 @@ class LogRepair:
         self.offset = header.end
 
     def go_back(self) -> bool:
-        """Begin at the end of an earlier segment: the entries behind it were never committed. False: there is none."""
+        """Fall back to the end of an earlier segment: the entries after it were never committed.
+
+        False: there is none.
+        """
         if not self.earlier:
             return False
         self.connect_from = max(self.connect_from, self.offset)
@@ -164,7 +174,7 @@ class LogRepair:
         return True
 
     def connects(self) -> bool:
-        """Tell whether a valid entry (or filler) that continues the repaired part stands behind it already."""
+        """Return whether a valid entry (or filler) already continues the repaired part."""
         start = segment_start(self.offset, self.segment_size)
         path = segment_path(self.folders.segments, start)
         if self.offset <= self.connect_from:
@@ -185,7 +195,7 @@ class LogRepair:
         return True
 
     def _check(self, header: EntryHeader) -> None:
-        """Check that a verified entry or filler continues what stands before it. Raises: InvalidWireError."""
+        """Check that a verified entry or filler continues the entry before it. Raises: InvalidWireError."""
         step = 0 if header.kind is EntryKind.FILLER else 1
         before = self.before
         if (
@@ -197,8 +207,9 @@ class LogRepair:
             or (step and place_entry(self.offset, header.size, self.segment_size) != self.offset)
         ):
             raise InvalidWireError(
-                f"entry {header.index} from a peer (offset {header.physical_offset}, chained to {header.prev_crc:08x})"
-                f" does not continue entry {before.index} of this log (offset {self.offset}, {before.crc:08x})"
+                f"entry {header.index} from a peer (offset {header.physical_offset}, chained to "
+                f"{header.prev_crc:08x}) does not continue entry {before.index} of this log (offset "
+                f"{self.offset}, {before.crc:08x})"
             )
 
     def _write(self, header: EntryHeader, data: memoryview, opened: dict[int, File]) -> None:
@@ -208,17 +219,18 @@ class LogRepair:
             file = opened[start] = self._open(start)
         position = header.physical_offset - start
         self._make_writable(file, start, position, len(data))
-        file.pwritev([data], position)  # once: a write that fails is terminal (P15)
-        if header.kind is EntryKind.FILLER:  # only its header travels; the rest are zeros by definition
+        file.pwritev([data], position)  # only once: a failed write is terminal (P15)
+        if header.kind is EntryKind.FILLER:  # only its header is sent; the rest is zeros by definition
             write_zeros(file, position + HEADER_SIZE, self.segment_size)
         self.written_bytes += len(data)
 
     def _make_writable(self, file: File, start: int, position: int, size: int) -> None:
-        """Write the page at either end of a range again when the disk cannot read it, with zeros for what is lost.
+        """Rewrite the unreadable pages at either end of a range, with zeros for the lost bytes.
 
-        A part of such a page cannot be written: the kernel would read the rest first. That is found out before the write,
-        not from its error, which says no more than that of a disk that takes no data any more. What is lost must be what
-        this repair writes: where it may be more, the node must end, and the next start looks again, with no writer beside it.
+        Such a page cannot be written in part, because the kernel would read the rest first. The page is
+        tested before the write: the write's error would look the same as that of a disk that takes no data
+        any more. The lost bytes must all be within this repair. If more may be lost, the node must stop; the
+        next start looks again, without a concurrent writer.
         """
         for page in {position // PAGE * PAGE, (position + size - 1) // PAGE * PAGE}:
             try:
@@ -230,7 +242,10 @@ class LogRepair:
                 file.pwritev([file.pread(kept, page), read_around(file, PAGE - kept, page + kept)], page)
 
     def _is_shared(self, page: int) -> bool:
-        """Tell whether the log's writer may change the page at a physical offset: it knows what stands there, this does not."""
+        """Return whether the log's writer may change the page at a physical offset.
+
+        Only the writer knows the contents of such a page.
+        """
         return self.settled_end is not None and page + PAGE > self.settled_end
 
     def _open(self, start: int) -> File:
@@ -238,7 +253,7 @@ class LogRepair:
         if self.keeps_indexes:
             try:
                 return self.files.open(path)
-            except FileNotFoundError:  # what is settled stands in a file, as long as the log holds it
+            except FileNotFoundError:  # a settled entry has a file for as long as the log holds it
                 raise LogCompactedError(self.next_index, LogIndex(self.next_index + 1)) from None
         if not self.files.exists(path):
             create_segment(self.files, self.folders.segments, start, self.segment_size)
@@ -249,7 +264,7 @@ class LogRepair:
 
 
 def renew_identity(files: FileSystem, folders: LogFolders, identity: Identity, incarnation: int) -> Identity:
-    """Take on, as a learner, the incarnation that the hard state has already; the note that announced it goes last."""
+    """Take over, as a learner, the incarnation that the hard state already has. Removes the note last."""
     if identity.incarnation != incarnation:
         members = {**identity.members, identity.node_id: LEARNER_MARK}
         identity = identity.with_former(identity.node_id, identity.incarnation)
@@ -260,7 +275,7 @@ def renew_identity(files: FileSystem, folders: LogFolders, identity: Identity, i
 
 
 class StoppedLog:
-    """The log of a node that cannot start. Hold its lock while you use it."""
+    """Log of a node that cannot start. Callers must hold its lock."""
 
     def __init__(self, node: str, files: FileSystem, folders: LogFolders, segment_size: int) -> None:
         self._node = node
@@ -269,7 +284,9 @@ class StoppedLog:
         self._segment_size = segment_size
 
     def begin(self, damage: Damage) -> tuple[LogRepair, RepairNote]:
-        """Write down how far the log must reach again, make all segment files whole, and return the repair."""
+        """Store how far the log must reach again, restore all segment files to full length, and return the
+        repair.
+        """
         note = damage.note
         write_note(self._files, self._folders.data, note)
         self._make_files_whole()
@@ -285,19 +302,21 @@ class StoppedLog:
         return repair, note
 
     def group_id(self) -> int:
-        """Return which group the folder belongs to; 0: it does not know."""
+        """Return the id of the broker group that the folder belongs to; 0: unknown."""
         return read_identity(self._files, self._folders.identity, self._node).group_id
 
     def end(self) -> None:
-        """The log is whole again, or what is behind the repaired part was not touched: drop the note."""
+        """Remove the note: the log is intact again, or nothing after the repaired part was touched."""
         if self._files.exists(note_path(self._folders.data)):
             remove_note(self._files, self._folders.data)
 
     def give_up_vote(self, repair: LogRepair, note: RepairNote) -> None:
-        """Come back as a learner that ends where the repair stands: what was acknowledged behind it is not known.
+        """Come back as a learner whose log ends at the repair's position: it is unknown what was acknowledged
+        after it.
 
-        The order is the safety: the hard state takes the vote away, under a new incarnation, and names the cut, in one
-        durable record; only then recovery cuts. Whatever the old incarnation acknowledged counts no more (P19).
+        The order makes it safe. One durable hard state record takes the vote away, under a new incarnation,
+        and names the cut; only then does recovery cut. Acknowledgements of the old incarnation no longer
+        count (P19).
         """
         rejoin_as = secrets.randbits(63) | 1
         write_note(self._files, self._folders.data, replace(note, rejoin_as=rejoin_as))
@@ -325,22 +344,25 @@ class StoppedLog:
         self.finish_rejoin()
 
     def finish_rejoin(self) -> None:
-        """Give the folder the incarnation that the hard state took on, when a crash came in between."""
+        """Give the folder the incarnation that the hard state took over, in case a crash came in between."""
         try:
             note = read_note(self._files, self._folders.data)
         except LayoutError:
-            return  # opening the folder tells what that means
+            return  # opening the folder reports it
         if note is None or not note.rejoin_as:
             return
         hard = HardStateFile.open(self._files, self._folders.hard_state)
         hard.close()
         if hard.state.incarnation != note.rejoin_as or hard.state.hard.is_voter:
-            return  # the vote was not given up yet: the repair begins again
+            return  # the vote was not given up yet: the repair starts over
         identity = read_identity(self._files, self._folders.identity, self._node)
         renew_identity(self._files, self._folders, identity, note.rejoin_as)
 
     def _promise_term(self, term: Term) -> None:
-        """Store that this node knows `term`: what the others committed meanwhile may be of a term it never heard of."""
+        """Store that this node knows `term`.
+
+        The others may have committed entries of a term unknown to it.
+        """
         hard = HardStateFile.open(self._files, self._folders.hard_state)
         try:
             state = hard.state
@@ -354,7 +376,7 @@ class StoppedLog:
         return [int(name) for name in names if len(name) == 20 and name.isdecimal()]
 
     def _make_files_whole(self) -> None:
-        """Make missing segment files again, and give short ones their length: zeros, which are damage, too."""
+        """Recreate missing segment files and extend short ones with zeros, which count as damage."""
         base = read_manifest(self._files, self._folders.manifest, self._node).first_offset
         size = self._segment_size + TRAILER_SIZE
         for start in range(base, max(self._starts(), default=base) + 1, self._segment_size):

@@ -1,7 +1,7 @@
-"""Segments of the CommitLog: file names, geometry, and the flush marks behind the log bytes.
+"""Segments of the CommitLog: file names, geometry, and the flush marks after the log bytes.
 
-A segment file `commitlog/<20-digit start offset>` is `segment_size` log bytes and a trailer of two 4 KiB blocks that
-is no part of the log. Each block holds one flush mark; turns alternate between them.
+A segment file `commitlog/<20-digit start offset>` holds `segment_size` log bytes and a trailer of two 4 KiB
+blocks that is not part of the log. Each block holds one flush mark; turns alternate between them.
 
 Flush mark (little-endian)
      0  4   magic b"LMQF"
@@ -10,14 +10,14 @@ Flush mark (little-endian)
     12  u32 reserved, 0
     16  u64 turn        counts flush turns of the node, over all segments
     24  u64 start       physical offset from which this turn wrote
-    32  u64 end         behind what it wrote
+    32  u64 end         just past what it wrote
     40  u64 reserved, 0
 
-Why marks: a turn writes many entries with one fdatasync, and a power cut may keep any of its blocks and lose others,
-so "an invalid entry followed by a valid one" is what an innocent torn turn looks like, too. A turn begins only when
-the one before is on stable storage, and its mark is made durable by the same fdatasync. So recovery knows: bytes
-before `start` of the latest mark were durable (anything wrong there is damage), and bytes behind its `end` belong
-to a turn that never finished (nothing there was ever acknowledged).
+Why marks: a turn writes many entries with one fdatasync. A power cut may keep any of its blocks and lose
+others, so "an invalid entry followed by a valid one" may be a harmless torn turn. A turn begins only once the
+previous turn is on stable storage, and the same fdatasync makes its mark durable. Recovery therefore knows
+two things about the latest mark. Bytes before its `start` were durable: anything wrong there is damage. Bytes
+after its `end` belong to a turn that never finished: nothing there was ever acknowledged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ..types import LogIndex, Term
 
 MARK_BLOCK: Final = 4096
 TRAILER_SIZE: Final = 2 * MARK_BLOCK
-#: No entry is larger than this part of a segment (D4).
+#: No entry is larger than segment_size / ENTRY_DIVISOR (D4).
 ENTRY_DIVISOR: Final = 4
 MIN_SEGMENT_SIZE: Final = 4096
 PREPARING: Final = ".preparing"
@@ -53,36 +53,38 @@ _MARK_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class FlushMark:
-    """A decoded flush mark; `start` and `end` are physical offsets."""
+    """Decoded flush mark. `start` and `end` are physical offsets."""
 
-    turn: int
-    start: int
-    end: int
+    turn: int  # counts up by one per flush turn; the mark with the highest turn is the latest
+    start: int  # bytes before it were durable when this turn began
+    end: int  # just past what it wrote; bytes after it belong to a turn that never finished
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """What is known about one segment that holds entries."""
+    """Public description of a segment that holds entries."""
 
     start_offset: int
     first_index: LogIndex
     last_index: LogIndex
-    last_timestamp: int  # log time (ms) of its last entry: its age
-    end_offset: int  # behind its last entry
+    last_timestamp: int  # log time (ms) of its last entry, which decides its age
+    end_offset: int  # just past its last entry
 
 
 @dataclass(slots=True)
 class Segment:
-    """A segment in memory. Invariant: `offsets`, when present, has `count` ascending items."""
+    """Segment in memory. Invariant: if present, `offsets` has `count` ascending items."""
 
+    # physical offset of its first byte; a multiple of the segment size
     start: int
     first_index: LogIndex
-    # Of entries, from `start`; None: in the index file
+    # entry offsets, relative to `start`; None: they are only in the index file
     offsets: array[int] | None = field(default_factory=lambda: array("I"))
-    count: int = 0
-    runs: list[tuple[LogIndex, Term]] = field(default_factory=list)  # (first index, term) of runs of one term
-    last: EntryHeader | None = None
-    filler: bytes = b""  # header of the filler that closes it; empty when there is none
+    count: int = 0  # number of entries
+    # (first index, term) of each run of entries with one term
+    runs: list[tuple[LogIndex, Term]] = field(default_factory=list)
+    last: EntryHeader | None = None  # header of the last entry; None when there is none
+    filler: bytes = b""  # header of the filler that seals it; empty if there is none
 
     @property
     def last_index(self) -> LogIndex:
@@ -91,11 +93,11 @@ class Segment:
 
     @property
     def end_offset(self) -> int:
-        """Physical offset behind the last entry."""
+        """Physical offset just past the last entry."""
         return self.last.end if self.last else self.start
 
     def add(self, header: EntryHeader) -> None:
-        """Note an entry behind the last one."""
+        """Append an entry."""
         assert self.offsets is not None
         self.offsets.append(header.physical_offset - self.start)
         self.count += 1
@@ -104,7 +106,7 @@ class Segment:
         self.last = header
 
     def cut(self, index: LogIndex, last: EntryHeader | None) -> None:
-        """Forget the entries >= `index`; `last` is the header of the one that is the last then."""
+        """Forget the entries >= `index`. `last` is the header of the new last entry."""
         assert self.offsets is not None
         self.count = index - self.first_index
         del self.offsets[self.count :]
@@ -114,7 +116,7 @@ class Segment:
         self.filler = b""
 
     def info(self) -> SegmentInfo:
-        """Return what others may know. The segment must hold an entry."""
+        """Return the public description. The segment must hold an entry."""
         assert self.last is not None
         return SegmentInfo(self.start, self.first_index, self.last_index, self.last.timestamp, self.last.end)
 
@@ -125,18 +127,18 @@ def segment_path(folder: Path, start: int) -> Path:
 
 
 def segment_start(offset: int, segment_size: int) -> int:
-    """Return the start of the segment that holds the byte at `offset`."""
+    """Return the start of the segment that contains `offset`."""
     return offset - offset % segment_size
 
 
 def place_entry(end_offset: int, size: int, segment_size: int) -> int:
-    """Return where an entry of `size` bytes goes when the log ends at `end_offset` (a filler may come first)."""
+    """Return where an entry of `size` bytes goes if the log ends at `end_offset`. A filler may come first."""
     room = segment_size - end_offset % segment_size
     return end_offset if fits_segment(size, room) else end_offset + room
 
 
 def max_entry_size(segment_size: int) -> int:
-    """Return the size of the largest entry, header included."""
+    """Return the size of the largest allowed entry, including its header."""
     return segment_size // ENTRY_DIVISOR
 
 
@@ -147,12 +149,12 @@ def encode_mark(mark: FlushMark) -> bytes:
 
 
 def mark_position(turn: int, segment_size: int) -> int:
-    """Return where in the segment file the mark of a turn stands."""
+    """Return the position of a turn's mark in the segment file."""
     return segment_size + (turn % 2) * MARK_BLOCK
 
 
 def read_marks(file: File, segment_size: int) -> tuple[FlushMark | None, int]:
-    """Return the latest valid mark of a segment file, and how many blocks hold something that is no mark.
+    """Return the latest valid mark of a segment file, and the number of blocks that hold something else.
 
     Raises: NewerFormatError, OSError.
     """
@@ -181,9 +183,10 @@ def read_marks(file: File, segment_size: int) -> tuple[FlushMark | None, int]:
 def create_segment(
     files: FileSystem, folder: Path, start: int, segment_size: int, pace: Callable[[int], None] | None = None
 ) -> None:
-    """Make an empty segment file: zeros, fsync, rename, directory fsync (rule P17).
+    """Create an empty segment file: zeros, fsync, rename, directory fsync (rule P17).
 
-    `pace` is called with the count of bytes after each piece and may wait. Raises: OSError; then no file is left.
+    `pace` is called with the number of bytes after each piece and may block. Raises: OSError; no file is left
+    then.
     """
     path = segment_path(folder, start)
     temporary = path.with_name(path.name + PREPARING)
@@ -192,7 +195,7 @@ def create_segment(
         size = segment_size + TRAILER_SIZE
         for position in range(0, size, _PIECE):
             file.write_zeros(position, min(position + _PIECE, size))
-            file.fdatasync()  # piece by piece, so that the log's own fsyncs never queue behind a whole segment
+            file.fdatasync()  # piece by piece: the log's own fsyncs must not queue behind a whole segment
             if pace:
                 pace(_PIECE)
     except OSError:

@@ -1,8 +1,9 @@
-"""The background thread of the log: prepares the next segment, writes index files, deletes old segments.
+"""Background thread of the log: prepares the next segment, writes index files, deletes old segments.
 
-Owns: which segment files exist.   Must not: write log bytes; hold up the flusher, unless it waits for a segment itself.
-Invariants: a segment has its full length and a durable name before anything is written to it (P17); the manifest is
-durable before a segment that it no longer names is unlinked (raft.md 1.3).
+Owns: which segment files exist.
+Must not: write log bytes, or delay the flusher unless the flusher itself waits for a segment.
+Invariants: a segment has its full length and a durable name before anything is written to it (P17). The
+manifest is durable before a segment that it no longer names is unlinked (raft.md 1.3).
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from .segment import TRAILER_SIZE, Segment, create_segment, segment_path
 
 _log = logging.getLogger(__name__)
 
-#: Zeros per second while nobody waits: quick enough to stay ahead, slow enough not to be felt.
+#: Bytes of zeros per second while no writer waits: fast enough to stay ahead, slow enough not to disturb
+#: others.
 PREPARE_RATE: Final = 256 << 20
-#: Left free when a segment is made, so that filling the disk is left to others.
+#: Space to leave free when creating a segment, so that LedgerMQ itself does not fill the disk.
 SPARE_SPACE: Final = 1 << 20
-#: Given back for the manifest when the disk is full: retention must always be able to run.
+#: Released for the manifest when the disk is full: retention must always be able to run.
 BALLAST_SIZE: Final = 64 << 10
 RETRY_SECONDS: Final = 0.5
 
@@ -70,7 +72,10 @@ class LogFolders:
 
 
 class SegmentKeeper:
-    """`prepare`, `save_index`, `delete` queue work; `open_segment` and `delete_after` are for the writer's thread."""
+    """Callers queue work with `prepare`, `save_index` and `delete`.
+
+    `open_segment` and `delete_after` are for the writer's thread.
+    """
 
     def __init__(
         self, files: FileSystem, folders: LogFolders, segment_size: int, existing: Sequence[int]
@@ -81,27 +86,28 @@ class SegmentKeeper:
         self._existing = set(existing)
         self._jobs: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
-        self._stopping = threading.Event()
-        self._urgent = threading.Event()
-        self._files_lock = threading.Lock()  # guards _existing and the files behind it
+        self._stopping = threading.Event()  # set: no waiting for disk space any more
+        self._urgent = threading.Event()  # set: the writer waits for a segment, so `_pace` must not sleep
+        self._files_lock = threading.Lock()  # guards _existing and the files it names
         self._thread: threading.Thread | None = None
         self._post: Callable[[Callable[[], None]], object] = lambda call: call()
         self._on_full: Callable[[bool], object] = lambda full: None
         self._on_failed: Callable[[StorageError], object] = lambda error: None
-        self.full = False
-        self.deleting = 0  # segments that `delete` was asked for and that still take space
-        self._no_room_for: int | None = None  # the segment that is to be made as soon as there is room
-        #: Deletions that found no room for the base point. A stop gives them up: the next start finds all segments.
+        self.full = False  # the last attempt to make a segment found no room
+        self.deleting = 0  # segments passed to `delete` that still occupy space
+        self._no_room_for: int | None = None  # segment to create as soon as there is room
+        #: Deletions without room for the new base point. A stop drops them; the next start finds all the
+        #: segments.
         self._postponed: deque[tuple[Manifest, Sequence[int]]] = deque()
 
-    # --- life --------------------------------------------------------------------------------------------------
+    # --- life -----------------------------------------------------------------------------------------------
     def start(
         self,
         post: Callable[[Callable[[], None]], object],
         on_full: Callable[[bool], None],
         on_failed: Callable[[StorageError], None],
     ) -> None:
-        """Run queued work in a thread; every callback goes through `post`."""
+        """Run queued work in a thread. Every callback goes through `post`."""
         self._post = post
         self._on_full = lambda full: post(lambda: on_full(full))
         self._on_failed = lambda error: post(lambda: on_failed(error))
@@ -109,11 +115,11 @@ class SegmentKeeper:
         self._thread.start()
 
     def stop_waiting(self) -> None:
-        """Wait for space no more: the writer must be able to end first, then `stop`."""
+        """Stop waiting for disk space, so that the writer can finish. Call `stop` afterwards."""
         self._stopping.set()
 
     def stop(self) -> None:
-        """Give up waiting for space and end the thread, after the queued work."""
+        """Stop waiting for disk space and end the thread after the queued work."""
         self.stop_waiting()
         with self._wake:
             self._wake.notify()
@@ -121,7 +127,7 @@ class SegmentKeeper:
             self._thread.join()
 
     def run_pending(self) -> None:
-        """Do queued work on the calling thread (simulators, tests), then try again what found no room.
+        """Run queued work on the calling thread (simulators, tests), then retry what found no room.
 
         Raises: OSError, DiskFullError.
         """
@@ -131,24 +137,27 @@ class SegmentKeeper:
 
     @property
     def has_work(self) -> bool:
-        """Tell whether `run_pending` would do anything."""
+        """Return whether `run_pending` would do anything."""
         return bool(self._jobs) or self._finds_no_room
 
     @property
     def _finds_no_room(self) -> bool:
         return self._no_room_for is not None or bool(self._postponed)
 
-    # --- queued work -------------------------------------------------------------------------------------------
+    # --- queued work ----------------------------------------------------------------------------------------
     def prepare(self, start: int) -> None:
-        """Make the segment at `start` ahead of need."""
+        """Create the segment at `start` ahead of need."""
         self._queue(lambda: self._prepare(start))
 
     def save_index(self, segment: Segment, done: Callable[[], None]) -> None:
-        """Write the index file of a sealed segment (a copy that nobody changes), then call `done`."""
+        """Write the index file of a sealed segment, then call `done`.
+
+        `segment` is a copy that does not change.
+        """
         self._queue(lambda: self._save_index(segment, done))
 
     def has(self, start: int) -> bool:
-        """Tell whether the segment at `start` is there. Any thread."""
+        """Return whether the segment at `start` exists. Callable from any thread."""
         return start in self._existing
 
     def delete(self, manifest: Manifest, starts: Sequence[int]) -> None:
@@ -157,9 +166,9 @@ class SegmentKeeper:
             self.deleting += len(starts)
         self._queue(lambda: self._delete(manifest, starts))
 
-    # --- for the writer ----------------------------------------------------------------------------------------
+    # --- for the writer -------------------------------------------------------------------------------------
     def open_segment(self, start: int) -> File:
-        """Open a segment for writing, making it at once when it is not there; waits while the disk is full."""
+        """Open a segment for writing, creating it if needed. Waits while the disk is full."""
         self._urgent.set()
         try:
             while not self._ensure(start):
@@ -170,7 +179,7 @@ class SegmentKeeper:
         return self._files.open(segment_path(self._folders.segments, start))
 
     def delete_after(self, start: int) -> None:
-        """Remove all segments behind the one at `start` and every index from it on, durably."""
+        """Durably remove all segments after the one at `start`, and the index files from `start` on."""
         self._urgent.set()
         with self._files_lock:
             self._urgent.clear()
@@ -183,7 +192,7 @@ class SegmentKeeper:
         for other in (start, *later):
             self._unlink_index(other)
 
-    # --- the work ----------------------------------------------------------------------------------------------
+    # --- the work -------------------------------------------------------------------------------------------
     def _queue(self, job: Callable[[], None]) -> None:
         with self._wake:
             self._jobs.append(job)
@@ -199,13 +208,13 @@ class SegmentKeeper:
             except StorageError as error:
                 self._on_failed(error)
                 return
-            except Exception as defect:  # noqa: BLE001 (nobody else would notice that this thread is gone)
+            except Exception as defect:  # noqa: BLE001 (otherwise the thread would die unnoticed)
                 _log.exception("segment thread failed path=%s", self._folders.data)
                 self._on_failed(StorageDefectError(f"preparing segments in {self._folders.data}", defect))
                 return
 
     def _next_job(self) -> Callable[[], None] | None:
-        """Wait for the next job; None: there will be none. What found no room waits behind all others."""
+        """Wait for the next job; None: there will be none. Retries of work without room come last."""
         with self._wake:
             while True:
                 if self._jobs:
@@ -216,7 +225,7 @@ class SegmentKeeper:
                     return self._try_again
 
     def _try_again(self) -> None:
-        """Do what found no room: deletions first, they make some."""
+        """Retry what found no room: deletions first, because they free space."""
         postponed, self._postponed = self._postponed, deque()
         for manifest, starts in postponed:
             self._delete(manifest, starts)
@@ -224,13 +233,13 @@ class SegmentKeeper:
             self._prepare(self._no_room_for)
 
     def _prepare(self, start: int) -> None:
-        # Never waits here: the deletion that makes room may be the next job.
+        # Never wait here: the next job may be the deletion that makes room.
         self._no_room_for = None if self._ensure(start) else start
 
     def _ensure(self, start: int) -> bool:
-        """Make the segment unless it is there. Returns False when there is no room. Raises: OSError."""
+        """Create the segment unless it exists. Returns False if there is no room. Raises: OSError."""
         with self._files_lock:
-            # A truncation may have removed the ones before: never leave a gap, recovery would take it for a loss.
+            # A truncation may have removed earlier ones. Never leave a gap: recovery would treat it as loss.
             first = max(self._existing, default=start - self._segment_size) + self._segment_size
             try:
                 for missing in range(first, start + 1, self._segment_size):
@@ -267,18 +276,19 @@ class SegmentKeeper:
         except OSError as error:
             if not is_full(error):
                 raise
-            return  # it stays in memory, and is rebuilt after a restart
+            return  # the index stays in memory and is rebuilt after a restart
         self._post(done)
 
     def _delete(self, manifest: Manifest, starts: Sequence[int]) -> None:
-        # In their order: the base point never goes back
+        # In order: the base point must never move back.
         if self._postponed or not self._write_manifest(manifest):
             self._postponed.append((manifest, starts))
             return
         for start in starts:
             with self._files_lock:
                 self._existing.discard(start)
-            # Without the lock: unlinking a large file takes long on some file systems, and the writer may need a segment.
+            # Unlock first: unlinking a large file is slow on some file systems, and the writer may need a
+            # segment.
             self._files.unlink(segment_path(self._folders.segments, start))
             self._unlink_index(start)
             with self._wake:
@@ -287,7 +297,10 @@ class SegmentKeeper:
         make_ballast(self._files, self._folders.ballast)
 
     def _write_manifest(self, manifest: Manifest) -> bool:
-        """Store the base point, with the reserve when there is no other room. False: none at all. Raises: OSError."""
+        """Store the base point, using the reserve if there is no other room.
+
+        False: no room. Raises: OSError.
+        """
         ballast = self._folders.ballast
         while True:
             try:
@@ -311,7 +324,7 @@ class SegmentKeeper:
 
 
 def make_ballast(files: FileSystem, path: Path) -> None:
-    """Take the reserve space unless it is taken. Without room there is none: that is no error."""
+    """Allocate the reserve space unless it exists. A disk without room for it is not an error."""
     if files.exists(path):
         return
     file = files.open(path, create=True)

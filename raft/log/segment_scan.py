@@ -1,4 +1,4 @@
-"""Reads a segment from its first byte and says how far it can be believed.
+"""Segment scan: reads a segment from its first byte and reports how far it is valid.
 
 Owns: nothing.   Must not: change a file, or decide what a finding means (recovery.py does).
 """
@@ -26,29 +26,30 @@ from ..disk.files import File
 from ..types import LogIndex, Term
 from .segment import Segment, max_entry_size
 
-_CHUNK: Final = 2 << 20  # measured: larger pieces are read more slowly, because their memory is never reused
-_BLOCK: Final = 512  # the smallest part of a disk that can be unreadable
+_CHUNK: Final = 2 << 20  # measured: larger pieces are slower to read, because their memory is never reused
+_BLOCK: Final = 512  # smallest unit of a disk that can be unreadable
 _MAGIC_BYTES: Final = MAGIC_WORD.to_bytes(4, "little")
-#: Comparing with zeros is twenty times as fast as stripping them, and the end of a log is mostly zeros.
+#: Comparing with zeros is twenty times as fast as stripping them, and most of a log's last segment is zeros.
 _PIECE: Final = 1 << 20
 _ZEROS: Final = bytes(_PIECE)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentScan:
-    """How far a segment can be believed: `segment` holds the valid entries up to `end` (position in the file)."""
+    """Result of a scan: `segment` holds the valid entries up to `end`, a position in the file."""
 
     segment: Segment
     end: int
     sealed: bool  # the next entry belongs to the next segment
-    reason: str  # why the scan stopped; empty: sealed, or nothing but zeros where the next entry would start
-    before: Before  # what an entry behind the last valid one must continue (behind the filler, when sealed by one)
+    reason: str  # why the scan stopped; empty: sealed, or only zeros where the next entry would start
+    # what the next entry must continue: the last valid entry, or the filler that seals the segment
+    before: Before
 
 
 def read_around(file: File, size: int, position: int) -> bytes:
-    """Read like `pread`, with zeros for the blocks that the disk cannot read: they are damage like any other.
+    """Read like `pread`, with zeros in place of unreadable blocks, which are damage like any other.
 
-    Raises: OSError for everything but EIO.
+    Raises: OSError for every error but EIO.
     """
     try:
         return file.pread(size, position)
@@ -71,7 +72,7 @@ def read_around(file: File, size: int, position: int) -> bytes:
 
 
 class _Window:
-    """Reads a file forward in large pieces."""
+    """Sequential reader of a file in large pieces."""
 
     def __init__(self, file: File, size: int, chunk: int) -> None:
         self._file = file
@@ -81,7 +82,9 @@ class _Window:
         self._data = b""
 
     def at(self, position: int, size: int) -> tuple[bytes, int]:
-        """Return (data, place in it) so that `size` bytes at `position` are inside, or fewer at the end."""
+        """Return (data, index into it) such that `size` bytes at `position` are inside, or fewer at the end
+        of the file.
+        """
         if position < self._start or position + size > self._start + len(self._data):
             self._start = position
             self._data = read_around(self._file, min(max(size, self._chunk), self._size - position), position)
@@ -99,9 +102,9 @@ def scan_segment(
 ) -> SegmentScan:
     """Verify the entries of a segment one by one: checksum, chain, order, place.
 
-    Begins at `position`, where what follows `before` must stand, and looks at nothing that begins at or behind
-    `limit` (positions in the file): below it everything was believed before, so nothing there is of a newer build.
-    Reads `chunk` bytes at a time. Raises: NewerFormatError, OSError.
+    Starts at `position`, where the entry after `before` must be. Ignores everything that begins at or after
+    `limit` (both are positions in the file). Everything below `limit` was accepted earlier, so nothing there
+    is of a newer build. Reads `chunk` bytes at a time. Raises: NewerFormatError, OSError.
     """
     segment = Segment(start, LogIndex(before.index + 1))
     window = _Window(file, segment_size, chunk)
@@ -118,7 +121,8 @@ def scan_segment(
         except CorruptError as error:
             return SegmentScan(segment, position, False, error.reason, before)
         except NewerFormatError as error:
-            # No checksum covers the version. A newer build would not have gone on in the old format behind it.
+            # The checksum does not cover the version. A newer build would not have written old-format entries
+            # after it.
             if limit is None and find_valid_entry(file, start, segment_size, position + 1) is None:
                 raise
             return SegmentScan(segment, position, False, str(error), before)
@@ -134,7 +138,7 @@ def scan_segment(
 def check_continues(
     header: EntryHeader, before: Before, offset: int, segment_size: int, position: int
 ) -> None:
-    """Check an entry's or filler's place and chain. Raises: CorruptError."""
+    """Check the place and chain of an entry or filler. Raises: CorruptError."""
     filler = header.kind is EntryKind.FILLER
     room = segment_size - position
     if header.physical_offset != offset or header.prev_crc != before.crc:
@@ -148,12 +152,12 @@ def check_continues(
 
 
 def find_valid_entry(file: File, start: int, segment_size: int, position: int) -> int | None:
-    """Return the first position at or behind `position` where an entry locates itself with a good checksum.
+    """Return the first position >= `position` with an entry that names its own place and has a good checksum.
 
     Raises: NewerFormatError, OSError.
     """
     for begin in range(position, segment_size, _CHUNK):
-        # Magics are aligned, so none lies across two pieces that begin at aligned positions.
+        # Magics are aligned, so none spans two pieces that begin at aligned positions.
         begin &= ~(ALIGNMENT - 1)
         data = read_around(file, min(_CHUNK, segment_size - begin), begin)
         place = data.find(_MAGIC_BYTES)
@@ -166,7 +170,7 @@ def find_valid_entry(file: File, start: int, segment_size: int, position: int) -
 
 
 def _is_entry(file: File, offset: int, position: int) -> bool:
-    """Tell whether a whole valid entry or filler stands at a position."""
+    """Return whether a whole valid entry or filler is at a position."""
     try:
         raw = read_around(file, HEADER_SIZE, position)
         header = decode_header(raw)
@@ -179,7 +183,7 @@ def _is_entry(file: File, offset: int, position: int) -> bool:
 
 
 def last_nonzero(file: File, position: int, end: int) -> int:
-    """Return the position behind the last byte in [position, end) that is not zero (`position` when all are)."""
+    """Return the position just past the last nonzero byte in [position, end); `position` if all are zero."""
     while end > position:
         begin = max(position, end - _PIECE)
         data = read_around(file, end - begin, begin)

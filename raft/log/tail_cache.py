@@ -1,7 +1,7 @@
-"""The last entries of the log, in memory: what followers, apply and consumers read most.
+"""Tail cache: the last entries of the log in memory, which followers, apply and consumers read most.
 
 Owns: entry bytes between staging and eviction.   Must not: touch files.
-Invariants: indexes are contiguous; entries that are not yet written to the file are never evicted; a filler is kept
+Invariants: indexes are contiguous. Entries not yet written to the file are never evicted. A filler is kept
 with the entry that follows it.
 """
 
@@ -15,7 +15,7 @@ from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader
 
 from ..types import LogIndex
 
-#: The lists are shortened when this many evicted items stand at their head.
+#: Trim the lists once this many evicted items have accumulated at their head.
 _SLACK: Final = 4096
 
 
@@ -25,12 +25,12 @@ class TailCache:
     def __init__(self, max_bytes: int, first_index: LogIndex) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._head = 0  # position of the first live item in the lists
+        self._head = 0  # position of the first live item in the lists; items before it are None
         self._base = first_index  # index of the item at position 0
         self._headers: list[EntryHeader | None] = []
         self._views: list[memoryview | None] = []
-        self._starts: list[int] = []  # physical offsets
-        self._fillers: dict[int, bytes] = {}  # by index of the entry behind the filler
+        self._starts: list[int] = []  # physical offsets, ascending
+        self._fillers: dict[int, bytes] = {}  # by index of the entry after the filler
 
     @property
     def first_index(self) -> LogIndex:
@@ -48,11 +48,11 @@ class TailCache:
 
     @property
     def size(self) -> int:
-        """Bytes held."""
+        """Bytes of entries held."""
         return self._bytes
 
     def add(self, header: EntryHeader, view: memoryview, filler: bytes = b"") -> None:
-        """Take an entry behind the last one, with the filler header before it."""
+        """Append an entry with the filler header before it."""
         self._headers.append(header)
         self._views.append(view)
         self._starts.append(header.physical_offset)
@@ -61,7 +61,7 @@ class TailCache:
             self._fillers[header.index] = filler
 
     def evict(self, written_index: LogIndex) -> None:
-        """Drop oldest entries beyond the limit; those above `written_index` stay."""
+        """Evict the oldest entries over the limit. Entries after `written_index` stay."""
         while (
             self._bytes > self._max_bytes
             and self._head < len(self._starts)
@@ -91,7 +91,7 @@ class TailCache:
         del self._headers[position:], self._views[position:], self._starts[position:]
 
     def clear(self, next_index: LogIndex) -> None:
-        """Drop everything; the next entry has `next_index`."""
+        """Drop everything. `next_index` is the index of the next entry."""
         self._headers.clear()
         self._views.clear()
         self._starts.clear()
@@ -100,12 +100,12 @@ class TailCache:
         self._base = next_index
 
     def header(self, index: LogIndex) -> EntryHeader | None:
-        """The header of an entry, when it is here."""
+        """Return the header of a cached entry, or None."""
         position = index - self._base
         return self._headers[position] if self._head <= position < len(self._headers) else None
 
     def wire(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes:
-        """Wire bytes of entries lo.. (which must be here): at least one, at most to `hi` and `max_bytes`."""
+        """Return wire bytes of cached entries from `lo`: at least one, up to `hi` and `max_bytes`."""
         parts: list[Buffer] = []
         size = 0
         for position in range(lo - self._base, min(hi - self._base + 1, len(self._starts))):
@@ -121,7 +121,7 @@ class TailCache:
         return b"".join(parts)
 
     def entries(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> Sequence[tuple[EntryHeader, memoryview]]:
-        """(header, payload) of entries lo.. (which must be here): at least one, at most to `hi` and `max_bytes`."""
+        """Return (header, payload) of cached entries from `lo`: at least one, up to `hi` and `max_bytes`."""
         out: list[tuple[EntryHeader, memoryview]] = []
         size = 0
         for position in range(lo - self._base, min(hi - self._base + 1, len(self._starts))):
@@ -134,7 +134,7 @@ class TailCache:
         return out
 
     def bytes_at(self, offset: int, size: int) -> memoryview | None:
-        """Log bytes inside one entry that is here, without a copy; None when they are not."""
+        """Return log bytes inside one cached entry, without a copy; None if they are not cached."""
         position = bisect_right(self._starts, offset, self._head) - 1
         if position < self._head:
             return None
@@ -144,7 +144,9 @@ class TailCache:
         return view[start : start + size] if start + size <= len(view) else None
 
     def joined(self, offset: int, size: int) -> bytes:
-        """Log bytes that begin in an entry here and may go on in the next ones (without a filler between)."""
+        """Return log bytes that begin in a cached entry and may continue in the next ones, with no filler
+        between.
+        """
         parts: list[memoryview] = []
         position = bisect_right(self._starts, offset, self._head) - 1
         end = offset + size

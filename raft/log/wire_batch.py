@@ -1,7 +1,7 @@
-"""Entries as they came from a peer, checked before anything believes them.
+"""Batches of entries from a peer, checked before anything trusts them.
 
 Owns: the checks that need no log.   Must not: stage or store.
-Raft paper: the consistency check of section 5.3 is the core's; this is about bytes.
+Raft paper: the core does the consistency check of section 5.3. This module checks bytes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _INDEX: Final = struct.Struct("<Q")
 
 @value
 class WireBatch:
-    """Checked entries. `headers[i]` stands at `positions[i]`; fillers are left out, they can be computed."""
+    """Checked entries. Fillers are left out because they can be computed."""
 
-    buffer: memoryview
-    positions: tuple[int, ...]
-    headers: tuple[EntryHeader, ...]
+    buffer: memoryview  # wire bytes, fillers included
+    positions: tuple[int, ...]  # position of each entry in `buffer`; invariant: ascending, one per header
+    headers: tuple[EntryHeader, ...]  # invariant: indexes are consecutive, and there is at least one
 
     @property
     def first_index(self) -> LogIndex:
@@ -46,7 +46,7 @@ class WireBatch:
         return LogIndex(self.headers[-1].index)
 
     def term_runs(self) -> list[tuple[LogIndex, Term]]:
-        """(first index, term) of each run of entries with one term."""
+        """Return (first index, term) of each run of entries with the same term."""
         runs: list[tuple[LogIndex, Term]] = []
         for header in self.headers:
             if not runs or runs[-1][1] != header.term:
@@ -55,7 +55,7 @@ class WireBatch:
 
 
 def check_wire(buffer: Buffer, segment_size: int) -> WireBatch:
-    """Verify checksums, chain, order, places and sizes of entries in wire form. At least one entry.
+    """Verify checksums, chain, order, places and sizes of at least one entry in wire form.
 
     Raises: InvalidWireError.
     """
@@ -80,7 +80,7 @@ def check_wire(buffer: Buffer, segment_size: int) -> WireBatch:
 
 
 def last_index_of(data: bytes) -> LogIndex:
-    """Return the index of the last entry in unverified wire bytes; 0 when their sizes cannot be right (damage)."""
+    """Return the index of the last entry in unverified wire bytes; 0 if the sizes are impossible (damage)."""
     position, last, end = 0, 0, len(data)
     while position < end:
         if end - position < HEADER_SIZE:
@@ -88,14 +88,14 @@ def last_index_of(data: bytes) -> LogIndex:
         last = position
         filler = data[position + 12] == EntryKind.FILLER
         size: int = HEADER_SIZE if filler else _SIZE.unpack_from(data, position + 8)[0]
-        if size < HEADER_SIZE:  # also what would never end
+        if size < HEADER_SIZE:  # also prevents an endless loop
             return LogIndex(0)
         position += size
     return LogIndex(_INDEX.unpack_from(data, last + 16)[0] if end and position == end else 0)
 
 
 def _check_place(header: EntryHeader, segment_size: int) -> None:
-    """Check that an entry or filler may stand where it says."""
+    """Check that an entry or filler is allowed at its offset."""
     room = segment_size - header.physical_offset % segment_size
     if header.kind is EntryKind.FILLER:
         if header.size != room:

@@ -1,9 +1,12 @@
-"""Puts persist operations on stable storage, in order. Synchronous; the flusher thread (or a simulator) calls it.
+"""Log writer: puts persist operations on stable storage, in order.
 
-Owns: the open segment's file for writing, the hard state file, the turn counter, what is written and flushed.
+Synchronous; called by the flusher thread or a simulator.
+Owns: the open segment's file for writing, the hard state file, the turn counter, the written and flushed
+positions.
 Must not: run threads or know the event loop.
-Invariants: operations are executed in the order given; hard state goes before the log changes that came with it; a
-segment is durable before the next one is written; a truncation is durable before anything is written at the cut (D6).
+Invariants: operations run in the given order. Hard state is stored before the log changes that came with it.
+A segment is durable before the next one is written. A truncation is durable before anything is written at the
+cut (D6).
 """
 
 from __future__ import annotations
@@ -24,13 +27,16 @@ from .segment import MARK_BLOCK, FlushMark, encode_mark, mark_position, segment_
 
 @dataclass(slots=True)
 class Append:
-    """Bytes for one place in one segment. A filler's `end` is the segment's end, its bytes only the header."""
+    """Bytes for one range of one segment.
+
+    A filler consists of its header; its `end` is the end of the segment.
+    """
 
     offset: int  # physical
-    end: int  # physical offset where the log goes on
+    end: int  # physical offset where the log continues
     buffers: list[Buffer]
     size: int  # bytes in `buffers`
-    last_index: LogIndex  # of the last entry in it (of a filler: of the entry before)
+    last_index: LogIndex  # of the last entry in it; for a filler, of the entry before
     last_term: Term
 
 
@@ -45,11 +51,12 @@ class Truncate:
 
 @dataclass(slots=True)
 class PersistOp:
-    """One unit of durability; `seq` increases."""
+    """One unit of durability. `seq` increases from operation to operation."""
 
+    # reported back once the operation is done
     seq: int
-    hard: HardState | None = None
-    actions: list[Append | Truncate] = field(default_factory=list)
+    hard: HardState | None = None  # stored before `actions` run; None: unchanged
+    actions: list[Append | Truncate] = field(default_factory=list)  # log changes, in order
 
     @property
     def size(self) -> int:
@@ -67,17 +74,17 @@ class Position:
 
 
 class SegmentSupply(Protocol):
-    """Where segment files come from and go to."""
+    """Source and owner of segment files."""
 
     def open_segment(self, start: int) -> File:
-        """Open the segment at `start` for writing, making it when missing. Raises: OSError, DiskFullError."""
+        """Open the segment at `start` for writing, creating it if missing. Raises: OSError, DiskFullError."""
 
     def delete_after(self, start: int) -> None:
-        """Remove all segments that start behind `start`, durably. Raises: OSError."""
+        """Durably remove all segments that start after `start`. Raises: OSError."""
 
 
 class LogWriter:
-    """`run` and `truncate` belong to one thread; `sync` and `store_floor` may come from a second one."""
+    """`run` is for one thread. `sync` and `store_floor` may be called from a second one."""
 
     def __init__(
         self,
@@ -95,13 +102,14 @@ class LogWriter:
         self._file: File | None = None
         self._start = -1
         self._turn = turn
-        self.written = end
-        self.flushed = end
+        self.written = end  # end of what is in the file or the page cache
+        self.flushed = end  # end of what is on stable storage; never after `written`
         self._gave_up_vote = False
-        #: What is known to be committed; set by the event loop. Stored with the floor, so that after a restart this node
-        #: can give committed entries to members whose logs are damaged before there is a leader.
+        #: Highest index known to be committed; set by the event loop. It is stored with the floor. After a
+        #: restart this node can then give committed entries to members with damaged logs, even before there
+        #: is a leader.
         self.commit_index = hard.state.hard.commit_hint
-        # Everything but plain writes: syncing, changing the file, truncating, hard state.
+        # Held for everything but plain writes: syncing, switching files, truncating, hard state.
         self._lock = threading.RLock()
 
     @property
@@ -114,10 +122,11 @@ class LogWriter:
         return self.written.offset - self.flushed.offset
 
     def run(self, ops: Sequence[PersistOp], *, sync: bool) -> None:
-        """Execute `ops`; with `sync` everything is durable on return, else the log bytes are in the page cache or on their way
-        to the disk: a killed process loses none of them.
+        """Execute `ops`. With `sync`, everything is durable on return.
 
-        Raises: OSError, DiskFullError. Both are terminal: what the disk holds is unknown then.
+        Without it, the log bytes are in the page cache or on their way to the disk, so a killed process loses
+        none. Raises: OSError, DiskFullError. Both are terminal, because the contents of the disk are then
+        unknown.
         """
         self._store_hard(ops)
         run: list[Append] = []
@@ -137,10 +146,11 @@ class LogWriter:
             self.sync()
 
     def sync(self, *, others_write: bool = False) -> bool:
-        """Make everything written durable; return whether there was anything to do. Raises: OSError.
+        """Make everything written durable. Returns whether there was anything to do. Raises: OSError.
 
-        `others_write`: another thread goes on writing meanwhile. The disk may keep some of that and lose part of this
-        turn, so the mark must not say that nothing stands behind the turn's end: recovery would take that for damage.
+        `others_write`: another thread keeps writing meanwhile. The disk may keep some of its bytes and lose
+        part of this turn. The mark must then not claim that nothing follows the turn's end, because recovery
+        would see damage.
         """
         with self._lock:
             written, flushed, file = self.written, self.flushed, self._file
@@ -156,12 +166,12 @@ class LogWriter:
             return True
 
     def store_floor(self, *, clean_stop: bool = False) -> None:
-        """Store the flushed index as the acked floor; `clean_stop` also says that the log ends there."""
+        """Store the flushed index as the acked floor. `clean_stop` also records that the log ends there."""
         with self._lock:
             state = self._with_floor(self._hard.state)
             if clean_stop:
                 if state.cut_turn and self._file is not None:
-                    self._file.fdatasync()  # the mark that says that the cut is done
+                    self._file.fdatasync()  # makes the mark durable that completes the cut
                 state = replace(state, clean_stop=True, cut_turn=0, cut_offset=0)
             if state != self._hard.state:
                 self._hard.write(state)
@@ -169,11 +179,12 @@ class LogWriter:
     def give_up_vote(self) -> None:
         """Store that this node must not vote before it has caught up, unless the hard state is what failed.
 
-        For the asynchronous modes, after a failed write or sync: the kernel may have dropped what was acknowledged, and
-        the boot id stays the same (D7). Raises: OSError.
+        For the async modes, after a failed write or sync: the kernel may have dropped acknowledged entries,
+        and the boot id does not change (D7). Raises: OSError.
         """
         with self._lock:
-            self._gave_up_vote = True  # an operation that the other thread has begun may still carry the vote
+            # an operation already started by the other thread may still carry the vote
+            self._gave_up_vote = True
             state = self._hard.state
             if not self._hard.is_broken and state.hard.is_voter:
                 self._hard.write(replace(state, hard=replace(state.hard, is_voter=False)))
@@ -186,7 +197,7 @@ class LogWriter:
         self._hard.close()
 
     def _store_hard(self, ops: Sequence[PersistOp]) -> None:
-        """Store the last of the hard states in `ops`. Durable too early is harmless: nothing was reported yet."""
+        """Store the last hard state in `ops`. Storing it early is harmless: nothing has been reported yet."""
         hard = next((op.hard for op in reversed(ops) if op.hard is not None), None)
         if hard is None:
             return
@@ -206,11 +217,11 @@ class LogWriter:
         )
 
     def _continues(self, before: Append, after: Append) -> bool:
-        """Tell whether one write can take both: neither a filler's rest nor a segment's end lies between."""
+        """Return whether one write can take both: no filler rest and no segment end lies between them."""
         return after.offset == before.offset + before.size and after.offset % self._segment_size != 0
 
     def _write(self, run: list[Append]) -> None:
-        """Write appends that lie one behind the other."""
+        """Write adjacent appends."""
         if not run:
             return
         first, last = run[0], run[-1]
@@ -220,10 +231,10 @@ class LogWriter:
         self.written = Position(last.end, last.last_index, last.last_term)
 
     def _file_for(self, offset: int) -> File:
-        """Return the file to write at `offset`, finishing the segment before it."""
+        """Return the file to write at `offset`. Finishes the previous segment first."""
         start = segment_start(offset, self._segment_size)
         if self._file is None or start != self._start:
-            self.sync()  # the old segment must not be in doubt once the new one holds something
+            self.sync()  # the old segment must be durable before the new one holds anything
             opened = self._supply.open_segment(start)
             with self._lock:
                 self._use(opened, start)
@@ -237,7 +248,7 @@ class LogWriter:
         self._pages.forget()
 
     def _forget_cut(self) -> None:
-        """A mark behind the cut is durable now: the next hard state need not name the cut any more."""
+        """Clear the recorded cut: a mark that completes it is durable now."""
         if self._hard.state.cut_turn:
             self._hard.state = replace(self._hard.state, cut_turn=0, cut_offset=0)
 
@@ -246,7 +257,10 @@ class LogWriter:
         file.pwritev([block], mark_position(mark.turn, self._segment_size))
 
     def _truncate(self, cut: Truncate) -> None:
-        """Cut durably. The hard state names the cut first, so that a crash half way is finished by recovery."""
+        """Cut the log durably.
+
+        The hard state names the cut first, so recovery can finish it after a crash.
+        """
         with self._lock:
             self.sync()
             state = self._with_floor(self._hard.state)
@@ -261,7 +275,8 @@ class LogWriter:
             assert self._file is not None
             self._pages.forget()
             zero_tail(self._file, cut.offset - start, min(old_end - start, self._segment_size))
-            # Not synced on purpose: it spares a killed process the repetition; after a power cut the cut is repeated.
+            # Deliberately not synced: the mark spares a killed process a repeated cut. After a power cut the
+            # cut is repeated.
             self._turn += 1
             self._mark(self._file, FlushMark(self._turn, cut.offset, cut.offset))
             position = Position(cut.offset, LogIndex(cut.index - 1), cut.prev_term)
