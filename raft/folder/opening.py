@@ -1,7 +1,7 @@
-"""Opens the data folder of a node at its start: makes a new one, or moves a lost one aside (blocking).
+"""Opening of a node's data folder at start: existing, new, or replaced after a loss (blocking).
 
-Owns: the decision between the three, and the check that log and state belong together. Must not: make a folder that
-could be taken for a voter's: a new one starts without the right to vote (bootstrap.py, P19).
+Owns: the choice between the three, and the check that log and state match. Must not: create a folder that
+could pass for a voter's. A new folder starts without the right to vote (bootstrap.py, P19).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def open_node_storage(
     install_state: InstallState | None = None,
     settings: StorageConfig | None = None,
 ) -> RaftStorage:
-    """Return the open data folder; `settings` when they are not those of `storage_config` (simulators).
+    """Return the open data folder. `settings` overrides those of `storage_config` (simulators).
 
-    Raises: DataFolderError subclasses, DamagedLogError, and as `open_storage`.
+    Raises: DataFolderError subclasses, DamagedLogError, and the errors of `open_storage`.
     """
     wanted = settings or storage_config(config)
     asked = is_asked(wanted.data_dir, files)
@@ -50,14 +50,15 @@ def open_node_storage(
         return _open_as_successor_wants(wanted, files, install_state, identity)
     if identity is not None and not _may_be_made_anew(config, identity):
         check_reign(config, identity)
-        wanted = replace(wanted, reign=identity.reign)  # also of the folder that a rejoin makes
-    asked = is_asked(wanted.data_dir, files)  # still: what was finished may have been what it asked for
+        wanted = replace(wanted, reign=identity.reign)  # also for the folder that a rejoin creates
+    # read again: the finished move may be the one that the file asked for
+    asked = is_asked(wanted.data_dir, files)
     if config.rejoin or asked:
         if not config.peers:
             without = f"after you removed {wanted.data_dir / MARKER}" if asked else "without --rejoin"
             raise DataFolderError(
-                f"{config.node_id} cannot rejoin: it is alone in group {config.group}, so nobody has its data. Start it"
-                f" {without}; nothing was changed."
+                f"{config.node_id} cannot rejoin: it is alone in group {config.group}, so nobody has its "
+                f"data. Start it {without}; nothing was changed."
             )
         return _open_for_rejoin(wanted, files, install_state, asked=asked)
     if not is_initialized(wanted.data_dir, files, wanted.node_id):
@@ -68,7 +69,7 @@ def open_node_storage(
 
 
 def _open(wanted: StorageConfig, files: FileSystem, install_state: InstallState | None) -> RaftStorage:
-    """Open a folder whose promises are at least as new as its log. Raises: as `open_storage`."""
+    """Open a folder whose hard state is at least as new as its log. Raises: see `open_storage`."""
     storage = open_storage(wanted, files, install_state)
     try:
         path = LogFolders(wanted.data_dir).hard_state
@@ -83,11 +84,12 @@ def _open(wanted: StorageConfig, files: FileSystem, install_state: InstallState 
 def _open_for_rejoin(
     wanted: StorageConfig, files: FileSystem, install_state: InstallState | None, *, asked: bool
 ) -> RaftStorage:
-    """Put the old log and state aside and start as a learner under a new incarnation.
+    """Move the old log and state aside and start as a learner under a new incarnation.
 
-    A folder that was begun so already is kept: the flag may still be set when the process is started again. Not that of
-    another learner: it may be of a group that was recovered without it, and then nobody gives it what it lacks.
-    Nor when it was `asked` for by a file, which does not outlive what it asks for.
+    A folder that already began that way is kept, because the flag may still be set at a restart. The folder
+    of any other learner is replaced: its group may have been recovered without it, and no member would send
+    it what it lacks. It is also replaced if a file `asked` for it, because that file does not survive the
+    move it asks for.
     """
     storage = None if asked else _open_rejoined(wanted, files, install_state)
     if storage is not None:
@@ -99,7 +101,10 @@ def _open_for_rejoin(
 
 
 def _identity_if_readable(wanted: StorageConfig, files: FileSystem) -> Identity | None:
-    """Return whose folder this is; None: it is not known here, and a start, or `--rejoin`, says what that means."""
+    """Return the identity, or None if it cannot be read here.
+
+    A start, or `--rejoin`, then reports the reason.
+    """
     path = LogFolders(wanted.data_dir).identity
     if not files.exists(path):
         return None
@@ -112,31 +117,32 @@ def _identity_if_readable(wanted: StorageConfig, files: FileSystem) -> Identity 
 def _open_as_successor_wants(
     wanted: StorageConfig, files: FileSystem, install_state: InstallState | None, identity: Identity
 ) -> RaftStorage:
-    """Move a folder aside that was left behind, and start as a learner of the generation that follows it (D24)."""
+    """Move a superseded folder aside and start as a learner of the generation that follows it (D24)."""
     assert identity.successor is not None
     moved = rejoin(replace(wanted, reign=identity.successor), files, seen=identity)
     logger.warning(
-        "left behind: this folder's log is kept, the group goes on without what it has behind entry %d node=%s master=%s "
-        "generation=%d old_data=%s; to read it: ledgermq dump --data %s DIR",
-        identity.successor.began_after, wanted.node_id, identity.successor.master, identity.successor.generation, moved,
+        "left behind: this folder's log is kept, the group goes on without what it has behind entry %d "
+        "node=%s master=%s generation=%d old_data=%s; to read it: ledgermq dump --data %s DIR",
+        identity.successor.began_after, wanted.node_id, identity.successor.master,
+        identity.successor.generation, moved,
         moved,
     )  # fmt: skip
     return open_storage(wanted, files, install_state)
 
 
 def _check_master_known(wanted: StorageConfig) -> None:
-    """Check that a folder may be made now. Raises: ConfigurationError."""
+    """Check that a folder may be created now. Raises: ConfigurationError."""
     if wanted.reign is not None and not wanted.reign.master:
         raise ConfigurationError(
-            f"{wanted.node_id} will not start: group {wanted.group} has a master, and who that is was not told. Set `master`"
-            " to the id of that node; nothing was changed"
+            f"{wanted.node_id} will not start: group {wanted.group} has a master, and who that is was not "
+            "told. Set `master` to the id of that node; nothing was changed"
         )
 
 
 def _may_be_made_anew(config: RaftConfig, identity: Identity) -> bool:
-    """Tell whether a folder was never finished, so that it binds nobody to the master that its first settings named.
+    """Return whether a folder was never completed, so it is not bound to the master in its first settings.
 
-    Settings that name none leave it to the folder; so they do after a promotion, of which they know nothing.
+    Settings without a master leave the choice to the folder, also after a promotion that they do not know of.
     """
     if identity.complete or (identity.reign is not None and identity.reign.generation):
         return False
@@ -144,34 +150,35 @@ def _may_be_made_anew(config: RaftConfig, identity: Identity) -> bool:
 
 
 def check_reign(config: RaftConfig, identity: Identity) -> None:
-    """Check that a folder was made for the mode of replication that is configured. Raises: ForeignFolderError."""
+    """Check that a folder was created for the configured mode of replication. Raises: ForeignFolderError."""
     reign, mode = identity.reign, config.replication
     stays = "The choice between a majority and a master is fixed when a group is made"
     if reign is None and mode.has_master:
         raise ForeignFolderError(
-            f"{config.node_id} will not start: its data folder {config.data_dir} belongs to a group with replication"
-            f" quorum, and {mode.value} is configured. {stays}: set replication = quorum; nothing was changed."
+            f"{config.node_id} will not start: its data folder {config.data_dir} belongs to a group with "
+            f"replication quorum, and {mode.value} is configured. {stays}: set replication = quorum; nothing "
+            "was changed."
         )
     if reign is not None and not mode.has_master:
         raise ForeignFolderError(
-            f"{config.node_id} will not start: its data folder {config.data_dir} belongs to a group with a master"
-            f" ({reign.master}), and replication quorum is configured. {stays}: set replication = async_master or"
-            " sync_master; nothing was changed."
+            f"{config.node_id} will not start: its data folder {config.data_dir} belongs to a group with a "
+            f"master ({reign.master}), and replication quorum is configured. {stays}: set replication = "
+            "async_master or sync_master; nothing was changed."
         )
     if reign is not None and not reign.generation and config.master not in ("", reign.master):
         raise ForeignFolderError(
-            f"{config.node_id} will not start: the master of group {config.group} is {reign.master}, and"
-            f" {config.master} is configured. Set master = {reign.master}, and make another node the master with:"
-            f" ledgermq cluster promote {config.master}; nothing was changed."
+            f"{config.node_id} will not start: the master of group {config.group} is {reign.master}, and "
+            f"{config.master} is configured. Set master = {reign.master}, and make another node the master "
+            f"with: ledgermq cluster promote {config.master}; nothing was changed."
         )
 
 
 def _open_rejoined(
     wanted: StorageConfig, files: FileSystem, install_state: InstallState | None
 ) -> RaftStorage | None:
-    """Open the folder if it is a learner's that began empty; None: it must be replaced.
+    """Open the folder if it belongs to a learner that began empty. None: it must be replaced.
 
-    Raises: ForeignFolderError and the like.
+    Raises: ForeignFolderError and the other errors of opening.
     """
     try:
         if not is_initialized(wanted.data_dir, files, wanted.node_id):
@@ -186,13 +193,13 @@ def _open_rejoined(
 
 
 def is_learner(storage: RaftStorage) -> bool:
-    """Tell whether this folder must catch up before it may vote (P19), rather than be a new one."""
+    """Return whether this node must catch up before it may vote (P19). A new folder is no learner."""
     hard = storage.hard_state
     return not hard.is_voter and not is_new(storage.identity, hard, storage.log.last_index)
 
 
 def storage_config(config: RaftConfig) -> StorageConfig:
-    """Return the storage's part of the settings."""
+    """Return the storage settings."""
     return StorageConfig(
         data_dir=config.data_dir,
         cluster_id=config.cluster_id,
@@ -207,7 +214,7 @@ def storage_config(config: RaftConfig) -> StorageConfig:
 
 
 def view_of(log: CommitLog, applied: LogIndex, state_index: LogIndex) -> LogView:
-    """Return what the core must know of an opened log."""
+    """Return the core's view of an opened log."""
     return LogView(
         first_index=log.first_index,
         base_term=log.prev_term,
@@ -222,7 +229,7 @@ def view_of(log: CommitLog, applied: LogIndex, state_index: LogIndex) -> LogView
 def check_state_fits(
     config: RaftConfig, applied: LogIndex, log: CommitLog, counts_on: LogIndex = NO_INDEX
 ) -> None:
-    """Check that the log continues the state that was loaded, and reaches to entry `counts_on`.
+    """Check that the log continues the loaded state and reaches entry `counts_on`.
 
     Raises: DamagedFolderError.
     """
@@ -233,7 +240,7 @@ def check_state_fits(
     else:
         return
     raise DamagedFolderError(
-        f"{config.node_id} will not start: {problem}, so {config.data_dir} lost something (a mixed backup, a deleted"
-        f" folder, a disk that loses what it was told to keep). Fetch a clean copy from the other nodes:"
-        f" ledgermq broker --rejoin; nothing was changed."
+        f"{config.node_id} will not start: {problem}, so {config.data_dir} lost something (a mixed backup, a "
+        "deleted folder, a disk that loses what it was told to keep). Fetch a clean copy from the other "
+        "nodes: ledgermq broker --rejoin; nothing was changed."
     )

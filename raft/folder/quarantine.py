@@ -1,19 +1,23 @@
-"""Moves a data folder aside, whole, and makes that of a learner with an empty log in its place (P19).
+"""Quarantine: moves a whole data folder aside and creates that of a learner with an empty log instead (P19).
 
-`ledgermq broker --rejoin` does it, an operator who puts the file `do-rejoin` into the folder of one node, whose flags
-are those of all (a pod, a compose service), and a node whose folder was left behind by a promotion (succession.py). The
-file asks once: it goes into the quarantine with everything else, and the record has taken over by then. One record,
-`rejoin`, decides it: it is durable before anything moves, and says what must outlive the move: whose folder this is,
-its term and vote, the reign of the new one, and where the old one goes. From then on every opening of the folder goes on
-where the last one ended, whatever flags it was given, until the record is gone. Two stages:
+Three causes: `ledgermq broker --rejoin`; the file `do-rejoin`, which an operator puts into one node's folder
+if all nodes share their flags (a pod, a compose service); and a folder superseded by a promotion
+(succession.py). The file asks once: it moves to the quarantine with everything else, and by then the record
+has taken over.
 
-- MOVE: nothing new is here. Whatever lies in the folder goes into the quarantine, the identity last;
-- MAKE: nothing old is here, durably. The new folder is made, as often as it takes, and then the record removed.
+The record `rejoin` decides the move. It is durable before anything moves, and holds what must survive the
+move: the folder's identity, its term and vote, the reign of the new folder, and the destination of the old
+one. From then on every opening of the folder continues where the last one ended, whatever its flags, until
+the record is gone. There are two stages:
 
-All of it, from the first look on, is done under the lock of the folder: of two starts at once the second finds what the
-first one made.
+- MOVE: nothing new is in the folder. Everything in it moves to the quarantine, the identity last.
+- MAKE: nothing old is in the folder, durably. The new folder is created, repeatedly if need be. Then the
+  record is removed.
 
-Owns: the record, `quarantine-<n>`. Must not: delete anything of a node's; look into what it moves. Blocking.
+All of it, from the first look, happens under the folder's lock. Of two concurrent starts the second finds the
+folder that the first one made.
+
+Owns: the record, `quarantine-<n>`. Must not: delete any of a node's files; look into what it moves. Blocking.
 """
 
 from __future__ import annotations
@@ -40,9 +44,9 @@ from .storage import StorageConfig, fill_data_folder, is_initialized, lock_folde
 logger = logging.getLogger(__name__)
 
 RECORD: Final = "rejoin"
-#: Made by an operator: move this folder aside once. No name that stays where it is (`_is_moved`).
+#: Created by an operator: move this folder aside once. It is moved too (`_is_moved`).
 MARKER: Final = "do-rejoin"
-RECORD_VERSION: Final = 2  # with the former incarnations
+RECORD_VERSION: Final = 2  # 2: with the former incarnations
 _QUARANTINE: Final = "quarantine-"
 _MOVE: Final = "move"
 _MAKE: Final = "make"
@@ -50,42 +54,46 @@ _MAKE: Final = "make"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rejoin:
-    """The record."""
+    """The record `rejoin`."""
 
     cluster_id: str
     group: str
     node_id: str
     segment_size: int
     reign: Reign | None  # of the new folder; None: a majority decides
-    target: str  # name of the quarantine; "": there was nothing to move
-    stage: str
-    promise: tuple[int, str | None] | None  # term and vote of the old folder; None: they could not be read
-    #: Incarnations that members had before, that of the old folder too: they are old wherever they turn up.
+    target: str  # name of the quarantine folder; "": there was nothing to move
+    stage: str  # MOVE or MAKE, as above
+    promise: tuple[int, str | None] | None  # term and vote of the old folder; None: unreadable
+    #: Earlier incarnations of the members, including the old folder's. A folder that still uses one is old.
     former: dict[str, list[int]] = field(default_factory=dict)
 
 
 def is_under_way(data_dir: Path, files: FileSystem) -> bool:
-    """Tell whether a move was decided that is not finished: the folder is none of the old node's, nor of the new one's."""
+    """Return whether a move was decided but not finished: the folder is neither the old one nor the
+    new one.
+    """
     return files.exists(data_dir / RECORD)
 
 
 def is_asked(data_dir: Path, files: FileSystem) -> bool:
-    """Tell whether an operator's file asks for a move."""
+    """Return whether an operator's file asks for a move."""
     return files.exists(data_dir / MARKER)
 
 
 def rejoin(
     config: StorageConfig, files: FileSystem, *, seen: Identity | None = None, asked: bool = False
 ) -> Path | None:
-    """Give a node a fresh, empty log under its known id. Returns the quarantine; None: there was nothing to move.
+    """Give a node an empty log under its known id.
 
-    It comes back with a new incarnation, as a non-voter, and keeps its term and vote when they can be read; `config.reign`
-    is that of the new folder. `seen`: whose folder it is about; whatever else lies here by now stays. `asked`: so does all
-    when nobody asks any more, because another start has done it.
-    Raises: ForeignFolderError, LockedFolderError, OSError.
+    Returns the quarantine folder; None: there was nothing to move.
+
+    The node comes back as a non-voter with a new incarnation. It keeps its term and vote if they are
+    readable. `config.reign` is the reign of the new folder. `seen`: the identity of the folder to move; a
+    different folder found here by now stays. `asked`: everything stays if the request is gone, because
+    another start has served it. Raises: ForeignFolderError, LockedFolderError, OSError.
     """
     files.make_directory(config.data_dir)
-    with _locked(config, files):  # from here on nobody else changes what the plan is made of
+    with _locked(config, files):  # the inputs of the plan cannot change from here on
         try:
             plan = _read(config, files) if is_under_way(config.data_dir, files) else None
         except DamagedFolderError:
@@ -101,14 +109,14 @@ def rejoin(
 
 
 def finish_rejoin(config: StorageConfig, files: FileSystem, *, anew: bool = False) -> None:
-    """Finish a move that a crash interrupted. `anew`: another one follows anyway, so a record that is damaged is dropped.
+    """Finish a move that a crash interrupted. `anew`: another move follows anyway, so drop a damaged record.
 
     Raises: DamagedFolderError, NewerFolderError, ForeignFolderError, LockedFolderError, OSError.
     """
     if not is_under_way(config.data_dir, files):
         return
     with _locked(config, files):
-        if not is_under_way(config.data_dir, files):  # another start was finishing it, and has
+        if not is_under_way(config.data_dir, files):  # a concurrent start has finished it
             return
         try:
             plan = _read(config, files)
@@ -118,7 +126,8 @@ def finish_rejoin(config: StorageConfig, files: FileSystem, *, anew: bool = Fals
             raise
         moved = _carry_out(config, files, plan)
     logger.warning(
-        "rejoin: an earlier start did not finish it, now done: starting with an empty log node=%s old_data=%s",
+        "rejoin: an earlier start did not finish it, now done: starting with an empty log node=%s "
+        "old_data=%s",
         config.node_id, moved,
     )  # fmt: skip
 
@@ -150,7 +159,7 @@ def _plan(config: StorageConfig, files: FileSystem) -> _Rejoin:
 
 
 def _next_quarantine(names: list[str]) -> str:
-    """Return a name behind all that are there: people delete some of them, and two folders must not be mixed."""
+    """Return a name after all existing ones. Operators delete some, and two folders must not be mixed."""
     numbers = [name.removeprefix(_QUARANTINE) for name in names if name.startswith(_QUARANTINE)]
     highest = max((int(number) for number in numbers if number.isdecimal()), default=0)
     return f"{_QUARANTINE}{highest + 1}"
@@ -173,10 +182,10 @@ def _identity(config: StorageConfig, files: FileSystem) -> Identity | None:
 
 
 def _carry_out(config: StorageConfig, files: FileSystem, plan: _Rejoin) -> Path | None:
-    """Go on from the stage of the record until it is gone, as the one who holds the lock."""
+    """Continue from the stage in the record until it is gone. The caller holds the lock."""
     data_dir = config.data_dir
     target = data_dir / plan.target if plan.target else None
-    # A process that was killed may leave names that its successor sees and the disk does not hold yet (P17).
+    # A killed process may leave names that its successor sees although they are not on disk yet (P17).
     for folder in (data_dir.parent, data_dir):
         files.sync_directory(folder)
     if target is not None and plan.stage == _MOVE:
@@ -202,7 +211,7 @@ def _carry_out(config: StorageConfig, files: FileSystem, plan: _Rejoin) -> Path 
 def _move(data_dir: Path, target: Path, files: FileSystem) -> None:
     files.make_directory(target)
     names = [name for name in files.list_directory(data_dir) if _is_moved(name)]
-    # The identity goes last: as long as it is here, the folder knows by itself whose it is.
+    # Move the identity last: while it is here, the folder itself tells whose it is.
     for name in sorted(names, key=lambda name: name == "identity"):
         files.rename(data_dir / name, _free_name(target, name, files))
     files.sync_directory(target)
@@ -215,7 +224,10 @@ def _is_moved(name: str) -> bool:
 
 
 def _free_name(target: Path, name: str, files: FileSystem) -> Path:
-    """Return where to move a file or folder; a crash, or whoever looked in, may have left another one of that name."""
+    """Return a free name for a file or folder.
+
+    A crash, or a person, may have left another one of that name.
+    """
     path, number = target / name, 1
     while files.exists(path):
         number += 1
@@ -224,7 +236,9 @@ def _free_name(target: Path, name: str, files: FileSystem) -> Path:
 
 
 def _readable_promise(config: StorageConfig, files: FileSystem, folders: LogFolders) -> HardState | None:
-    """Return the term and vote of a folder that is about to be given up, when they can be read and believed."""
+    """Return the term and vote of a folder that is about to be given up, if they are readable and
+    credible.
+    """
     reign = config.reign
     try:
         if files.exists(folders.identity):
@@ -237,10 +251,13 @@ def _readable_promise(config: StorageConfig, files: FileSystem, folders: LogFold
 
 
 def _is_credible(state: DurableState, reign: Reign | None) -> bool:
-    """Tell whether elections can have led to a folder's term. Where they cannot, `--rejoin` is the way back from it.
+    """Return whether elections can have reached a folder's term.
 
-    With it the new folder would be refused for ever, as the old one was. Without any promise it is as safe as one whose
-    hard state cannot be read: it votes in no term that a voter had reached when it came back (bootstrap.py, `Rejoin`).
+    If not, `--rejoin` is the way to get rid of it.
+
+    With such a term the new folder would be refused for ever, like the old one. Dropping the promise is as
+    safe as with an unreadable hard state: the node votes in no term that a voter had reached when it came
+    back (bootstrap.py, `Rejoin`).
     """
     begin = first_term_of(reign.generation, NO_TERM) if reign is not None else NO_TERM
     return state.hard.term <= min(max(state.floor_term, begin) + MAX_TERM_JUMP, LAST_TERM)
@@ -262,9 +279,9 @@ def _read(config: StorageConfig, files: FileSystem) -> _Rejoin:
         raise NewerFolderError(config.node_id, path, RECORD, error.found, error.supported) from None
     except (CorruptError, KeyError, TypeError):
         raise DamagedFolderError(
-            f"{config.node_id} will not start: {path} is damaged, so what of {config.data_dir} was moved aside already is"
-            " not known. To move the rest, too, and fetch everything from the other nodes: ledgermq broker --rejoin;"
-            " nothing was changed."
+            f"{config.node_id} will not start: {path} is damaged, so what of {config.data_dir} was moved "
+            "aside already is not known. To move the rest, too, and fetch everything from the other nodes: "
+            "ledgermq broker --rejoin; nothing was changed."
         ) from None
     check_identity(
         Identity(

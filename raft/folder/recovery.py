@@ -1,21 +1,24 @@
-"""Brings the log of a data folder back after a stop (rule P18): what is believed, what is cut off, what is refused.
+"""Recovery of the log after a stop (rule P18): which entries to trust, what to cut off, what to refuse.
 
-Owns: the decision between a torn tail and damage.   Must not: truncate anything that was ever durable, or start empty.
+Owns: the distinction between a torn tail and damage.
+Must not: truncate anything that was ever durable, or start empty.
 
-After a clean stop the index files are believed and the tail is looked at. Otherwise every segment that may hold
-something above the acked floor is read and verified. Where reading stops at byte `o` with the latest flush mark
-[start, end) (see segment.py):
-  * below the acked floor, or o < start: those bytes were durable: damage.
-  * start <= o < end: the last turn may not have been finished: torn; unless a valid entry stands at or behind `end`,
-    which only a later turn can have written: damage.
-  * o >= end: a turn that never finished: torn.
-  * both marks of the segment unreadable: damage. A turn writes one of them, so no power cut spoils both, and nobody knows
-    what was durable. (Where only zeros follow, nothing is cut, and the floor alone tells whether something is missing.)
-A torn tail is overwritten with zeros, durably, before anything else is written.
+After a clean stop the index files are trusted and only the tail is read. Otherwise every segment that may
+hold entries above the acked floor is read and verified. Suppose reading stops at byte `o`, and the latest
+flush mark says [start, end) (see segment.py):
+- below the acked floor, or o < start: those bytes were durable. Damage.
+- start <= o < end: the last turn may be unfinished. Torn, unless a valid entry lies at or after `end`: only a
+  later turn can have written it. Damage then.
+- o >= end: a turn that never finished. Torn.
+- both marks of the segment unreadable: damage. A turn writes only one of them, so no power cut destroys both,
+  and it is unknown what was durable. (If only zeros follow, nothing is cut, and the floor alone tells whether
+  anything is missing.)
 
-Damage is reported with all that a repair must know: what the first missing entry continues, and how far the log must
-reach again (`RepairNote`). With such a note, of a repair that a crash interrupted, a log that ends before that is
-damaged, whatever its end looks like.
+A torn tail is durably overwritten with zeros before anything else is written.
+
+A damage report carries everything that a repair must know: what the first missing entry must continue, and
+how far the log must reach again (`RepairNote`). If an interrupted repair left such a note, a log that ends
+earlier is damaged, whatever its end looks like.
 """
 
 from __future__ import annotations
@@ -61,20 +64,22 @@ _PIECE: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class RecoveredLog:
-    """The log as it is on stable storage now."""
+    """The recovered log, as it is on stable storage now."""
 
-    segments: list[Segment]  # those that hold entries; sealed ones with a good index file have no offsets
+    # those with entries, oldest first; sealed ones with a good index file have no offsets in memory
+    segments: list[Segment]
     existing: list[int]  # starts of all segment files
-    unsaved: list[Segment]  # sealed ones whose index file must be written
+    unsaved: list[Segment]  # sealed segments whose index file must be written
     turn: int  # last flush turn
     scanned_bytes: int
-    truncated_bytes: int
+    truncated_bytes: int  # bytes of a torn tail that were zeroed
+    # the last entry; what the next one must continue
     end: Before
 
 
 @dataclass(frozen=True, slots=True)
 class _Broken:
-    """The first segment file that is not there in full length; start -1: all are."""
+    """First segment file that is missing or too short. start -1: there is none."""
 
     start: int
     size: int
@@ -83,27 +88,27 @@ class _Broken:
 
 @dataclass(slots=True)
 class _Marks:
-    """The latest flush mark of all segments, and where it stands."""
+    """Latest flush mark of all segments, and its location."""
 
     latest: FlushMark
-    start: int  # segment that holds it; -1 when there is none at all
-    unreadable: set[int]  # segments none of whose two blocks can be read, though both were written
-    doubtful: bool = False  # some block cannot be read: a later turn than `latest` may have been marked there
+    start: int  # segment that holds it; -1: no segment holds a mark
+    unreadable: set[int]  # segments whose two mark blocks were written but are unreadable
+    doubtful: bool = False  # an unreadable block may hold the mark of a later turn than `latest`
 
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """Where the log stops to be valid, and what was found until there."""
+    """Where the log stops being valid, and what was found before."""
 
     start: int  # of the segment
     position: int  # in its file
     reason: str
-    segments: list[Segment]  # those before, and this one when it holds an entry
+    segments: list[Segment]  # segments before, and this one if it holds an entry
     marks: _Marks
 
 
 class LogRecovery:
-    """One recovery of one log; blocking."""
+    """One recovery of one log. Blocking."""
 
     def __init__(
         self,
@@ -118,9 +123,11 @@ class LogRecovery:
         every_turn_synced: bool = True,
         step: StartStep | None = None,
     ) -> None:
-        """`note`: of a repair under way. `every_turn_synced`: nothing behind the latest mark was acknowledged (D7).
+        """`note`: of an unfinished repair.
 
-        `step` is told how far it is.
+        `every_turn_synced`: nothing after the latest mark was acknowledged (D7).
+
+        `step` receives progress.
         """
         self._step = step or StartStep()
         self._node = node
@@ -136,7 +143,7 @@ class LogRecovery:
         self._unsaved: list[Segment] = []
 
     def run(self) -> RecoveredLog:
-        """Recover. Raises: DamagedLogError, NewerFolderError (nothing was changed then), OSError."""
+        """Recover the log. Raises: DamagedLogError, NewerFolderError (nothing was changed), OSError."""
         begin = time.monotonic()
         try:
             return self._run(begin)
@@ -178,9 +185,9 @@ class LogRecovery:
             segments, starts, unsaved, turn, self._scanned, self._truncated, self._end(segments)
         )
 
-    # --- looking -----------------------------------------------------------------------------------------------
+    # --- looking --------------------------------------------------------------------------------------------
     def _list(self) -> list[int]:
-        """Return the starts of the segments from the base on; remove leftovers of interrupted work."""
+        """Return the starts of the segments from the base on. Removes leftovers of interrupted work."""
         starts: list[int] = []
         for name in self._files.list_directory(self._folders.segments):
             if name.endswith(PREPARING):
@@ -188,7 +195,7 @@ class LogRecovery:
             elif len(name) == 20 and name.isdecimal() and int(name) % self._segment_size == 0:
                 starts.append(int(name))
         for start in starts:
-            if start < self._base.first_offset:  # retention was interrupted between manifest and unlink
+            if start < self._base.first_offset:  # retention stopped between manifest and unlink
                 self._files.unlink(segment_path(self._folders.segments, start))
         for name in self._files.list_directory(self._folders.indexes):
             if len(name) == 20 and name.isdecimal() and int(name) < self._base.first_offset:
@@ -196,7 +203,7 @@ class LogRecovery:
         return [start for start in starts if start >= self._base.first_offset]
 
     def _find_broken(self, starts: list[int]) -> _Broken:
-        """Find the first segment file that is not there in full length; put a missing one among the starts."""
+        """Find the first segment file that is missing or too short. A missing one is added to `starts`."""
         for place in range(len(starts) + 1):
             expected = self._base.first_offset + place * self._segment_size
             if place == len(starts) and place:
@@ -212,7 +219,7 @@ class LogRecovery:
     def _broken_file(
         self, starts: list[int], broken: _Broken, segments: list[Segment], marks: _Marks
     ) -> DamagedLogError:
-        """Return the error for a file that is missing or short. With it a flush mark may be lost."""
+        """Return the error for a missing or short file. A flush mark may be lost with it."""
         later = self._later_entry(starts[starts.index(broken.start) + 1 :])
         stop = _Stop(broken.start, broken.size, broken.reason, segments, marks)
         lost_marks = later is None and not self._state.clean_stop
@@ -237,9 +244,11 @@ class LogRecovery:
                 marks.latest, marks.start = mark, start
         return marks
 
-    # --- believing ---------------------------------------------------------------------------------------------
+    # --- believing ------------------------------------------------------------------------------------------
     def _believe(self, start: int, before: Before) -> SegmentScan:
-        """Return what a segment holds: from its index file where that may be believed, else by reading it all."""
+        """Return the entries of a segment, from its index file where that is trusted, else by reading all of
+        it.
+        """
         scan = self._from_index(start, before)
         if scan is None:
             with self._reading(start) as file:
@@ -250,11 +259,11 @@ class LogRecovery:
         return scan
 
     def _from_index(self, start: int, before: Before) -> SegmentScan | None:
-        """Believe an index file of a segment that cannot have changed since, when it fits what the segment says."""
+        """Use the index file of a segment that cannot have changed since, if it matches the segment."""
         try:
             segment = read_index(self._files, self._folders.indexes, start)
         except (OSError, LayoutError):
-            return None  # missing, unreadable, also newer: it can be rebuilt
+            return None  # missing, unreadable or newer: it can be rebuilt
         if (
             segment.first_index != before.index + 1
             or segment.last is None
@@ -267,7 +276,9 @@ class LogRecovery:
             return self._fits(file, segment, before)
 
     def _fits(self, file: File, segment: Segment, before: Before) -> SegmentScan | None:
-        """Compare an index with its segment: first header, the last entry with its checksum, filler, zeros behind."""
+        """Compare an index with its segment: first header, last entry with its checksum, filler, zeros after
+        the end.
+        """
         last, offsets = segment.last, segment.offsets
         assert last is not None and offsets is not None
         position = last.physical_offset - segment.start
@@ -284,15 +295,18 @@ class LogRecovery:
                 return None
             closing: EntryHeader = decode_header(segment.filler) if segment.filler else last
         except (LayoutError, OSError):
-            return None  # what is wrong, and where, is seen by reading all of it
+            return None  # reading the whole segment shows what is wrong, and where
         if sealed:
             segment = replace(segment, offsets=None)
         after = Before(LogIndex(last.index), Term(last.term), closing.crc, last.timestamp)
         return SegmentScan(segment, self._segment_size if sealed else end, sealed, "", after)
 
-    # --- deciding ----------------------------------------------------------------------------------------------
+    # --- deciding -------------------------------------------------------------------------------------------
     def _refuse_gap(self, later_starts: list[int], scan: SegmentScan, stop: _Stop) -> None:
-        """Refuse a log whose entries stop in one segment and go on in a later one. Raises: DamagedLogError."""
+        """Refuse a log whose entries stop in one segment and continue in a later one.
+
+        Raises: DamagedLogError.
+        """
         if scan.sealed:
             return
         later = self._later_entry(later_starts)
@@ -300,7 +314,7 @@ class LogRecovery:
             raise self._stopped(stop, f"{stop.reason}; valid entries follow in the next file", later + 1)
 
     def _later_entry(self, starts: list[int]) -> int | None:
-        """Return the physical offset of the first valid entry in later segments."""
+        """Return the physical offset of the first valid entry in later segments, or None."""
         for later in starts:
             if not self._files.exists(segment_path(self._folders.segments, later)):
                 continue
@@ -311,7 +325,7 @@ class LogRecovery:
         return None
 
     def _judge(self, stop: _Stop) -> None:
-        """Decide between a torn tail and damage where the log stops. Raises: DamagedLogError."""
+        """Decide whether the log stops with a torn tail or damage. Raises: DamagedLogError (damage)."""
         start, offset, latest, note = stop.start, stop.start + stop.position, stop.marks.latest, self._note
         if offset < latest.start:
             raise self._stopped(stop, f"{stop.reason}, in bytes that were on stable storage")
@@ -333,7 +347,7 @@ class LogRecovery:
             raise self._stopped(stop, f"{stop.reason}, and both flush marks of the segment are damaged")
 
     def _check_floor(self, stop: _Stop) -> None:
-        """Refuse a log that ends below what this node acknowledged. Raises: DamagedLogError."""
+        """Refuse a log that ends before an entry that this node acknowledged. Raises: DamagedLogError."""
         end, floor = self._end(stop.segments), self._state.floor_index
         if end.index < floor:
             text = f"the log ends at entry {end.index}, but entry {floor} was acknowledged"
@@ -342,20 +356,20 @@ class LogRecovery:
     def _stopped(
         self, stop: _Stop, reason: str, reaches: int = 0, *, open_ended: bool = False
     ) -> DamagedLogError:
-        """Return the error for a log that stops to be valid at `stop`; something valid stands before `reaches`.
+        """Return the error for a log that stops being valid at `stop`. Something valid lies before `reaches`.
 
-        It carries how far a repair must come: up to all that may have been acknowledged.
+        It carries how far a repair must reach: to the end of everything that may have been acknowledged.
         """
         latest, state = stop.marks.latest, self._state
         turn_is_known = self._every_turn_synced and not stop.marks.doubtful and not state.clean_stop
         note = RepairNote(
             must_reach=max(reaches, latest.end if turn_is_known else latest.start),
-            reach_index=state.floor_index,  # after a clean stop this is the very last entry
+            reach_index=state.floor_index,  # after a clean stop: the very last entry
             open_ended=open_ended or not (turn_is_known or state.clean_stop),
         )
         if self._note is not None:
             note = note.joined(self._note)
-        # A filler belongs to the entry behind it, so the repair begins before it.
+        # A filler belongs to the entry after it, so the repair begins before the filler.
         places = [(self._end([]), self._base.first_offset)]
         places += [(self._end([segment]), segment.end_offset) for segment in stop.segments]
         before, offset = places.pop()
@@ -370,12 +384,12 @@ class LogRecovery:
         base = self._base
         return Before(LogIndex(base.first_index - 1), base.prev_term, base.prev_crc, base.prev_timestamp)
 
-    # --- changing ----------------------------------------------------------------------------------------------
+    # --- changing -------------------------------------------------------------------------------------------
     def _write_again(self, segments: list[Segment], begin: int) -> None:
-        """Write what the last turn wrote once more, durably.
+        """Write the last turn's bytes once more, durably.
 
-        Its fsync may have failed and ended the process: then the page cache still shows bytes that the disk never got,
-        calls them clean, and no later fsync would write them (P15).
+        Its fsync may have failed and ended the process. The page cache then still holds bytes that the disk
+        never got, but considers them clean, and no later fsync would write them (P15).
         """
         if self._state.clean_stop:
             return
@@ -393,7 +407,7 @@ class LogRecovery:
                 file.close()
 
     def _settle(self, start: int, scan: SegmentScan, turn: int) -> int:
-        """Make the end of the log durable, with zeros behind it; return the last flush turn."""
+        """Make the end of the log durable, followed by zeros. Returns the last flush turn."""
         look_at = self._segment_size
         if self._state.clean_stop:
             look_at = min(look_at, scan.end + _TAIL_CHECK)
@@ -408,7 +422,8 @@ class LogRecovery:
                 )
             elif self._state.clean_stop:
                 return turn
-            # Entries of a killed process may be only in the page cache: durable first, then the mark that says so.
+            # Entries of a killed process may be only in the page cache. Make them durable before the mark
+            # that says so.
             zero_tail(file, scan.end, dirty_end)
             self._mark(file, turn + 1, start + scan.end)
             return turn + 1
@@ -416,7 +431,9 @@ class LogRecovery:
             file.close()
 
     def _settle_filler(self, segments: list[Segment], turn: int) -> int:
-        """Open the last segment with entries for appends: a filler with nothing behind it is no part of the log."""
+        """Open the last segment with entries for appends: a filler with nothing after it is not part of the
+        log.
+        """
         if not segments:
             return turn
         tail = segments[-1]
@@ -428,7 +445,8 @@ class LogRecovery:
         file = self._open(tail.start)
         try:
             position = tail.end_offset - tail.start
-            # First the mark: the latest one may say that the filler was durable, and without it that is damage.
+            # Write the mark first. The latest one may cover the filler as durable, so its absence would count
+            # as damage.
             self._mark(file, turn + 1, tail.end_offset)
             zero_tail(file, position, position + HEADER_SIZE)
         finally:
@@ -436,13 +454,13 @@ class LogRecovery:
         return turn + 1
 
     def _mark(self, file: File, turn: int, offset: int) -> None:
-        """Say durably that everything before `offset` is durable, and nothing behind it was begun."""
+        """Store a mark: everything before `offset` is durable, and nothing after it was begun."""
         mark = encode_mark(FlushMark(turn, offset, offset))
         file.pwritev([mark], mark_position(turn, self._segment_size))
         file.fdatasync()
 
     def _finish_cut(self, starts: list[int]) -> list[int]:
-        """Repeat a truncation that a crash interrupted: its intent is durable, its end is not."""
+        """Repeat a truncation that a crash interrupted. Its intent is durable, its completion is not."""
         cut = self._state.cut_offset
         start = segment_start(cut, self._segment_size)
         for later in reversed([other for other in starts if other > start]):
@@ -461,13 +479,13 @@ class LogRecovery:
                 self._files.unlink(path)
         return starts
 
-    # --- small things ------------------------------------------------------------------------------------------
+    # --- small things ---------------------------------------------------------------------------------------
     def _open(self, start: int, *, writable: bool = True) -> File:
         return self._files.open(segment_path(self._folders.segments, start), writable=writable)
 
     @contextmanager
     def _reading(self, start: int) -> Iterator[File]:
-        """Open a segment to read; one that cannot be read at all is damage. Raises: DamagedLogError."""
+        """Open a segment for reading. An unreadable one is damage. Raises: DamagedLogError."""
         path = segment_path(self._folders.segments, start)
         file = self._files.open(path, writable=False)
         try:
@@ -483,5 +501,6 @@ class LogRecovery:
         end = self._end(segments)
         _log.info(
             "log recovered first=%d last=%d term=%d scanned_bytes=%d truncated_bytes=%d seconds=%.2f",
-            self._base.first_index, end.index, end.term, self._scanned, self._truncated, time.monotonic() - begin,
+            self._base.first_index, end.index, end.term, self._scanned, self._truncated,
+            time.monotonic() - begin,
         )  # fmt: skip

@@ -1,12 +1,13 @@
-"""Installs what a reset brought: the state of the leader, and an empty log that begins where the leader's begins (D8).
+"""Installation of a reset: the leader's state, and an empty log that begins where the leader's begins (D8).
 
-Files, in `reset/`: `state` (what the leader sent, written while the node runs) and `marker`. The marker is the decision:
-it is written when the state is complete and durable and the core has fallen silent. From then on the next opening of
-the folder installs, and repeats that until the marker is gone, which is the last step; without a marker whatever else
-lies in `reset/` is dropped. So after a crash at any point the folder is the old one or the new one, never a mixture.
+Files in `reset/`: `state` (sent by the leader, written while the node runs) and `marker`. The marker is the
+decision. It is written once the state is complete and durable and the core has fallen silent. From then on
+every opening of the folder installs the reset, until the last step removes the marker. Without a marker
+everything else in `reset/` is dropped. So after a crash at any point the folder is the old one or the new
+one, never a mixture.
 
-Owns: the order of the steps. Must not: decide to reset (the core does), know what the state means (`install_state`
-does). Term, vote and incarnation stay. Blocking; the folder's lock is held.
+Owns: the order of the steps. Must not: decide to reset (the core does), interpret the state (`install_state`
+does). Term, vote and incarnation stay. Blocking; the caller holds the folder's lock.
 """
 
 from __future__ import annotations
@@ -30,27 +31,29 @@ from ..types import HardState, LogIndex, Term
 
 _log = logging.getLogger(__name__)
 MARKER_VERSION: Final = 1
-#: Free bytes that a reset wants besides the state itself: the marker, the manifest, a little room.
+#: Free bytes that a reset needs besides the state itself: marker, manifest, some slack.
 _SMALL_FILES: Final = SPARE_SPACE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetPlan:
-    """What is to be installed. Sizes are bytes."""
+    """Description of a reset to install. Sizes are in bytes."""
 
     term: Term  # of the leader that sent it
     base: Manifest
-    state_index: LogIndex  # the state is that after this entry; at or above the base
+    state_index: LogIndex  # last entry in the state; invariant: at or above the base
     state_size: int
 
     @property
     def base_index(self) -> LogIndex:
-        """The committed entry before the first one of the new log."""
+        """Index of the committed entry just before the new log."""
         return LogIndex(self.base.first_index - 1)
 
 
 InstallState = Callable[[Path, ResetPlan], None]
-"""Replaces the state machine's files by the received state, durably. Must be repeatable: a crash repeats it."""
+"""Durably replaces the state machine's files by the received state. Must be repeatable: a crash
+repeats it.
+"""
 
 
 def _folder(folders: LogFolders) -> Path:
@@ -65,40 +68,43 @@ def _marker_path(folders: LogFolders) -> Path:
     return _folder(folders) / "marker"
 
 
-# --- while the node runs ----------------------------------------------------------------------------------------
+# --- while the node runs ------------------------------------------------------------------------------------
 def check_space(files: FileSystem, folders: LogFolders, segment_size: int, plan: ResetPlan) -> None:
-    """Check that the state fits, and the new log in the place of the old one. Raises: DiskFullError."""
+    """Check that there is room for the state, and for the new log in place of the old one.
+
+    Raises: DiskFullError.
+    """
     available = files.disk_use(folders.data).available
     old_segments = len([name for name in files.list_directory(folders.segments) if name.isdecimal()])
     file_size = segment_size + TRAILER_SIZE
-    # The state lies on the disk twice for a moment; by the second time the old log is gone.
+    # The state is on disk twice for a moment. By the second time the old log is gone.
     after = available + old_segments * file_size - 2 * plan.state_size
     if min(available - plan.state_size, after - file_size) < _SMALL_FILES:
         needed = (
             max(plan.state_size, 2 * plan.state_size + file_size - old_segments * file_size) + _SMALL_FILES
         )
         raise DiskFullError(
-            f"{folders.data} has {available:,} bytes free, but fetching the leader's state needs {needed:,}: this node"
-            " cannot catch up. Free space on that disk; it is tried again by itself"
+            f"{folders.data} has {available:,} bytes free, but fetching the leader's state needs {needed:,}: "
+            "this node cannot catch up. Free space on that disk; it is tried again by itself"
         )
 
 
 def open_staging(files: FileSystem, folders: LogFolders) -> File:
-    """Return a new file for the state that comes in; an earlier attempt's is dropped. Raises: OSError."""
+    """Return a new file for the incoming state. Drops the file of an earlier attempt. Raises: OSError."""
     discard_staging(files, folders)
     files.make_directory(_folder(folders))
     return files.open(_state_path(folders), create=True)
 
 
 def discard_staging(files: FileSystem, folders: LogFolders) -> None:
-    """Drop a state that came in and is not wanted, or not whole. Raises: OSError."""
+    """Drop an incoming state that is unwanted or incomplete. Raises: OSError."""
     assert not files.exists(_marker_path(folders)), "a decision is never dropped"
     for name in files.list_directory(_folder(folders)):
         files.unlink(_folder(folders) / name)
 
 
 def decide(files: FileSystem, folders: LogFolders, plan: ResetPlan) -> None:
-    """Make durable that the staged, durable state is to be installed at the next opening. Raises: OSError."""
+    """Durably decide that the next opening installs the staged, durable state. Raises: OSError."""
     files.sync_directory(_folder(folders))
     files.sync_directory(folders.data)
     base = plan.base
@@ -115,9 +121,12 @@ def decide(files: FileSystem, folders: LogFolders, plan: ResetPlan) -> None:
     write_record(files, _marker_path(folders), "reset", MARKER_VERSION, fields)
 
 
-# --- at the opening of the folder -------------------------------------------------------------------------------
+# --- at the opening of the folder ---------------------------------------------------------------------------
 def pending_reset(files: FileSystem, folders: LogFolders, node: str) -> ResetPlan | None:
-    """Return what is still to be installed. Raises: DamagedFolderError, NewerFolderError, OSError."""
+    """Return the reset that is still to be installed, or None.
+
+    Raises: DamagedFolderError, NewerFolderError, OSError.
+    """
     path = _marker_path(folders)
     try:
         fields: dict[str, Any] = read_record(files, path, "reset", MARKER_VERSION)
@@ -133,8 +142,8 @@ def pending_reset(files: FileSystem, folders: LogFolders, node: str) -> ResetPla
         raise NewerFolderError(node, path, "reset", error.found, error.supported) from None
     except (CorruptError, KeyError, TypeError):
         raise DamagedFolderError(
-            f"{node} will not start: {path} is damaged, so whether its log was being replaced is not known. Fetch a"
-            f" clean copy from the other nodes: ledgermq broker --rejoin; nothing was changed."
+            f"{node} will not start: {path} is damaged, so whether its log was being replaced is not known. "
+            "Fetch a clean copy from the other nodes: ledgermq broker --rejoin; nothing was changed."
         ) from None
 
 
@@ -146,13 +155,14 @@ def settle_reset(
     hard: HardStateFile,
     install_state: InstallState | None,
 ) -> None:
-    """Finish a reset that was decided, or drop what is left of one that was not. Before anything else is opened.
+    """Finish a decided reset, or drop the remains of an undecided one. Call it before opening anything else.
 
     Raises: DamagedFolderError, NewerFolderError, DiskFullError, OSError, and what `install_state` raises.
     """
     if files.exists(_folder(folders)):
-        # A killed process may have made or removed the marker only in the page cache. What is seen here decides whether
-        # the old log is deleted, or the new one grows: a power cut must not bring the other answer back (P17).
+        # A killed process may have made or removed the marker only in the page cache. What this run sees
+        # decides whether the old log is deleted or the new one grows. A power cut must not bring the other
+        # answer back (P17).
         files.sync_directory(_folder(folders))
     plan = pending_reset(files, folders, node)
     if plan is None:
@@ -160,8 +170,8 @@ def settle_reset(
         return
     if install_state is None:
         raise DamagedFolderError(
-            f"{node} will not start: its log is being replaced by the leader's ({_marker_path(folders)}), which only a"
-            f" broker node can finish. Start it with: ledgermq broker; nothing was changed."
+            f"{node} will not start: its log is being replaced by the leader's ({_marker_path(folders)}), "
+            "which only a broker node can finish. Start it with: ledgermq broker; nothing was changed."
         )
     try:
         _install(files, folders, node, segment_size, plan, hard, install_state)
@@ -169,8 +179,9 @@ def settle_reset(
         if not is_full(error):
             raise
         raise DiskFullError(
-            f"{node} will not start: its disk is full, and the state of {plan.state_size:,} bytes that the leader sent"
-            f" is not installed yet ({folders.data}). Free space, then start it again; nothing is lost."
+            f"{node} will not start: its disk is full, and the state of {plan.state_size:,} bytes that the "
+            f"leader sent is not installed yet ({folders.data}). Free space, then start it again; nothing is "
+            "lost."
         ) from None
 
 
@@ -190,7 +201,7 @@ def _install(
     for folder in (folders.indexes, folders.segments):
         for name in files.list_directory(folder):
             files.unlink(folder / name)
-        # An old segment that comes back with the power would look like one of the new log
+        # An old segment that reappears after a power cut would look like one of the new log.
         files.sync_directory(folder)
     install_state(_state_path(folders), plan)
     create_segment(files, folders.segments, plan.base.first_offset, segment_size)
@@ -198,16 +209,19 @@ def _install(
     hard.write(_after(hard.state, plan))
     make_ballast(files, folders.ballast)
     files.unlink(_marker_path(folders))
-    # From here on the new log may grow: it must never be installed again
+    # From here on the new log may grow: the reset must never be installed again.
     files.sync_directory(_folder(folders))
     discard_staging(files, folders)
 
 
 def _after(state: DurableState, plan: ResetPlan) -> DurableState:
-    """Keep what was promised; what was said of the old log is said of the new one."""
+    """Return the hard state after the reset.
+
+    Promises stay; what it says about the log now describes the new log.
+    """
     hard = state.hard
     if hard.term < plan.term:
-        # The node had heard of the term and said nothing in it yet: what it says waits for this record (P2).
+        # The node knew of the term but has sent nothing in it yet: its messages wait for this record (P2).
         hard = HardState(plan.term, None, hard.commit_hint, hard.is_voter)
     return replace(
         state,

@@ -1,11 +1,12 @@
-"""Makes the data folder of a stopped node out of entries that a dump holds (D20).
+"""Creation of a stopped node's data folder from the entries in a dump (D20).
 
-What comes out is the folder of a node that once was a member of the dumped group and stopped; `restore_folder` of
-group_recovery.py makes it into the first member of a new one, and `clone_folder` copies of it into the others.
+The result is the folder of a node that was a member of the dumped broker group and stopped. `restore_folder`
+in group_recovery.py makes it the first member of a new broker group, and `clone_folder` copies it for the
+others.
 
-Owns: the order on disk: the log and what stands before it, the hard state, and the identity last. So a folder whose making
-was interrupted has no identity, and no node takes it for its own. Must not: judge entries; the opening reads all of them
-again (`inspect`), and refuses a log that does not reach the acknowledged floor that is written here.
+Owns: the order on disk: log and base point, then hard state, then identity. So an unfinished folder has no
+identity, and no node takes it for its own. Must not: judge entries. Opening the folder reads all of them
+again (`inspect`), and refuses a log that does not reach the acked floor written here.
 """
 
 from __future__ import annotations
@@ -29,26 +30,32 @@ _BATCH = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderPlan:
-    """Whose folder is made. `replaced_group_id` is that of the dumped group (0: it had none)."""
+    """Identity of the folder to create.
+
+    `replaced_group_id` is that of the dumped broker group (0: it had none).
+    """
 
     cluster_id: str
     group: str
     node_id: NodeId
-    members: Collection[NodeId]  # this one, too
+    members: Collection[NodeId]  # including this one
     segment_size: int
     base: Manifest
     replaced_group_id: int = 0
 
 
 def space_of_log(base: Manifest, end_offset: int, segment_size: int) -> int:
-    """Return the bytes that a node's folder takes for a log up to there."""
+    """Return the bytes that a node's folder needs for a log up to that offset."""
     segments = max(1, -(-(end_offset - base.first_offset) // segment_size))
     return segments * (segment_size + TRAILER_SIZE) + SPARE_SPACE
 
 
 @dataclass(slots=True)
 class FolderWriter:
-    """Give it every entry and filler from the base on, then `finish`. Blocking; close it in any case."""
+    """Writer of one folder. Pass it every entry and filler from the base on, then call `finish`.
+
+    Blocking. Close it in any case.
+    """
 
     data: Path
     files: FileSystem
@@ -65,7 +72,7 @@ class FolderWriter:
         return LogFolders(self.data)
 
     def begin(self) -> None:
-        """Make the empty folder. Raises: OSError."""
+        """Create the empty folder. Raises: OSError."""
         for folder in (self.folders.segments, self.folders.indexes):
             self.files.make_directory(folder)
         self._open(self.plan.base.first_offset)
@@ -86,7 +93,7 @@ class FolderWriter:
             self._write_out()
 
     def finish(self) -> None:
-        """Make everything durable, and the folder one that can be opened. Raises: OSError."""
+        """Make everything durable and the folder ready to open. Raises: OSError."""
         self._write_out()
         self._seal()
         plan, last = self.plan, self._last
@@ -118,7 +125,7 @@ class FolderWriter:
         )
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the open file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,8 +1,8 @@
-"""Opens a data folder and assembles what lies in it: identity, hard state, CommitLog, flusher.
+"""Storage of one node: opens a data folder and assembles identity, hard state, CommitLog and flusher.
 
 Owns: the folder's lock, the order of opening and closing.   Must not: elect, replicate, apply.
-Files: identity, manifest, hardstate, ballast, lock, commitlog/, entryindex/. All I/O goes through the FileSystem that
-is given in, so a test can lose what was not synced.
+Files: identity, manifest, hardstate, ballast, lock, commitlog/, entryindex/. All I/O goes through the given
+FileSystem, so a test can lose whatever was not synced.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Machine:
-    """What a machine tells about itself, apart from its files. A simulator has its own."""
+    """Facts about the machine, apart from its files. A simulator has its own."""
 
     def boot_id(self) -> str:
         """Return the kernel's id of this boot."""
         return boot_id()
 
     def random_bits(self, count: int) -> int:
-        """Return a number that nobody can guess."""
+        """Return an unpredictable random number."""
         return secrets.randbits(count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig:
-    """Settings of one data folder. Sizes are bytes."""
+    """Settings of one data folder. Sizes are in bytes."""
 
     data_dir: Path
     cluster_id: str
@@ -77,22 +77,24 @@ class StorageConfig:
     flush_interval_ms: int = 500
     flush_bytes: int = 8 << 20
     cache_bytes: int = 24 << 20
-    direct_write_bytes: int = 128 << 10  # turns of so many bytes go past the page cache; 0: none
-    read_threads: int = 4  # 0: a cold read is done on the calling thread (simulators)
-    learner_after_reboot: bool = False  # one without a clean stop may have lost what was acknowledged (D7)
-    reign: Reign | None = None  # that a folder made now belongs to; None: a majority decides
+    direct_write_bytes: int = 128 << 10  # turns of at least this size bypass the page cache; 0: none do
+    read_threads: int = 4  # 0: cold reads block the calling thread (simulators)
+    # async modes: a reboot without a clean stop may have lost acknowledged entries (D7)
+    learner_after_reboot: bool = False
+    reign: Reign | None = None  # reign of a folder created now; None: a majority decides
     machine: Machine = field(default_factory=Machine)
-    step: StartStep = field(default_factory=StartStep, compare=False)  # told how far the opening is
+    step: StartStep = field(default_factory=StartStep, compare=False)  # receives the progress of the opening
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What opening found."""
+    """Findings of opening a folder."""
 
-    clean_stop: bool  # the last stop was clean: the log was not scanned
-    rebooted_unclean: bool  # other boot id, no clean-stop mark: in async mode, no vote before it caught up
+    clean_stop: bool  # the last stop was clean, so the log was not scanned
+    # new boot id without a clean-stop mark; in async mode the node catches up before it votes
+    rebooted_unclean: bool
     scanned_bytes: int
-    truncated_bytes: int  # of a torn tail
+    truncated_bytes: int  # bytes of a torn tail
     floor_index: LogIndex  # highest entry that the last run knew to be durable
     floor_term: Term
 
@@ -106,7 +108,7 @@ def boot_id() -> str:
 
 
 class RaftStorage:
-    """The open data folder of one node. Holds its lock until `close`."""
+    """Open data folder of one node. Holds the folder's lock until `close`."""
 
     def __init__(
         self,
@@ -161,9 +163,10 @@ class RaftStorage:
         on_failed: Callable[[StorageError], None],
         on_disk_full: Callable[[bool], None],
     ) -> DurableReports:
-        """Start the threads. `post` is `loop.call_soon_threadsafe`; every callback comes through it.
+        """Start the threads. `post` is `loop.call_soon_threadsafe`; every callback goes through it.
 
-        `on_failed` is terminal (P15). `on_disk_full(True)`: no room for another segment; (False): there is again.
+        `on_failed` is terminal (P15). `on_disk_full(True)` means no room for another segment,
+        `on_disk_full(False)` that there is room again.
         """
         self._keeper.start(post, on_disk_full, on_failed)
         for segment in self._unsaved:
@@ -184,7 +187,10 @@ class RaftStorage:
         return reports
 
     def start_stepped(self, *, on_durable: Callable[[int], None]) -> SteppedFlusher:
-        """Start without threads: the caller runs each turn, and background work with `run_background` (simulators)."""
+        """Start without threads (simulators).
+
+        The caller runs each turn, and background work with `run_background`.
+        """
         done = self._told(on_durable)
         self._flusher = flusher = SteppedFlusher(self._writer, FlushMode(self._config.flush), done)
         for segment in self._unsaved:
@@ -204,20 +210,20 @@ class RaftStorage:
             self._writer.give_up_vote()
 
     def run_background(self) -> None:
-        """Do queued background work on this thread (only after `start_stepped`). Raises: OSError."""
+        """Run queued background work on this thread (only after `start_stepped`). Raises: OSError."""
         self._keeper.run_pending()
 
     @property
     def has_background_work(self) -> bool:
-        """Tell whether `run_background` would do anything."""
+        """Return whether `run_background` would do anything."""
         return self._keeper.has_work
 
     def has_segment(self, offset: int) -> bool:
-        """Tell whether the segment file for a physical offset is there already."""
+        """Return whether the segment file for a physical offset exists."""
         return self._keeper.has(segment_start(offset, self._config.segment_size))
 
     def learn_members(self, members: dict[NodeId, int]) -> None:
-        """Store the incarnations of the group's members durably. Blocking; call it in a thread."""
+        """Store the incarnations of the members durably. Blocking; call it in a thread."""
         identity = self.identity
         for node, known in identity.members.items():
             if node != identity.node_id and members.get(node, known) != known:
@@ -227,22 +233,29 @@ class RaftStorage:
             self._store(identity)
 
     def note_commit(self, index: LogIndex) -> None:
-        """Entries up to `index` are committed: a hint that is stored with the next floor (P13)."""
+        """Note that entries up to `index` are committed: a hint that is stored with the next floor (P13)."""
         self._writer.commit_index = index
 
     def learn_group_id(self, group_id: int) -> None:
-        """Store which group this is durably, once and for ever. Blocking; call it in a thread. Raises: OSError."""
+        """Store the group id durably.
+
+        It never changes afterwards. Blocking; call it in a thread. Raises: OSError.
+        """
         assert self.identity.group_id in (0, group_id)
         self._store(replace(self.identity, group_id=group_id))
 
     def learn_successor(self, reign: Reign) -> None:
-        """Store durably that the next opening moves this folder aside. Blocking; call it in a thread. Raises: OSError."""
+        """Store durably that the next opening moves this folder aside.
+
+        Blocking; call it in a thread. Raises: OSError.
+        """
         self._store(replace(self.identity, successor=reign))
 
     def learn_claim(self, claim: Claim) -> None:
-        """Store durably what another node is about to begin, in the place of what it claimed before: that never began.
+        """Store durably which generation another node is about to begin.
 
-        Blocking; call it in a thread. Raises: OSError.
+        It replaces that node's earlier claim, which never began. Blocking; call it in a thread. Raises:
+        OSError.
         """
         others = [known for known in self.identity.claims if known.reign.master != claim.reign.master]
         self._store(replace(self.identity, claims=(*others, claim)))
@@ -252,14 +265,17 @@ class RaftStorage:
         self.identity = identity
 
     def statistics(self) -> FlushStatistics:
-        """Fsync latency (p50, p99 in ms), flushed index, and so on. Call `start` first."""
+        """Return fsync latency (p50, p99 in ms), flushed index and more. Call `start` first."""
         assert self._flusher is not None
         return self._flusher.statistics(disk_full=self._keeper.full)
 
     def close(self, *, clean: bool = True) -> None:
-        """Flush what is queued, mark a clean stop, stop the threads, unlock. Blocking; call it in a thread.
+        """Flush what is queued, mark a clean stop, stop the threads and unlock.
 
-        Nothing may be staged any more. With `clean=False`, or after a failure, the next start scans the log.
+        Blocking; call it in a thread.
+
+        Nothing may be staged afterwards. With `clean=False`, or after a failure, the next start scans the
+        log.
         """
         self._keeper.stop_waiting()
         flushed = self._flusher.close() if self._flusher is not None else True
@@ -280,12 +296,12 @@ class RaftStorage:
             if segment is not None:
                 write_index(self._files, self._folders.indexes, segment)
             self._writer.store_floor(clean_stop=True)
-        except OSError as error:  # the next start scans: nothing is lost
+        except OSError as error:  # the next start scans the log: nothing is lost
             _log.warning("clean stop not marked path=%s error=%s", self._folders.hard_state, error)
 
 
 def is_initialized(data_dir: Path, files: FileSystem, node: str) -> bool:
-    """Tell whether the folder holds a node's data; `node` is for the messages.
+    """Return whether the folder holds a node's data. `node` is used in error texts.
 
     Raises: DamagedFolderError (files, but no identity).
     """
@@ -308,10 +324,11 @@ def create_data_folder(
     hard_state: HardState | None = None,
     mark: int | None = None,
 ) -> None:
-    """Make an empty folder into a node's data folder: identity with a new incarnation, hard state, first segment.
+    """Turn an empty folder into a node's data folder: identity with a new incarnation, hard state, first
+    segment.
 
-    A crash half way leaves a folder that is made again. `hard_state` carries an older promise over, `mark` says what the
-    folder is (rejoin). Raises: DataFolderError subclasses, OSError.
+    After a crash half way the folder is created again. `hard_state` carries an older promise over. `mark`
+    says what the folder is (rejoin). Raises: DataFolderError subclasses, OSError.
     """
     files.make_directory(config.data_dir)
     files.sync_directory(config.data_dir.parent)
@@ -331,7 +348,10 @@ def fill_data_folder(
     mark: int | None = None,
     former: dict[NodeId, tuple[int, ...]] | None = None,
 ) -> None:
-    """Do what `create_data_folder` does in a folder that is there, for whoever holds its lock. Raises: the same."""
+    """Do what `create_data_folder` does in an existing folder whose lock the caller holds.
+
+    Raises: the same.
+    """
     folders = LogFolders(config.data_dir)
     assert not is_initialized(config.data_dir, files, config.node_id)
     for folder in (folders.segments, folders.indexes):
@@ -348,7 +368,8 @@ def fill_data_folder(
         reign=config.reign,
         former=former or {},
     )
-    # The identity comes first, unfinished: so a folder without one was never ours, and this can be repeated.
+    # Write the identity first, marked incomplete: a folder without one was never ours, and this can be
+    # repeated.
     write_identity(files, folders.identity, identity)
     for name in files.list_directory(folders.segments):
         files.unlink(folders.segments / name)
@@ -365,9 +386,9 @@ def fill_data_folder(
 def open_storage(
     config: StorageConfig, files: FileSystem, install_state: InstallState | None = None
 ) -> RaftStorage:
-    """Lock, check and recover a data folder (blocking: may scan gigabytes). Finishes a reset that was decided.
+    """Lock, check and recover a data folder. Finishes a decided reset. Blocking: it may scan gigabytes.
 
-    Raises: DataFolderError subclasses, DamagedLogError. Nothing was changed then, except that a lock file is there.
+    Raises: DataFolderError subclasses, DamagedLogError. In both cases nothing was changed but the lock file.
     From a reset also: DiskFullError, and what `install_state` raises; the next opening repeats it.
     """
     folders = LogFolders(config.data_dir)
@@ -375,11 +396,12 @@ def open_storage(
     lock = lock_folder(config.node_id, config.data_dir, files)
     hard: HardStateFile | None = None
     try:
-        # Whoever deletes them has the indexes made again, and the log is judged like one whose segments are missing.
+        # If a person deleted them: the indexes are rebuilt, and the log is judged like one with missing
+        # segments.
         for folder in (folders.indexes, folders.segments):
             if not files.exists(folder):
                 files.make_directory(folder)
-        # A process that was killed may leave names that its successor sees and the disk does not hold yet (P17).
+        # A killed process may leave names that its successor sees although they are not on disk yet (P17).
         for folder in (config.data_dir, folders.segments):
             files.sync_directory(folder)
         hard = _open_hard_state(config, files, folders, identity)
@@ -426,11 +448,12 @@ def _begin_run(
     end: Before,
     report: RecoveryReport,
 ) -> Identity:
-    """Store the end of the log as the floor, and that this boot uses the folder; return its identity.
+    """Store the end of the log as the floor, and that this boot uses the folder. Returns the identity.
 
-    After a reboot that may have lost what was acknowledged (D7), the node comes back as a learner under a new
-    incarnation: what the old one acknowledged or voted, and is still on its way, must not count. A new member promised
-    nothing: were it made a learner, a group of such members would wait for a leader for ever.
+    A reboot may have lost acknowledged entries (D7). The node then comes back as a learner under a new
+    incarnation: acknowledgements and votes of the old one that are still in flight must not count. A new
+    member has promised nothing and stays one: as learners, a group of new members would wait for a leader for
+    ever.
     """
     state = hard.state
     floor = replace(state, floor_index=end.index, floor_term=end.term)
@@ -447,7 +470,7 @@ def _begin_run(
 
 
 def _keep_copies(files: FileSystem, folders: LogFolders, identity: Identity, base: Manifest) -> None:
-    """Have identity and manifest stand twice in their files. On a full disk they stay as they are."""
+    """Store identity and manifest twice in their files. On a full disk they stay unchanged."""
     try:
         keep_records(files, (folders.identity, folders.manifest), identity, base)
     except OSError as error:
@@ -468,14 +491,15 @@ def lock_folder(node_id: str, data_dir: Path, files: FileSystem) -> Lock:
         ) from None
     except (PermissionError, IsADirectoryError) as error:
         raise DamagedFolderError(
-            f"{node_id} will not start: {path} cannot be locked ({error.strerror}). It must be a file that this user may"
-            f" write, and holds nothing that is needed: remove it (rm -r {path}) and start again; nothing was changed.",
+            f"{node_id} will not start: {path} cannot be locked ({error.strerror}). It must be a file that "
+            f"this user may write, and holds nothing that is needed: remove it (rm -r {path}) and start "
+            "again; nothing was changed.",
             found=f"{path} cannot be locked ({error.strerror})",
         ) from None
 
 
 def read_own_identity(config: StorageConfig, files: FileSystem, folders: LogFolders) -> Identity:
-    """Read whose folder this is. Raises: DamagedFolderError, NewerFolderError, ForeignFolderError."""
+    """Read the folder's identity. Raises: DamagedFolderError, NewerFolderError, ForeignFolderError."""
     identity = read_identity(files, folders.identity, config.node_id)
     check_identity(
         identity,
