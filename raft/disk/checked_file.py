@@ -1,9 +1,10 @@
-"""Small text records that are replaced as a whole: identity, manifest, and notes of work that is under way.
+"""Small text records that are replaced as a whole: identity, manifest, and notes about unfinished work.
 
-Owns: their format, one line `LMQ <kind> <version> <crc32c of the rest>` and a JSON object below it, so that a
-person can read them; and the safe way to replace one: temporary file, fsync, rename, directory fsync.
-A record that a node cannot do without stands twice in its file, each copy in blocks of its own (empty lines fill them), so
-that a bad sector or a flipped bit does not take it. Both are written before the file has its name: they are never different.
+Owns: their format, one line `LMQ <kind> <version> <crc32c of the rest>` followed by a JSON object, so that
+people can read them; and the safe way to replace one: temporary file, fsync, rename, directory fsync.
+A record that a node cannot do without is stored twice in its file. Each copy has its own blocks, padded with
+empty lines, so a bad sector or a flipped bit does not destroy both. Both are written before the file gets its
+name, so they never differ.
 Must not: know what the fields mean.
 """
 
@@ -34,7 +35,7 @@ def write_record(
     raw = _encode(kind, version, fields, twice=twice)
     temporary = path.with_name(path.name + _TEMPORARY)
     if files.exists(temporary):
-        files.unlink(temporary)  # of a crash; it may be longer than what comes now
+        files.unlink(temporary)  # left by a crash; it may be longer than the new record
     file = files.open(temporary, create=True)
     try:
         file.pwritev([raw], 0)
@@ -46,14 +47,14 @@ def write_record(
 
 
 def keep_record(files: FileSystem, path: Path, kind: str, version: int, fields: dict[str, Any]) -> None:
-    """Write a record twice unless it stands so in its file: one copy was damaged, or a former build wrote it once.
+    """Rewrite a record unless its file holds two intact copies.
 
-    Raises: OSError.
+    One copy may be damaged, or an earlier build wrote only one. Raises: OSError.
     """
     file = files.open(path, writable=False)
     try:
         there = file.pread(_MAX_SIZE, 0)
-    except OSError:  # a bad sector below one of the copies
+    except OSError:  # a bad sector under one of the copies
         there = b""
     finally:
         file.close()
@@ -96,7 +97,7 @@ def read_record(files: FileSystem, path: Path, kind: str, version: int) -> dict[
 
 
 def _places(file: File) -> list[tuple[int, int]]:
-    """Return where a copy may stand, as (offset, size)."""
+    """Return the places where a copy may be, as (offset, size)."""
     size = min(file.size(), _MAX_SIZE)
     half = size // 2
     if half and not half % _BLOCK:
@@ -104,10 +105,10 @@ def _places(file: File) -> list[tuple[int, int]]:
             (0, half),
             (half, half),
             (0, size),
-        ]  # the last one is a single record that happens to be so long
+        ]  # the last one: a single record of just this size
     return (
         [(0, size), (0, _BLOCK)] if size > _BLOCK else [(0, size)]
-    )  # cut short: the first copy may be whole
+    )  # truncated file: the first copy may still be whole
 
 
 def _decode(raw: bytes, kind: str, version: int) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The file system as the storage layer sees it: small protocols, and the real implementation.
+"""File system as the storage layer sees it: small protocols, and the real implementation.
 
 Owns: the only calls into `os` for durable data.   Must not: know what is stored.
-Everything durable goes through a `FileSystem` given to a constructor, so tests can lose what was not synced.
-Methods block; errors are plain `OSError` (and `LockedError`), translated by the callers.
+Everything durable goes through a `FileSystem` passed to a constructor, so tests can lose whatever was not
+synced. Methods block. Errors are plain `OSError` (and `LockedError`); callers translate them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Buffer = bytes | bytearray | memoryview
 
 _log = logging.getLogger(__name__)
 
-#: The kernel takes at most this many buffers in one pwritev.
+#: The kernel's limit of buffers per pwritev.
 MAX_BUFFERS: Final = 1024
 _ZERO_CHUNK: Final = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
-#: Any of these tells a data folder, also one that lost its identity.
+#: Any of these names identifies a data folder, even one without its identity.
 _OURS: Final = frozenset({"identity", "hardstate", "manifest", "commitlog", "rejoin", "do-rejoin"})
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _DIRECT_UNIT: Final = mmap.PAGESIZE
@@ -37,7 +37,7 @@ class LockedError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """Bytes of a file system: what is used or may be used, and what an unprivileged process may still take."""
+    """Space of a file system in bytes: used plus available, and available to an unprivileged process."""
 
     total: int
     available: int
@@ -53,32 +53,41 @@ class File(Protocol):
         """Length of the file."""
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Read up to `size` bytes (fewer only at the end of the file). May wait for the disk."""
+        """Read up to `size` bytes, fewer only at the end of the file. May block on the disk."""
 
     def pread_nowait(self, size: int, offset: int) -> bytes | None:
-        """Read exactly `size` bytes when the page cache has them all, else None. Never waits for the disk."""
+        """Read exactly `size` bytes if the page cache holds them all, else return None.
+
+        Never blocks on the disk.
+        """
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
-        """Write all `buffers` one behind the other. Complete, or OSError."""
+        """Write all `buffers` one after the other. Completes, or raises OSError."""
 
     def write_zeros(self, start: int, end: int) -> None:
-        """Fill [start, end) with zeros, past the page cache where the file system can. Complete, or OSError."""
+        """Fill [start, end) with zeros, bypassing the page cache where the file system can.
+
+        Completes, or raises OSError.
+        """
 
     def write_past_cache(self, data: memoryview, offset: int) -> None:
-        """Write whole pages out of memory that begins at a page, past the page cache where the file system can.
+        """Write whole pages from page-aligned memory, bypassing the page cache where the file system can.
 
-        They are on stable storage after the next `fdatasync`, not before. Complete, or OSError.
+        They are on stable storage only after the next `fdatasync`. Completes, or raises OSError.
         """
 
     def fdatasync(self) -> None:
-        """Put the data (and a changed length) on stable storage. After an OSError the file must not be used."""
+        """Put the data (and a changed length) on stable storage.
+
+        After an OSError the file must not be used.
+        """
 
     def close(self) -> None:
-        """Close; closing twice is harmless."""
+        """Close the file. Closing twice is harmless."""
 
 
 class Lock(Protocol):
-    """A held lock of a folder; it ends with the process."""
+    """A held lock of a folder. It ends with the process."""
 
     def release(self) -> None: ...
 
@@ -87,18 +96,18 @@ class FileSystem(Protocol):
     """Folders and names. A name or a length is durable after `sync_directory` of its folder."""
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
-        """Open a file; `create` makes an empty one when it is missing. Raises: FileNotFoundError."""
+        """Open a file. `create` makes an empty one if it is missing. Raises: FileNotFoundError."""
 
     def exists(self, path: Path) -> bool: ...
 
     def list_directory(self, path: Path) -> list[str]:
-        """Sorted names in a folder; empty when there is no such folder."""
+        """Return the sorted names in a folder; empty if the folder does not exist."""
 
     def make_directory(self, path: Path) -> None:
-        """Create a folder and its parents; nothing happens when it is there."""
+        """Create a folder and its parents unless they exist."""
 
     def rename(self, old: Path, new: Path) -> None:
-        """Rename inside one file system, replacing `new`."""
+        """Rename within one file system, replacing `new`."""
 
     def unlink(self, path: Path) -> None:
         """Remove a file. Raises: FileNotFoundError."""
@@ -122,45 +131,46 @@ def write_zeros(file: File, start: int, end: int) -> None:
 
 
 def is_full(error: OSError) -> bool:
-    """Tell whether an error means that there is no room left."""
+    """Return whether an error means that no space is left."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def make_private(folder: Path) -> None:
-    """Take a data folder of an earlier version from other users of the machine, or say that nobody may. Blocking.
+    """Remove other users' access to a data folder that an earlier version created, or log why it cannot be
+    done.
 
-    Raises: NotADirectoryError.
+    Blocking. Raises: NotADirectoryError.
     """
     mode = 0
     try:
         mode = stat.S_IMODE(folder.stat().st_mode)
-        if not folder.is_dir():  # such as /dev/null, which everybody needs
+        if not folder.is_dir():  # such as /dev/null, which everyone needs
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
         names = {each.name for each in folder.iterdir()} - {"lost+found"}
-        if names and not names & _OURS:  # others may need what lies here
+        if names and not names & _OURS:  # not a data folder: other users may need its files
             return
         if mode & _OTHERS:
             folder.chmod(mode & ~_OTHERS)
             _log.info("data folder taken from other users folder=%s mode=%04o", folder, mode & ~_OTHERS)
     except FileNotFoundError:
-        return  # it is made private
+        return  # it will be created private
     except NotADirectoryError:
         raise
     except OSError as error:
         _log.warning(
-            "other users of this machine may read the data folder, and its rights cannot be changed folder=%s mode=%04o "
-            "reason=%s. Its owner can: chmod go= %s",
+            "other users of this machine may read the data folder, and its rights cannot be changed "
+            "folder=%s mode=%04o reason=%s. Its owner can: chmod go= %s",
             folder, mode, error.strerror, folder,
         )  # fmt: skip
 
 
 class RealFile:
-    """A file of the operating system."""
+    """File of the operating system."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self._path = path
         self._fd = fd
-        self._direct_fd: int | None = None  # opened when it is first needed; -1: no direct I/O here
+        self._direct_fd: int | None = None  # opened on first use; -1: no direct I/O here
 
     @property
     def path(self) -> Path:
@@ -198,10 +208,10 @@ class RealFile:
             offset = self._pwritev(buffers[first : first + MAX_BUFFERS], offset)
 
     def _pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """Write up to MAX_BUFFERS buffers completely; return the offset behind them."""
+        """Write up to MAX_BUFFERS buffers completely. Returns the offset after them."""
         size = sum(map(len, buffers))
         count = os.pwritev(self._fd, buffers, offset)
-        if count < size:  # a signal, or a disk that is nearly full: the rest tells
+        if count < size:  # a signal or a nearly full disk; writing the rest shows which
             rest = memoryview(b"".join(buffers))
             while count < size:
                 written = os.pwrite(self._fd, rest[count:], offset + count)
@@ -211,7 +221,9 @@ class RealFile:
         return offset + size
 
     def write_zeros(self, start: int, end: int) -> None:
-        """Direct I/O spares a page of memory and a copy for each page of a file that nobody reads yet."""
+        """Use direct I/O where possible: it saves a page of memory and a copy for each page that is not read
+        yet.
+        """
         flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
         if start % _DIRECT_UNIT == 0 and end % _DIRECT_UNIT == 0:
             try:
@@ -226,7 +238,7 @@ class RealFile:
         write_zeros(self, start, end)
 
     def write_past_cache(self, data: memoryview, offset: int) -> None:
-        """A descriptor of its own: another thread may write through the page cache meanwhile."""
+        """Use a separate descriptor, because another thread may write through the page cache meanwhile."""
         if self._direct_fd is None:
             self._direct_fd = _open_direct(self._fd)
         done = 0
@@ -237,7 +249,7 @@ class RealFile:
                 if error.errno not in (
                     errno.EINVAL,
                     errno.EOPNOTSUPP,
-                ):  # such files are opened, but not written so
+                ):  # such files open for direct I/O but refuse the write
                     raise
                 os.close(self._direct_fd)
                 self._direct_fd = -1
@@ -248,7 +260,7 @@ class RealFile:
         os.fdatasync(self._fd)
 
     def drop_cached(self, size: int, offset: int) -> None:
-        """Give back the pages of the cache that hold a range: whoever reads everything must not push out the rest."""
+        """Drop the cached pages of a range. A full scan must not evict everything else."""
         os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
@@ -259,19 +271,20 @@ class RealFile:
 
 
 def _open_direct(fd: int) -> int:
-    """Return a second descriptor of the same file, whatever its name is by now, for direct I/O; -1 where there is none.
+    """Return a second descriptor of the same file for direct I/O, whatever its name is now; -1 if there is
+    none.
 
-    No error of it may end a node: nothing was written yet, and the page cache takes everything.
+    Its errors must not stop a node: nothing was written yet, and the page cache works for every file.
     """
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
-    except OSError as error:  # a file system without direct I/O, no /proc, no descriptor left
+    except OSError as error:  # a file system without direct I/O, no /proc, or no descriptor left
         _log.info("large flushes go through the page cache reason=%s", error)
         return -1
 
 
 class RealLock:
-    """An flock on a file; its content tells people who holds it."""
+    """An flock on a file. The file's content names the holder."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -301,7 +314,7 @@ class RealFileSystem:
     def make_directory(self, path: Path) -> None:
         if path.parent != path and not path.parent.exists():
             self.make_directory(path.parent)
-        path.mkdir(mode=0o700, exist_ok=True)  # what is in it are other people's messages
+        path.mkdir(mode=0o700, exist_ok=True)  # it will hold other people's messages
 
     def rename(self, old: Path, new: Path) -> None:
         old.rename(new)
@@ -318,7 +331,7 @@ class RealFileSystem:
 
     def disk_use(self, path: Path) -> DiskUse:
         found = os.statvfs(path)
-        # What is kept back for root, or by a quota, is neither used nor ours: it does not count, as in `df`.
+        # Space reserved for root or by a quota is neither used nor ours. It does not count, as in `df`.
         total = found.f_blocks - found.f_bfree + found.f_bavail
         return DiskUse(total * found.f_frsize, found.f_bavail * found.f_frsize)
 

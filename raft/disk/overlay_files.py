@@ -1,7 +1,7 @@
-"""A file system whose changes stay in memory: for looking at what a recovery of the log would do.
+"""File system whose changes stay in memory, to see what a recovery of the log would do.
 
-Owns: bytes that were written over a real file, and names that were removed.   Must not: change anything below it.
-It knows what `LogRecovery` does to a folder; making and renaming files is not among that.
+Owns: bytes written over a real file, and removed names.   Must not: change the real files.
+It supports what `LogRecovery` does to a folder; that does not include creating or renaming files.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .files import Buffer, DiskUse, File, FileSystem, Lock
 
 @dataclass(slots=True)
 class _Changes:
-    """What was written over one file, oldest first: (start, end, bytes; None: zeros)."""
+    """Writes over one file, oldest first: (start, end, bytes; None: zeros)."""
 
     writes: list[tuple[int, int, bytes | None]] = field(default_factory=list)
 
     def add(self, start: int, data: bytes | None, size: int) -> None:
-        """Note a write; long runs of zeros take no memory."""
+        """Record a write. Long runs of zeros take no memory."""
         if data is not None and data.count(0) == size:
             data = None
         last = self.writes[-1] if self.writes else None
@@ -31,7 +31,7 @@ class _Changes:
             self.writes.append((start, start + size, data))
 
     def lay_over(self, data: bytes, offset: int) -> bytes:
-        """Return file bytes that begin at `offset` as they are with the changes."""
+        """Return `data`, the file's bytes at `offset`, with the changes applied."""
         touching = [w for w in self.writes if w[0] < offset + len(data) and offset < w[1]]
         if not touching:
             return data
@@ -70,7 +70,7 @@ class OverlayFiles:
         self._gone.add(path)
 
     def sync_directory(self, path: Path) -> None:
-        """Nothing is made durable here."""
+        """Do nothing: an overlay makes nothing durable."""
 
     def disk_use(self, path: Path) -> DiskUse:
         return self._below.disk_use(path)
@@ -86,7 +86,7 @@ class OverlayFiles:
 
 
 class OverlayFile:
-    """An open file with its changes in memory."""
+    """Open file with its changes in memory."""
 
     def __init__(self, below: File, changes: _Changes) -> None:
         self._below = below
@@ -119,7 +119,7 @@ class OverlayFile:
         self.pwritev([data], offset)
 
     def fdatasync(self) -> None:
-        """Nothing is made durable here."""
+        """Do nothing: an overlay makes nothing durable."""
 
     def close(self) -> None:
         self._below.close()

@@ -1,12 +1,13 @@
-"""Writes what follows each other in a segment as whole pages: small runs through the page cache, large ones past it.
+"""Page writer: writes consecutive runs of a segment as whole pages, large runs past the page cache.
 
-Owns: the memory from which large runs are written, and what the unfinished page at the end holds. Must not: sync, know
-entries. One thread uses it.
+Owns: the buffer for direct writes, and the contents of the unfinished page at the end. Must not: sync, know
+entries. For one thread.
 
-Why past the page cache: taking a page for bytes that the log's own cache (`TailCache`) gives to whoever reads at the end
-costs more than the bytes, above all where a host takes back the memory that its guest does not use. Small runs stay in
-the page cache: there the disk gets them and their flush mark at once, in one fdatasync. Repairs of the same file go through
-the page cache, too; the kernel lets them and a direct write wait for each other, and no page outlives a direct write of it.
+Why bypass the page cache: `TailCache` already serves reads near the end of the log. A second copy in page
+cache costs more than the bytes, above all on hosts that reclaim memory unused by the guest. Small runs use
+the page cache: one fdatasync then sends them and their flush mark to the disk together. Repairs of the same
+file also use the page cache. The kernel orders them against direct writes, and no cached page survives a
+direct write to it.
 """
 
 from __future__ import annotations
@@ -20,37 +21,41 @@ from ledgermq.proto.entry import Buffer
 
 from .files import File
 
-#: Bytes of a page, and what the offset, the length and the memory of a write past the page cache are multiples of.
+#: Page size in bytes. A direct write needs offset, length and memory address at multiples of it.
 PAGE: Final = mmap.PAGESIZE
 _CHUNK: Final = 1 << 20
 _ZEROS: Final = memoryview(bytes(PAGE))
 
 
 class PageWriter:
-    """Writes runs of buffers. Between two runs of one file the second begins where the first ended, or `forget` was called."""
+    """Writes runs of buffers.
+
+    Of two runs to one file the second begins where the first ended, unless `forget` is called in between.
+    """
 
     def __init__(self, direct_bytes: int) -> None:
-        """`direct_bytes`: runs of so many bytes and more go past the page cache; 0: none."""
+        """`direct_bytes`: runs of at least this size bypass the page cache; 0: none do."""
         self._direct_bytes = direct_bytes
         self._chunk: memoryview | None = None
-        self._page: bytes | None = None  # what the page at the end holds so far; None: only the file knows
-        self._is_cached = True  # the page cache has that page, or will read it
+        self._page: bytes | None = None  # contents of the last page so far; None: only the file knows
+        self._is_cached = True  # the page cache holds the last page, or would read it
 
     def forget(self) -> None:
-        """The next run begins elsewhere: in another file, or behind a cut."""
+        """Forget the last page: the next run begins elsewhere, in another file or after a cut."""
         self._page, self._is_cached = None, True
 
     def write(self, file: File, buffers: Sequence[Buffer], begin: int, limit: int) -> None:
-        """Write `buffers` from `begin` on, and zeros up to the end of the page, but not beyond `limit`.
+        """Write `buffers` from `begin` on, followed by zeros up to the end of the page, but not beyond
+        `limit`.
 
-        The zeros stand there already; but what is no whole page would have to be read before it can be changed.
-        Offsets are bytes of the file. Complete, or OSError.
+        The file already holds those zeros, but changing part of a page would first have to read it. Offsets
+        are bytes in the file. Completes, or raises OSError.
         """
         size = sum(map(len, buffers))
         zeros = _ZEROS[: min(-(begin + size) % PAGE, limit - begin - size)]
         if 0 < self._direct_bytes <= size and (begin + size + len(zeros)) % PAGE == 0:
-            # What stands in front in a page that was not written here is not known, and a repair may be writing it: only the
-            # kernel puts both together without losing one of them.
+            # The start of a page that was not written here is unknown, and a repair may be writing to it.
+            # Only the kernel can merge the two without losing one of them.
             front = 0 if self._page is not None else -begin % PAGE
             if front < size:
                 if front:
@@ -64,7 +69,9 @@ class PageWriter:
             self._keep_page(buffers, begin, size)
 
     def _keep_page(self, buffers: Sequence[Buffer], begin: int, size: int) -> None:
-        """Note what the last page holds, so that no direct write has to believe what it reads: damage would be written again."""
+        """Remember the contents of the last page, so that no direct write has to read it back: that could
+        write damage again.
+        """
         inside = (begin + size) % PAGE
         self._is_cached = True
         if inside > size and self._page is None:
@@ -80,7 +87,7 @@ class PageWriter:
         self._page, self._is_cached = bytes(last[: PAGE - len(zeros)]) if zeros else b"", False
 
     def _copy_out(self, file: File, parts: Iterable[Buffer], position: int) -> memoryview:
-        """Write whole pages through the chunk, from `position` on; return the last page. `parts` fill it."""
+        """Write whole pages through the chunk, from `position` on. Returns the last page. `parts` fill it."""
         if self._chunk is None:
             self._chunk = memoryview(mmap.mmap(-1, _CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         chunk, used = self._chunk, 0
@@ -98,7 +105,7 @@ class PageWriter:
 
 
 def _split(buffers: Sequence[Buffer], count: int) -> tuple[list[Buffer], list[Buffer]]:
-    """Return the first `count` bytes of all buffers, and the rest."""
+    """Split `buffers` into the first `count` bytes and the rest."""
     first: list[Buffer] = []
     rest: list[Buffer] = []
     for part in buffers:

@@ -1,6 +1,7 @@
-"""Blocking work in a thread that is waited for, whatever becomes of the task that asked for it.
+"""Threads for blocking work that are always awaited, even if the task that started them is cancelled.
 
-A cancelled `asyncio.to_thread` leaves its thread running: it would go on writing behind a lock that is given back.
+A cancelled `asyncio.to_thread` leaves its thread running, which would go on writing after its lock was
+released.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-    """Return what `work` returns. When this is cancelled, the thread ends first; `undo` (in a thread, too) takes back
-    a result that nobody takes."""
+    """Return the result of `work`. If this is cancelled, wait for the thread to end first.
+
+    `undo` (also run in a thread) then takes back the unused result.
+    """
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(running)
@@ -29,7 +32,7 @@ async def in_thread(work: Callable[[], T], undo: Callable[[T], object] | None = 
 
 
 async def _ended(running: asyncio.Future[Any]) -> None:
-    """Wait for a thread; who is cancelled once more (a fault, then the stop of the node) waits for it all the same."""
+    """Wait for a thread, even if cancelled again meanwhile (by a fault, then by the stop of the node)."""
     while not running.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait([running])
