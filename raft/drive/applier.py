@@ -1,7 +1,8 @@
-"""Hands committed entries to the state machine, in order, a slice at a time.
+"""Applier: hands committed entries to the state machine, in order, one slice at a time.
 
-Owns: `applied_index` and who waits for it. Must not: apply what is not committed and durable here (P14), nor hold the
-loop for longer than a slice: heartbeats must never be late. A state machine that raises faults the node.
+Owns: `applied_index` and its waiters. Must not: apply entries that are not committed and locally durable
+(P14), or block the loop for longer than a slice, because heartbeats must not be late. An exception from the
+state machine faults the node.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Entries = Sequence[tuple[EntryHeader, memoryview]]
 
 
 class Applier:
-    """Use: `advance(index)` as commit moves; `await wait(index)`; `close(reason)`."""
+    """Usage: `advance(index)` as commit moves; `await wait(index)`; `close(reason)`."""
 
     def __init__(
         self,
@@ -33,7 +34,10 @@ class Applier:
         on_failed: Callable[[str], None],
         on_damaged: Callable[[DamagedLogError], bool],
     ) -> None:
-        """`on_damaged` begins a repair, after which `resume` is called; False: there is none, the node fails."""
+        """`on_damaged` starts a repair, after which `resume` is called.
+
+        False: no repair is possible, the node fails.
+        """
         self.applied_index = state_machine.last_applied_index
         self._log = log
         self._state_machine = state_machine
@@ -41,8 +45,8 @@ class Applier:
         self._on_applied = on_applied
         self._on_failed = on_failed
         self._on_damaged = on_damaged
-        self._is_stalled = False  # damage is being repaired
-        self._target = self.applied_index
+        self._is_stalled = False  # True while damage is being repaired
+        self._target = self.applied_index  # apply up to here; never above the commit index
         self._scheduled: asyncio.Handle | None = None
         self._cold_read: asyncio.Task[None] | None = None
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap of (index, order, future)
@@ -50,13 +54,13 @@ class Applier:
         self._closed = ""
 
     def advance(self, index: LogIndex) -> None:
-        """Entries up to `index` may be applied. Applies the first slice at once."""
+        """Allow entries up to `index` to be applied. Applies the first slice at once."""
         self._target = max(self._target, index)
         if self._scheduled is None and self._cold_read is None and not self._closed and not self._is_stalled:
             self._apply_slice()
 
     def resume(self) -> None:
-        """A repair is done: read again."""
+        """Read again after a repair."""
         if self._is_stalled:
             self._is_stalled = False
             self.advance(self._target)
@@ -72,13 +76,13 @@ class Applier:
         await future
 
     async def close(self, reason: str) -> None:
-        """Apply nothing more and fail those who wait."""
+        """Stop applying and fail all waiters."""
         self.halt(reason)
         if self._cold_read is not None:
             await asyncio.wait([self._cold_read])
 
     def halt(self, reason: str) -> None:
-        """The synchronous part of `close`."""
+        """Stop synchronously, as the first part of `close`."""
         self._closed = self._closed or reason
         if self._scheduled is not None:
             self._scheduled.cancel()
@@ -124,7 +128,7 @@ class Applier:
             self._apply(entries)
 
     def _apply(self, entries: Entries) -> None:
-        """Apply one slice; the next one gets its own turn of the loop."""
+        """Apply one slice. The next one gets its own turn of the loop."""
         try:
             self._state_machine.apply(entries)
         except Exception as error:  # noqa: BLE001 (whatever it is: replicas that differ are worse than one that stops)

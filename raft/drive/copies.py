@@ -1,8 +1,9 @@
-"""What other members of a group hold durably, while this node leads, and a way to wait for it (sync_master).
+"""Durable copies on other members while this node leads, and a way to wait for them (sync_master).
 
-Owns: who waits for which entry. Must not: count for commit (quorum.py does), keep time: who waits brings the limit.
-Invariant: `match_index` of a member is durable there and equal to this log, so a copy that was seen stays one, until the
-member loses its disk.
+Owns: the waiters per entry. Must not: count for commit (quorum.py does) or keep time: each waiter sets its
+own limit.
+Invariant: a member's `match_index` is durable there and equal to this log. So a copy once seen stays, until
+the member loses its disk.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Copies:
-    """On the loop. Whoever feeds the core calls `look` after each message, and `end` when the lead is lost."""
+    """For the event loop. The driver calls `look` after each message, and `end` when leadership is lost."""
 
     def __init__(self, core: RaftCore) -> None:
         self._core = core
-        # (index, number, count, who), a heap
+        # heap of (index, tie-breaker, wanted copies, waiter)
         self._waiting: list[tuple[int, int, int, asyncio.Future[bool]]] = []
         self._number = 0
 
@@ -34,9 +35,9 @@ class Copies:
         return sum(follower.match_index >= index for follower in leading.followers.values())
 
     def wait(self, index: LogIndex, count: int) -> asyncio.Future[bool]:
-        """Return a future that ends with True when `count` members hold `index`, with False when this node leads no more.
+        """Return a future: True once `count` members hold `index`, False if this node loses leadership first.
 
-        Cancel it to wait no longer.
+        Cancel it to stop waiting.
         """
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._number += 1
@@ -47,13 +48,13 @@ class Copies:
         return future
 
     def end(self) -> None:
-        """This node leads no more: what others hold is not known here."""
+        """End all waits: this node no longer leads, so it no longer knows what others hold."""
         waiting, self._waiting = self._waiting, []
         for *_, future in waiting:
             _end(future, held=False)
 
     def look(self) -> None:
-        """Wake those whose entry is held by as many as they want."""
+        """Wake the waiters whose entry has enough copies."""
         waiting = self._waiting
         while waiting and (waiting[0][3].done() or self.held_by(LogIndex(waiting[0][0])) >= waiting[0][2]):
             _end(heapq.heappop(waiting)[3], held=True)

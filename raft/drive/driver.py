@@ -1,9 +1,10 @@
-"""Carries out what the core decides: log, streams, proposals, apply, in the order that the rules ask for.
+"""Driver: carries out the core's decisions (log, streams, proposals, apply) in the order that the rules
+demand.
 
-Owns: the one place where the core is fed and polled. Must not: decide anything about Raft. Invariants: after every
-input the core is polled until it has nothing more to say, before the next input; a message's entries are verified
-before the core sees it; callbacks of the state machine run after the core's turn, never inside it. An exception that
-nobody expects faults the node: the core may have counted what the log does not hold.
+Owns: the only place that feeds and polls the core. Must not: decide anything about Raft. Invariants: after
+every input the core is polled until it has no more output, before the next input. A message's entries are
+verified before the core sees it. Callbacks of the state machine run after the core's turn, never inside it.
+An unexpected exception faults the node, because the core may have counted entries that the log does not hold.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ RaftTransport = Transport[Message | Hello, tuple[bytes, bytes]]
 
 
 class DriverOwner(Protocol):
-    """The node above: told after the core's turn."""
+    """Interface of the node above. Called after the core's turn."""
 
     def on_event(self, event: Event) -> None: ...
 
@@ -86,7 +87,7 @@ class DriverOwner(Protocol):
 
 
 class Driver:
-    """All methods on the loop thread."""
+    """Call all methods on the loop thread."""
 
     def __init__(
         self,
@@ -104,29 +105,30 @@ class Driver:
         self.log = log
         self.log_time = log_time
         self.proposals = PendingProposals()
-        self.clock: Clock = NoClock()  # the node sets the one that ticks
+        self.clock: Clock = NoClock()  # placeholder; the node sets the real clock
         self.closed = False
         self.copies = Copies(core)
-        self.last_persist_seq = 0
-        self.reports: DurableReports | None = None  # set when the storage runs
+        self.last_persist_seq = 0  # number of the latest persist operation submitted
+        self.reports: DurableReports | None = None  # set once the storage runs
+        # this node alone is a quorum: commit waits for its own flush only
         self._commits_alone = core.quorum.is_reached([node_id])
-        self._done_seq = 0  # persist operations up to here are durable
-        self._to_apply = LogIndex(0)
+        self._done_seq = 0  # all persist operations up to here are durable; never above last_persist_seq
+        self._to_apply = LogIndex(0)  # commit index to apply up to
         self._links, self._transport = transport.links, transport
-        self._time_refused = False  # logged when it begins
-        self._ahead: set[NodeId] = set()  # peers that said a term that cannot be; logged once each
+        self._time_refused = False  # so that the log line is written once
+        self._ahead: set[NodeId] = set()  # peers that sent an impossible term; logged once each
         self._applier = applier
         self._owner = owner
         self._loop = asyncio.get_running_loop()
-        self._batch: WireBatch | None = None  # entries of the AppendEntries that is being stepped
+        self._batch: WireBatch | None = None  # entries of the AppendEntries being stepped
         self._pump_scheduled = False
-        self._promised_timestamp = 0  # what `next_timestamp` said since the last pump
-        self._led: LeaderState | None = None  # at the last look at the clock
+        self._promised_timestamp = 0  # answer of `next_timestamp` since the last pump; 0: none
+        self._led: LeaderState | None = None  # leader state when the clock was last consulted
         self._after: deque[Callable[[], None]] = deque()
         self._reading: dict[NodeId, asyncio.Task[None]] = {}  # cold reads for followers that are far behind
         # lo, hi, max, generation, bytes
         self._last_read: tuple[LogIndex, LogIndex, int, int, bytes] | None = None
-        self._shipped: dict[NodeId, LogIndex] = {}  # first entry of what was last sent to each
+        self._shipped: dict[NodeId, LogIndex] = {}  # first entry of the last message sent to each peer
         self._frames = AppendFrames()
         self._dropped = {
             reason: metrics.counter("ledgermq_raft_messages_dropped_total", reason)
@@ -141,7 +143,7 @@ class Driver:
         size = entry_size(sum(map(len, parts)))
         if size > self.log.max_entry_size:
             raise EntryTooLargeError(size, self.log.max_entry_size)
-        # Checked before the core counts an entry that could not be built
+        # Check before the core counts an entry that cannot be encoded.
         if section_count > MAX_SECTION_COUNT:
             raise EntryTooLargeError(section_count, MAX_SECTION_COUNT, "sections")
         self.log.check_proposal(size, urgent=urgent)
@@ -149,8 +151,9 @@ class Driver:
             answer = self.core.propose([size])
             if type(answer) is Accepted:
                 header = self._stage(answer, parts, section_count)
-        except Exception as error:  # a bug of ours, of any kind
-            # The core may count an entry that the log does not hold: nobody may hear of it.
+        except Exception as error:  # any bug of ours
+            # The core may have counted an entry that the log does not hold. Nothing about it may leave the
+            # node.
             self.defect("appending an entry", error)
             raise NodeStoppedError("this node stops; nothing was appended") from error
         if type(answer) is not Accepted:
@@ -158,7 +161,7 @@ class Driver:
         proposal = Proposal(header, self._loop.create_future())
         self.proposals.append(proposal)
         self._proposed.inc()
-        if not self._pump_scheduled:  # the proposals of one turn share a flush and a message per follower
+        if not self._pump_scheduled:  # proposals of one turn share a flush and one message per follower
             self._pump_scheduled = True
             self._loop.call_soon(self.settle)
         return proposal
@@ -174,7 +177,10 @@ class Driver:
         )
 
     def next_timestamp(self) -> int:
-        """Log time (ms): on the leader exactly what a proposal gets that is made in the same turn of the loop."""
+        """Return log time (ms).
+
+        On the leader: the exact timestamp of a proposal made in the same turn of the loop.
+        """
         if self.core.role is not Role.LEADER:
             return self.log_time.estimate(time.time() * 1000, time.monotonic() * 1000)
         if not self._promised_timestamp:
@@ -185,7 +191,7 @@ class Driver:
         return self.log_time.lead(time.time() * 1000, time.monotonic() * 1000)
 
     def on_frame(self, peer: NodeId, frame: Buffer) -> Hello | None:
-        """Step the messages of one frame; return the news about the sender that came with them."""
+        """Step the messages of one frame. Returns the sender's greeting if the frame carries one."""
         if self.closed:
             return None
         try:
@@ -199,9 +205,9 @@ class Driver:
         return hello
 
     def step(self, message: Message, entries: memoryview) -> None:
-        """Give the core one message and carry out what follows."""
+        """Pass one message to the core and carry out the result."""
         if self.reports is not None:
-            self.reports.look()  # before an acknowledgement, which may make it matter
+            self.reports.look()  # durable reports first: they may decide what this acknowledgement commits
         self.settle()
         if message.term > self.core.term and not self.core.may_be_reached(message.term):
             self._refuse_term(message)
@@ -215,7 +221,7 @@ class Driver:
         self.copies.look()
 
     def _observe_time(self, heartbeat: Heartbeat) -> None:
-        """Follow the log time of the leader, and of nobody else."""
+        """Follow the log time of the current leader only."""
         core = self.core
         if (heartbeat.from_, heartbeat.term) != (core.leader_id, core.term) or core.role is Role.LEADER:
             return
@@ -226,24 +232,28 @@ class Driver:
             self._time_refused = not followed
             if not followed:
                 logger.warning(
-                    "log time not followed node=%s leader=%s: its heartbeats are more than %d s ahead of the log and of "
-                    "the clocks of this node; check the time services of both",
+                    "log time not followed node=%s leader=%s: its heartbeats are more than %d s ahead of "
+                    "the log and of the clocks of this node; check the time services of both",
                     self.node_id, heartbeat.from_, MAX_AHEAD_MS // 1000,
                 )  # fmt: skip
 
     def _refuse_term(self, message: Message) -> None:
-        """End the connection that brought a term that cannot be; a sender that is in it is refused at its greeting."""
+        """End the connection that brought an impossible term.
+
+        A sender that is in that term is refused at its greeting.
+        """
         self._dropped["term"].inc()
         if message.from_ not in self._ahead:
             self._ahead.add(message.from_)
             logger.error(
-                "term refused node=%s peer=%s: its message says term %d, and no number of elections leads there from term"
+                "term refused node=%s peer=%s: its message says term %d, and no number of elections leads "
+                "there from term"
                 " %d; the connection ends", self.node_id, message.from_, message.term, self.core.term,
             )  # fmt: skip
         self._transport.end_incoming(message.from_)
 
     def ticks(self, count: int) -> None:
-        """Give the core `count` ticks."""
+        """Pass `count` ticks to the core."""
         with self.defects_fault("a tick of the clock"):
             if self.reports is not None:
                 self.reports.look()
@@ -257,7 +267,7 @@ class Driver:
                     self.pump()
 
     def storage_done(self, seq: int) -> None:
-        """Everything up to persist operation `seq` is durable."""
+        """Record that everything up to persist operation `seq` is durable."""
         if not self.closed:
             self.settle()
             self._done_seq = seq
@@ -267,7 +277,10 @@ class Driver:
                 self._apply_soon()
 
     def settle(self) -> None:
-        """Carry out what proposals and the clock have left to do: due before any other input, which all end with `pump`."""
+        """Carry out pending work of proposals and the clock.
+
+        Required before any other input; those all end with `pump`.
+        """
         if self._pump_scheduled:
             self.pump()
         if ticks := self.clock.before_input():
@@ -283,26 +296,32 @@ class Driver:
         try:
             while not self.closed and (output := poll()) is not None:
                 self._carry_out(output)
-            self._batch = None  # callbacks may propose: what is staged then is not from this message
+            self._batch = None  # callbacks may propose, and those entries are not part of this message
             while after:
                 after.popleft()()
             leading = self.core.leading
-            if leading is None or leading is not self._led:  # else nothing is due before its next heartbeat
+            # otherwise nothing is due before the next heartbeat
+            if leading is None or leading is not self._led:
                 self._led = leading
                 self.clock.after_input()
         except Exception as error:  # noqa: BLE001 (as `defects_fault`, without its cost)
             self.defect("carrying out what the core decided", error)
 
     def has_stuck_streams(self) -> bool:
-        """Tell whether a stream of appends was opened anew because it carried nothing, and nothing has arrived since."""
+        """Return whether a stream of appends was reopened because it made no progress, and still
+        makes none.
+        """
         return any(link.append.was_stuck for link in self._links.values())
 
     def is_cut_off(self, peer: NodeId) -> bool:
-        """Tell whether appends to a follower do not arrive, on a new connection either; its disk has no part in that."""
+        """Return whether appends to a follower fail to arrive, even on a new connection.
+
+        The follower's disk is not the cause.
+        """
         return self._links[peer].append.is_stalled()
 
     def close(self) -> None:
-        """Carry out nothing more."""
+        """Stop carrying out anything."""
         self.closed = True
         self.copies.end()
         for task in self._reading.values():
@@ -311,14 +330,14 @@ class Driver:
 
     @contextmanager
     def defects_fault(self, doing: str) -> Iterator[None]:
-        """Fault the node on whatever comes out: expected refusals never get this far."""
+        """Fault the node on any exception: expected refusals never get this far."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 (a bug of ours, of any kind)
             self.defect(doing, error)
 
     def defect(self, doing: str, error: Exception) -> None:
-        """Fault the node on an exception that nobody expected."""
+        """Fault the node on an unexpected exception."""
         logger.error("defect node=%s", self.node_id, exc_info=error)
         self._owner.on_fault(defect_text(doing, error))
 
@@ -332,9 +351,9 @@ class Driver:
                 self.copies.end()
                 self._lost.inc(self.proposals.lost("this node no longer leads"))
         persist = output.persist
-        # A leader's new entries go to the followers first: what they have flushed commits without this node's own flush,
-        # whose thread takes the interpreter away as soon as it has something to do.
-        # Not so a master: only its own flush commits.
+        # A leader sends new entries to the followers first. Their flushes commit the entries without its own,
+        # whose thread would take the interpreter as soon as it has work. A master is different: only its own
+        # flush commits.
         is_urgent = persist is not None and (
             self._commits_alone or persist.hard_state is not None or self.core.role is not Role.LEADER
         )
@@ -349,8 +368,8 @@ class Driver:
         after, owner = self._after, self._owner
         if output.committed is not None:
             self._to_apply = output.committed[1]
-            # A follower's flusher thread needs the interpreter now; what is committed is applied while the disk works on
-            # nothing, when the acknowledgement is on its way.
+            # A follower's flusher thread needs the interpreter now. Apply once the acknowledgement is on its
+            # way, while the disk is idle.
             if self.core.role is Role.LEADER or self._done_seq >= self.last_persist_seq:
                 self._apply_soon()
         for event in output.events:
@@ -361,14 +380,17 @@ class Driver:
             after.append(partial(owner.on_read_aborted, context))
 
     def _apply_soon(self) -> None:
-        """Apply behind the answers and acknowledgements that this turn has set off: two turns of the loop later."""
+        """Apply two turns of the loop later, after the replies and acknowledgements caused by this turn."""
         self._loop.call_soon(self._loop.call_soon, self._apply)
 
     def _apply(self) -> None:
         self._applier.advance(self._to_apply)
 
     def _stage_noop(self, event: BecameLeader) -> bool:
-        """Build the entry that opens the term; return whether it could be. `persist.append` of the same output covers it."""
+        """Encode the entry that opens the term.
+
+        Returns whether that worked. `persist.append` of the same output covers it.
+        """
         try:
             self.log.stage_entry(
                 EntryKind.NOOP,
@@ -384,9 +406,10 @@ class Driver:
         return True
 
     def _persist(self, persist: Persist, *, is_patient: bool) -> bool:
-        """Queue one storage operation; return whether it could be.
+        """Queue one storage operation. Returns whether that worked.
 
-        `is_patient`: nothing depends on it before a peer answers, which wakes the loop as well.
+        `is_patient`: nothing depends on the operation before a peer replies, and a reply wakes the loop
+        anyway.
         """
         if self.reports is not None:
             if is_patient and persist.seq == self._done_seq + 1:
@@ -401,13 +424,14 @@ class Driver:
             self.log.persist(persist.seq, persist.hard_state)
             self.last_persist_seq = persist.seq
         except RaftError as error:
-            # Accepted by the core and yet not storable: nothing true can be said any more.
+            # The core accepted the entries but they cannot be stored. The core's state no longer matches the
+            # log.
             self._owner.on_fault(f"entries from the leader cannot be stored: {error}")
             return False
         return True
 
     def _verify(self, message: AppendEntries, entries: memoryview) -> bool:
-        """Check an AppendEntries' bytes before the core sees it; keep them for `_persist`."""
+        """Check the entry bytes of an AppendEntries before the core sees it. Keeps them for `_persist`."""
         try:
             batch = self.log.check_wire(entries, message.prev_term)
             if (
@@ -438,7 +462,7 @@ class Driver:
         self._links[message.to].control.put(message)
 
     def _send_entries(self, message: AppendEntries) -> None:
-        """Read the entries and send them; a follower far behind is read for in a task."""
+        """Read the entries and send them. For a follower far behind, a task reads them."""
         if not self._links[message.to].append.connected:
             self.core.append_dropped(message)
             return
@@ -460,7 +484,7 @@ class Driver:
         self._reading[message.to] = self._loop.create_task(self._send_cold(message))
 
     def _read_nowait(self, message: AppendEntries) -> bytes | None:
-        """Read the wire bytes; both followers usually want the same ones."""
+        """Read the wire bytes. Both followers usually need the same ones."""
         lo, hi, size, generation = message.lo, message.hi, message.max_bytes, self.log.generation
         last = self._last_read
         if last is not None and last[:4] == (lo, hi, size, generation):
@@ -498,7 +522,7 @@ class Driver:
         self.pump()
 
     def forget_reads(self) -> None:
-        """What was read before a repair is used no more."""
+        """Drop bytes that were read before a repair."""
         self._last_read = None
         self._frames.forget()
 
@@ -514,7 +538,9 @@ class Driver:
         self.core.append_sent(message, hi, len(data))
 
     def _is_whole(self, message: AppendEntries, data: bytes) -> bool:
-        """Verify what is sent once more: perhaps the follower could not use it, because it is damaged here."""
+        """Verify outgoing entries once more: the follower may have rejected them because they are damaged
+        here.
+        """
         try:
             self.log.verify(data, message.lo)
         except DamagedLogError as error:

@@ -1,12 +1,13 @@
-"""What the loss, the gain and the hand-over of the lead mean outside the core: callbacks, waiting calls, log lines.
+"""Effects of gaining, losing and transferring leadership outside the core: callbacks, waiters, log lines.
 
-Owns: whether this node is ready to serve as the leader (its no-op is applied), the hand-over under way. Must not:
-decide who leads. A state machine whose callback raises faults the node.
+Owns: whether this node is ready to serve as the leader (its no-op is applied), and a transfer in progress.
+Must not: decide who leads. An exception from a state machine callback faults the node.
 
-A leader whose own disk stands still goes on acknowledging, by the flushes of the others, but shows nothing new: a node
-applies only what is durable there (P14). So it hands the lead over; so does one that makes lost or received state whole
-first, and serves nothing until then. One whose appends do not arrive, although it is heard and
-its connections are new, commits nothing: it resigns, for somebody whose appends do.
+A leader whose own disk hangs keeps acknowledging through the flushes of the others, but serves nothing new: a
+node applies only what is locally durable (P14). It therefore transfers leadership. So does a leader that must
+first restore lost or received state, because it serves nothing until then. A leader whose appends do not
+arrive, although peers hear it and its connections are new, commits nothing. It resigns in favour of a node
+whose appends arrive.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Leadership:
-    """Fed by RaftNode with the core's events and with the progress of apply."""
+    """RaftNode passes it the core's events and the progress of apply."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class Leadership:
         metrics: RaftMetrics,
         fail: Callable[[str], None],
     ) -> None:
-        self.ready_term: Term | None = None  # the no-op of this term, which this node leads, is applied
+        self.ready_term: Term | None = None  # term led by this node whose no-op is applied; None: not ready
         self._config = config
         self._core = core
         self._driver = driver
@@ -49,29 +50,29 @@ class Leadership:
         self._fail = fail
         self._noop_index = LogIndex(0)
         self._transfer: asyncio.Future[NodeId] | None = None
-        self._target: NodeId | None = None  # of that
-        self._gone: set[NodeId] = set()  # were connected and cannot be any more
-        self._stood_at: LogIndex | None = None  # what was durable at the last look, when more was committed
+        self._target: NodeId | None = None  # target of that transfer; None: any node
+        self._gone: set[NodeId] = set()  # peers that were connected and are unreachable now
+        self._stood_at: LogIndex | None = None  # durable index at the last look, if more was committed
         self._moving: asyncio.Task[None] | None = None
         self._look_timer: asyncio.TimerHandle | None = None
 
     def gained(self, term: Term, noop_index: LogIndex, applied_index: LogIndex) -> None:
-        """This node leads `term`; it is ready when its no-op is applied."""
+        """Note that this node leads `term`. It is ready once its no-op is applied."""
         self._noop_index = noop_index
         self._elections.inc()
         logger.info("leads node=%s group=%s term=%d", self._config.node_id, self._config.group, term)
-        self.applied(applied_index)  # alone in its group: the no-op may be applied already
+        self.applied(applied_index)  # a single-node group may have applied the no-op already
 
     def lost(self, term: Term) -> None:
-        """This node leads no longer."""
+        """Note that this node no longer leads `term`."""
         self.ready_term = None
         self._noop_index = LogIndex(0)
         logger.info("leads no longer node=%s term=%d", self._config.node_id, term)
         self._guarded(lambda: self._state_machine.on_leader_lost(term))
 
     def changed(self, leader: NodeId | None, term: Term) -> None:
-        """Another leader is known, or none."""
-        if leader is None:  # taken for dead, or a vote was asked for: time lines of failovers need the moment
+        """Note that another leader is known, or none."""
+        if leader is None:  # logged because time lines of failovers need the moment a leader is presumed dead
             logger.info("no leader node=%s term=%d", self._config.node_id, term)
         else:
             self._changes.inc()
@@ -81,14 +82,14 @@ class Leadership:
         self._guarded(lambda: self._state_machine.on_leader_changed(leader, term))
 
     def applied(self, index: LogIndex) -> None:
-        """Entries up to `index` are applied: perhaps the no-op that opens this node's term."""
+        """Note that entries up to `index` are applied, possibly including the no-op of this node's term."""
         if self.ready_term is None and self._noop_index and index >= self._noop_index:
             term, now = self._core.term, self._driver.next_timestamp()
             self.ready_term = term
             self._guarded(lambda: self._state_machine.on_leader_ready(term, now))
 
     async def transfer(self, to: NodeId | None) -> NodeId:
-        """Hand the lead over; see RaftNode.transfer_leadership."""
+        """Transfer leadership. See RaftNode.transfer_leadership."""
         if self._transfer is not None:
             raise TransferFailedError("another hand-over is under way; wait for it")
         self._driver.settle()
@@ -110,7 +111,7 @@ class Leadership:
             self._transfer = self._target = None
 
     def link_changed(self, peer: NodeId, *, gone: bool) -> None:
-        """A node was connected to, or cannot be any more: then it takes no lead over, and nobody need wait for that."""
+        """Note that a node connected, or became unreachable. Leadership cannot go to an unreachable node."""
         if gone:
             self._gone.add(peer)
             self._end_if_gone()
@@ -122,9 +123,9 @@ class Leadership:
             self.transfer_failed(f"{self._target} is gone; see ledgermq cluster status")
 
     def look_at_disk(self) -> None:
-        """Hand the lead over when nothing was flushed here since the last look, while the others went on.
+        """Transfer leadership if nothing was flushed here since the last look, while the others went on.
 
-        Call it every few seconds: a disk that is only slow has flushed something meanwhile.
+        Call it every few seconds. A disk that is merely slow flushes something in that time.
         """
         core, stood_at = self._core, self._stood_at
         is_behind = core.role is Role.LEADER and core.stable_index < core.commit_index
@@ -135,9 +136,11 @@ class Leadership:
             )
 
     def look_at_state(self, needs_entries_to: LogIndex) -> None:
-        """Hand the lead over while the state is not whole here: that may take minutes, and another one may serve at once.
+        """Transfer leadership while the state here is incomplete.
 
-        Call it every few seconds. `needs_entries_to`: as of the StateTransfer; 0: it is whole.
+        Restoring it may take minutes; another node may serve at once.
+
+        Call it every few seconds. `needs_entries_to`: see StateTransfer; 0: the state is complete.
         """
         core = self._core
         if needs_entries_to and core.role is Role.LEADER and len(core.quorum.voters) > 1:
@@ -149,14 +152,17 @@ class Leadership:
             self._moving = asyncio.get_running_loop().create_task(self._move_away())
 
     def stream_stuck(self) -> None:
-        """A stream of appends carried nothing and is opened anew: see whether that helps."""
+        """Schedule a check after a stalled stream of appends was reopened."""
         if self._look_timer is None:
             loop = asyncio.get_running_loop()
             delay_s = self._config.stream_limits().stall_s / 2
             self._look_timer = loop.call_later(delay_s, self._look_at_streams)
 
     def _look_at_streams(self) -> None:
-        """Resign when appends reach no majority of those that are heard; come again until all streams move."""
+        """Resign if appends reach no majority of the peers that are heard.
+
+        Repeats until all streams make progress.
+        """
         self._look_timer = None
         core, driver = self._core, self._driver
         if driver.closed or core.role is not Role.LEADER or not driver.has_stuck_streams():
@@ -182,13 +188,16 @@ class Leadership:
             leader = await self.transfer(None)
             logger.info("lead handed over node=%s to=%s", self._config.node_id, leader)
         except (TransferFailedError, NotLeaderError) as error:
-            # Tried again at the next look
+            # The next look tries again.
             logger.warning("lead not handed over node=%s reason=%r", self._config.node_id, str(error))
         finally:
             self._moving = None
 
     async def hand_over(self) -> None:
-        """Transfer the lead; when nobody takes it, resign so that the others need not wait for a timeout."""
+        """Transfer leadership.
+
+        If no node takes it, resign, so that the others need not wait for a timeout.
+        """
         node = self._config.node_id
         try:
             leader = await self.transfer(None)
@@ -198,10 +207,10 @@ class Leadership:
             self._driver.settle()
             self._core.resign()
             self._driver.pump()
-            await asyncio.sleep(0.02)  # lets the streams take the message
+            await asyncio.sleep(0.02)  # lets the streams send the message
 
     async def close(self, reason: str) -> None:
-        """End a hand-over that is under way, whoever wanted it."""
+        """End a transfer in progress, whoever started it."""
         self.transfer_failed(reason)
         if self._look_timer is not None:
             self._look_timer.cancel()
@@ -210,28 +219,29 @@ class Leadership:
             await asyncio.gather(moving, return_exceptions=True)
 
     def transfer_failed(self, reason: str) -> None:
-        """A hand-over that is under way will not happen."""
+        """Fail a transfer in progress."""
         if self._transfer is not None and not self._transfer.done():
             self._transfer.set_exception(TransferFailedError(reason))
 
     def follower_in_trouble(self, event: FollowerBehind | FollowerLostEntries, first_index: LogIndex) -> None:
-        """Tell what a person must do about a follower; the log of this node starts at `first_index`."""
+        """Log what an operator must do about a follower. `first_index` is where this node's log starts."""
         if isinstance(event, FollowerBehind):
             logger.warning(
-                "%s needs entry %d, which retention deleted here (the log starts at %d): it is offered this node's "
-                "state, and continues from there",
+                "%s needs entry %d, which retention deleted here (the log starts at %d): it is offered this "
+                "node's state, and continues from there",
                 event.node_id, event.next_index, first_index,
             )  # fmt: skip
         else:
             logger.error(
-                "%s acknowledged entry %d and has only %d: its disk lost what it had flushed. It is sent again. "
-                "Check that disk and its write cache; replace it and start the node with: ledgermq broker --rejoin",
+                "%s acknowledged entry %d and has only %d: its disk lost what it had flushed. It is sent "
+                "again. Check that disk and its write cache; replace it and start the node with: ledgermq "
+                "broker --rejoin",
                 event.node_id, event.acknowledged_index, event.last_index,
             )  # fmt: skip
 
     def _guarded(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:  # whatever it is, replicas would differ: the node stops
+        except Exception as error:  # replicas would diverge after any failure, so the node stops
             logger.exception("state machine failed node=%s", self._config.node_id)
             self._fail(f"state machine failed: {error!r}")

@@ -1,6 +1,7 @@
-"""Proposals of this leader that are not decided yet, oldest first.
+"""Undecided proposals of this leader, oldest first.
 
-Owns: their futures. Invariant: indexes increase; all are of the term that this node leads or has just lost.
+Owns: their futures. Invariant: indexes increase, and all are of the term that this node leads or has just
+lost.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ..types import LogIndex
 
 
 class PendingProposals:
-    """Filled by `propose`, emptied by commit or by the loss of the lead."""
+    """`propose` adds to it. Commit, or loss of leadership, removes."""
 
     __slots__ = ("_queue",)
 
@@ -24,11 +25,11 @@ class PendingProposals:
         return len(self._queue)
 
     def append(self, proposal: Proposal) -> None:
-        """Add the newest."""
+        """Add the newest proposal."""
         self._queue.append(proposal)
 
     def committed(self, index: LogIndex) -> None:
-        """Everything up to `index` is committed: wake those who wait."""
+        """Resolve all proposals up to `index` as committed."""
         queue = self._queue
         while queue and queue[0].header.index <= index:
             future = queue.popleft().committed
@@ -36,7 +37,7 @@ class PendingProposals:
                 future.set_result(None)
 
     def lost(self, reason: str) -> int:
-        """Fail all that are left: their outcome is unknown. Return how many there were."""
+        """Fail all remaining proposals: their outcome is unknown. Returns how many there were."""
         count = len(self._queue)
         while self._queue:
             proposal = self._queue.popleft()
@@ -44,5 +45,5 @@ class PendingProposals:
                 proposal.committed.set_exception(
                     ProposalLostError(f"the outcome of entry {proposal.index} is unknown: {reason}")
                 )
-                proposal.committed.exception()  # nobody has to look at it
+                proposal.committed.exception()  # marks it retrieved: the caller may ignore it
         return count

@@ -1,7 +1,7 @@
-"""Read-index requests: all that come in one turn of the loop share one question to the quorum.
+"""Read-index requests: all requests of one loop turn share one round of heartbeats.
 
-Owns: the open batches, which are also the core's contexts. A request never joins a batch that was already asked:
-its answer would not include what was committed in between.
+Owns: the open batches, which are also the core's contexts. A request never joins a batch whose round has
+started: its answer could miss what was committed in between.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Batch = asyncio.Future[LogIndex]
 
 
 class ReadBatcher:
-    """`timeout_s` bounds a question whose answer was lost with a connection."""
+    """`timeout_s` bounds a round whose answer was lost with a connection."""
 
     def __init__(
         self, core: RaftCore, settle: Callable[[], None], pump: Callable[[], None], timeout_s: float
@@ -31,7 +31,7 @@ class ReadBatcher:
         self._asked: set[Batch] = set()
 
     async def read_index(self) -> LogIndex:
-        """Ask together with the others of this turn. Raises: NotLeaderError."""
+        """Return a read index, shared with the other requests of this turn. Raises: NotLeaderError."""
         if self._collecting is None:
             loop = asyncio.get_running_loop()
             self._collecting = loop.create_future()
@@ -45,7 +45,7 @@ class ReadBatcher:
             raise NotLeaderError(self._core.leader_id) from None
 
     def ready(self, read: ReadReady) -> None:
-        """The core answered."""
+        """Resolve a batch with the core's answer."""
         batch = read.context
         assert isinstance(batch, asyncio.Future)
         self._asked.discard(batch)
@@ -53,12 +53,12 @@ class ReadBatcher:
             batch.set_result(read.index)
 
     def aborted(self, context: object) -> None:
-        """The core cannot answer: the leader changed."""
+        """Fail a batch: the core cannot answer because the leader changed."""
         assert isinstance(context, asyncio.Future)
         self._fail(context)
 
     def close(self) -> None:
-        """Fail everything that is open."""
+        """Fail all open batches."""
         if self._collecting is not None:
             self._fail(self._collecting)
             self._collecting = None

@@ -1,7 +1,8 @@
-"""The clock of the node: turns the monotonic clock into ticks, and measures how late the event loop runs.
+"""Clock of the node: turns the monotonic clock into ticks, and measures how late the event loop runs.
 
-Owns: one timer. It sleeps until the next tick in which the core decides something; ticks in between are given before the
-next input, or with that tick, so that the core always knows the time when it decides.
+Owns: one timer. It sleeps until the next tick at which the core decides something. Ticks in between are
+delivered before the next input, or together with that tick, so the core always knows the time when it
+decides.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from typing import Final
 
 from ..core.tick_schedule import TickSchedule
 
-#: A timer is set anew for a sleep that is so much longer: once per heartbeat of an idle leader, seldom under load.
+#: Reset a timer only for a sleep that is at least this much longer: once per heartbeat of an idle leader,
+#: rarely under load.
 WORTH_A_TIMER_MS: Final = 50
 
 
 class Ticker:
-    """Calls `on_ticks(count)` on the loop; `on_lateness(seconds)` with each firing.
+    """Calls `on_ticks(count)` on the loop, and `on_lateness(seconds)` at each firing.
 
-    Call `before_input` before, and `after_input` after, anything that the core is told.
+    Call `before_input` before every input to the core, and `after_input` after it.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class Ticker:
         on_lateness: Callable[[float], None],
         quiet_ticks: Callable[[], int],
     ) -> None:
-        """`quiet_ticks()` tells how many of the next ticks decide nothing."""
+        """`quiet_ticks()` returns how many of the next ticks decide nothing."""
         self._tick_ms = tick_ms
         self._stall_ms = stall_ms
         self._on_ticks = on_ticks
@@ -47,20 +49,22 @@ class Ticker:
         self._arm(self._schedule)
 
     def stop(self) -> None:
-        """Tick no more."""
+        """Stop ticking."""
         self._schedule = None
         if self._timer is not None:
             self._timer.cancel()
 
     def before_input(self) -> int:
-        """Return the ticks that the core must get first; it decides nothing in them."""
+        """Return the number of ticks to deliver to the core first. It decides nothing in them."""
         schedule, now_ms = self._schedule, _now_ms()
         if schedule is None or not schedule.has_passed(now_ms):
             return 0
         return schedule.passed(now_ms, self._quiet_ticks())
 
     def after_input(self) -> None:
-        """Wake up sooner when the input brought the core's next decision nearer; later when it is far away now."""
+        """Move the timer forward if the input brought the core's next decision nearer, back if it is now far
+        away.
+        """
         schedule, timer = self._schedule, self._timer
         if schedule is None or timer is None:
             return
@@ -71,8 +75,8 @@ class Ticker:
 
     def _arm(self, schedule: TickSchedule) -> None:
         schedule.wake_ms = schedule.wake_at(self._quiet_ticks())
-        # Whole milliseconds, upwards: the loop's timers have no finer ones, and one that fires early fires again
-        # at once, a dozen times per tick.
+        # Round up to whole milliseconds, the resolution of the loop's timers. A timer that fires early fires
+        # again at once, a dozen times per tick.
         delay_ms = math.ceil(max(0.0, schedule.wake_ms - _now_ms()))
         self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._fire)
 
@@ -80,7 +84,7 @@ class Ticker:
         schedule = self._schedule
         if schedule is None:
             return
-        self._timer = None  # what the ticks cause needs no other timer
+        self._timer = None  # so that `after_input` sets no timer while the ticks run
         count = schedule.due(_now_ms())
         self._on_lateness(schedule.lateness_ms / 1000)
         if count:

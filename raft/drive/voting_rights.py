@@ -1,7 +1,8 @@
-"""Who this node is to the others, whom it believes, and when its own vote counts (the shell of bootstrap.py).
+"""Standing of this node: what it tells the others, whom it accepts, and when its vote counts (shell of
+bootstrap.py).
 
-Owns: the member record (durable through the storage), the latest greeting of each peer, the standing of this node.
-Must not: answer a greeting before the sender's incarnation is stored.
+Owns: the member record (durable through the storage), the latest greeting of each peer, the standing of this
+node. Must not: answer a greeting before the sender's incarnation is stored.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 class VotingRights:
-    """`announce` sends a new greeting to everybody; `read_index` asks the leader; `promote` makes the core a voter
-    and returns the number of the persist operation that makes it durable."""
+    """Callbacks: `announce` sends a new greeting to all peers, `read_index` asks the leader.
+
+    `promote` makes the core a voter and returns the number of the persist operation that makes it durable.
+    """
 
     def __init__(
         self,
@@ -51,11 +54,12 @@ class VotingRights:
         on_left_behind: Callable[[Reign], None],
         on_outdated: Callable[[str], None],
     ) -> None:
-        """`on_outdated`: this node's folder is an old copy, for this reason: it must stop."""
+        """`on_outdated` receives the reason why this node's folder is an old copy. The node must stop."""
+        # latest greeting of each admitted peer; its incarnation is durable here
         self.hellos: dict[NodeId, Hello] = {}
         self.beside: dict[
             NodeId, Claim
-        ] = {}  # who is of a generation that began beside this node's, and of which
+        ] = {}  # peers in a generation that began beside this node's, and which one
         self._config = config
         self._storage = storage
         self._core = core
@@ -66,18 +70,19 @@ class VotingRights:
         self._on_learner = on_learner
         self._on_left_behind = on_left_behind
         self._on_outdated = on_outdated
-        self._accepted_by: set[NodeId] = set()  # peers that took this run's greeting
+        self._accepted_by: set[NodeId] = set()  # peers that accepted this run's greeting
         self._members = frozenset(member.node_id for member in config.members)
-        # Who must know this node before it is a member for good. A slave never votes: the master's word is enough.
+        # Members that must know this node before it is a full member. A slave never votes: the master's
+        # answer is enough.
         others = config.voters if config.is_slave else [peer.node_id for peer in config.peers]
         self._others = frozenset(others)
         known = {node: number for node, number in storage.identity.members.items() if number}
         known.pop(config.node_id, None)
-        # Who was left behind by a promotion is told so by `refusal_of`.
+        # With a reign, `refusal_of` tells a node that a promotion superseded it.
         recovery = storage.identity.recovery if config.reign is None else None
         self._record = MemberRecord(config.group, known, recovery, not_judged=config.not_judged)
         self._is_learner = is_learner(storage)
-        # The master's word is enough for a slave, which never votes.
+        # A slave never votes: the master's answer is enough.
         needed = 1 if config.is_slave else len(self._members) // 2 + 1
         former = storage.identity.former.get(config.node_id, ())
         self._refusers = Refusers(config.node_id, former, needed)
@@ -85,37 +90,40 @@ class VotingRights:
         self._rejoin = Rejoin(config.node_id, storage.incarnation, self._others)
         self._aiming: asyncio.Task[None] | None = None
         self._identifying: asyncio.Task[None] | None = None
-        self._mixed_up = False  # logged once
+        self._mixed_up = False  # so that it is logged once
         self._closed = False
         self._promotion_seq: int | None = None
         self._was_voter = core.is_voter
 
     @property
     def standing(self) -> Standing:
-        """What this node's vote is worth. A promotion shows when it is durable."""
+        """This node's standing as a voter. A promotion shows once it is durable."""
         if self._was_voter:
             return Standing.VOTER
         return Standing.LEARNER if self._is_learner else Standing.FRESH
 
     @property
     def group_id(self) -> int:
-        """Which group this is, durably; 0 while it is not known."""
+        """Durable id of this broker group; 0: not known yet."""
         return self._storage.identity.group_id
 
     @property
     def former_group_ids(self) -> tuple[int, ...]:
-        """Ids that the group had before it was recovered, or before a master was promoted."""
+        """Ids of this broker group before it was recovered, or before a master was promoted."""
         return self._storage.identity.former_group_ids
 
     def unmet(self) -> tuple[str, list[NodeId]]:
-        """Return what a FRESH node waits for, in words, and the members it has not met in this run; else "" and nobody."""
+        """Return what a FRESH node waits for, in words, and the members not met in this run.
+
+        Otherwise "" and no members.
+        """
         if self.standing is not Standing.FRESH or self._promotion_seq is not None:
             return "", []
         kind = "recovered group" if self._record.recovery is not None else "new group"
         return kind, sorted(self._others - self.hellos.keys())
 
     def was_met(self, peer: NodeId) -> bool:
-        """Tell whether this data folder ever accepted a greeting of `peer`."""
+        """Return whether this data folder ever accepted a greeting of `peer`."""
         return peer in self._record.known
 
     def hello(self, to: NodeId | None, fsync_p99_ms: float, disk_used_ratio: float) -> Hello:
@@ -139,7 +147,7 @@ class VotingRights:
         )
 
     async def admit(self, hello: Hello) -> Refusal | None:
-        """Judge a greeting; when it is accepted, its incarnation is durable here on return.
+        """Judge a greeting. If it is accepted, its incarnation is durable here on return.
 
         Raises: OSError (it cannot be stored, or not any more).
         """
@@ -162,7 +170,7 @@ class VotingRights:
             if self._record.would_change(hello):
                 await self._store(hello)
         if hello.standing is Standing.LEARNER:
-            # Also under the incarnation that is known: what it acknowledged before may be lost (D7).
+            # Also under a known incarnation: what it acknowledged before may be lost (D7).
             self._on_learner(hello.node_id)
         self.learn(hello)
         return None
@@ -172,51 +180,61 @@ class VotingRights:
         if hello.term <= core.term or core.may_be_reached(hello.term):
             return None
         text = (
-            f"{hello.node_id} is in term {hello.term}, and no number of elections leads there from term {core.term} of "
-            f"{core.node_id}: a damaged or forged message put one of the two there. Start the node with the odd term with an "
-            "empty folder: ledgermq broker --rejoin. If that is a majority: ledgermq cluster recover"
+            f"{hello.node_id} is in term {hello.term}, and no number of elections leads there from term "
+            f"{core.term} of {core.node_id}: a damaged or forged message put one of the two there. Start the "
+            "node with the odd term with an empty folder: ledgermq broker --rejoin. If that is a majority: "
+            "ledgermq cluster recover"
         )
         return Refusal(RefusalKind.TERM, text)
 
     def _look_at_own_folder(self, hello: Hello) -> None:
-        """A majority knows a voter by an incarnation that this node does not: its own folder may be an old copy."""
+        """Check whether a majority knows a voter by an incarnation unknown here: this node's own folder may
+        be an old copy.
+        """
         known_before = hello.incarnation in self._storage.identity.former.get(hello.node_id, ())
         if self.standing is Standing.VOTER and self._config.reign is None and not known_before:
             self._on_outdated(
-                f"the data folder of {self._config.node_id} is an old copy (perhaps only its file identity): most members"
-                f" know {hello.node_id} by incarnation {hello.incarnation:016x}, which {self._config.node_id} had stored"
-                " before that folder could vote, and it is not here. Let this node fetch everything from the others:"
-                " ledgermq broker --rejoin"
+                f"the data folder of {self._config.node_id} is an old copy (perhaps only its file identity): "
+                f"most members know {hello.node_id} by incarnation {hello.incarnation:016x}, which "
+                f"{self._config.node_id} had stored before that folder could vote, and it is not here. Let "
+                "this node fetch everything from the others: ledgermq broker --rejoin"
             )
 
     def weigh_refusal(self, peer: NodeId, refusal: Refusal, hello: Hello) -> None:
-        """A peer that goes by `hello` does not know this node's data folder; see whether this node must stop."""
+        """Handle a peer, known by `hello`, that does not know this node's data folder.
+
+        The node may have to stop.
+        """
         known = hello.node_id in self._refusers.known
-        # Who does not know its group yet promised little, and one that was recovered is told by whoever is there first.
+        # A node without a group id has promised little, so one refusal is enough. If its broker group was
+        # recovered, the first member that it meets tells it so.
         if self._refusers.are_right(hello) or not self.group_id:
             self._on_outdated(refusal.text)
         elif self._refusers.is_outdated(hello.node_id) and not known:
             logger.error(
-                "refused by a node with an old data folder node=%s: it knows this one by incarnation %016x, which was "
-                "replaced. This node goes on. Let the other one fetch everything: on %s: ledgermq broker --rejoin",
+                "refused by a node with an old data folder node=%s: it knows this one by incarnation %016x, "
+                "which was replaced. This node goes on. Let the other one fetch everything: on %s: ledgermq "
+                "broker --rejoin",
                 peer, self._refusers.known[hello.node_id], peer,
             )  # fmt: skip
         elif not known:
             logger.error(
-                "refused by one node, which does not stop this one node=%s reason=%r. Who of the two has the old folder the "
+                "refused by one node, which does not stop this one node=%s reason=%r. Who of the two has "
+                "the old folder the "
                 "other members tell: ledgermq cluster status", peer, refusal.text,
             )  # fmt: skip
 
     async def store_successor(self, reign: Reign) -> None:
-        """Store durably that this folder was left behind. Raises: OSError."""
+        """Store durably that this folder was superseded. Raises: OSError."""
         async with self._lock:
             self._check_open()
             await in_thread(lambda: self._storage.learn_successor(reign))
 
     async def store_claim(self, claim: Claim) -> Claim | None:
-        """Store durably that another node is about to begin a generation; or return the claim that it passes over.
+        """Store durably that another node is about to begin a generation, or return a claim that it does not
+        supersede.
 
-        The look and the write are one: of two claims that come at once the second one meets the first. Raises: OSError.
+        Check and write are atomic: of two concurrent claims the second one meets the first. Raises: OSError.
         """
         async with self._lock:
             self._check_open()
@@ -230,7 +248,10 @@ class VotingRights:
             raise OSError(errno.ESHUTDOWN, "this node is stopping")
 
     def look_at_generation(self, hello: Hello) -> None:
-        """Stop leading, and everything else, if the group goes on without this folder; remember a rival (D24)."""
+        """Stop leading, and everything else, if the broker group goes on without this folder.
+
+        Remember a rival (D24).
+        """
         config = self._config
         if hello.node_id not in self._members or (hello.cluster_id, hello.group) != (
             config.cluster_id,
@@ -247,7 +268,7 @@ class VotingRights:
             self.beside.pop(hello.node_id, None)
 
     def explain_rivals(self) -> str:
-        """Return why a master that heard of a rival does not lead, and what to do; "" when it has heard of none."""
+        """Return why a master that knows of a rival does not lead, and what to do; "" if it knows of none."""
         mine, me = self._config.reign, self._config.node_id
         if mine is None or self._config.is_slave:
             return ""
@@ -257,11 +278,12 @@ class VotingRights:
             return ""
         other = max(rivals.values(), key=lambda reign: reign.generation)
         return (
-            f"{me} does not lead: {other.master} was promoted beside it, as {', '.join(sorted(rivals))} says (generation"
-            f" {other.generation}, which took over the entries up to {other.began_after}; generation {mine.generation} of {me}"
-            f" those up to {mine.began_after}). One of the two must be given up. To go on with {me}: ledgermq cluster promote"
-            f" {me} --instead-of {other.master}. To go on with {other.master}: ledgermq cluster promote {other.master}"
-            f" --instead-of {me}; or, if it leads, stop {me}, and start it with --rejoin; nothing was changed"
+            f"{me} does not lead: {other.master} was promoted beside it, as {', '.join(sorted(rivals))} says "
+            f"(generation {other.generation}, which took over the entries up to {other.began_after}; "
+            f"generation {mine.generation} of {me} those up to {mine.began_after}). One of the two must be "
+            f"given up. To go on with {me}: ledgermq cluster promote {me} --instead-of {other.master}. To go "
+            f"on with {other.master}: ledgermq cluster promote {other.master} --instead-of {me}; or, if it "
+            f"leads, stop {me}, and start it with --rejoin; nothing was changed"
         )
 
     async def _store(self, hello: Hello) -> None:
@@ -279,24 +301,24 @@ class VotingRights:
         self._announce()
 
     def learn(self, hello: Hello) -> None:
-        """Take news about an admitted peer."""
+        """Record a greeting of an admitted peer."""
         if self._record.known.get(hello.node_id) == hello.incarnation:
             self.hellos[hello.node_id] = hello
             self._identify()
             self.advance()
 
     def note_accepted(self, peer: NodeId) -> None:
-        """`peer` took the greeting of this run: it knows the standing of this node."""
+        """Record that `peer` accepted this run's greeting, so it knows this node's standing."""
         self._accepted_by.add(peer)
         self._refusers.known.pop(peer, None)
         self.advance()
 
     def advance(self) -> None:
-        """See whether this node may vote by now. Call it when greetings, log, term or leader moved."""
+        """Check whether this node may vote now. Call it when greetings, log, term or leader changed."""
         if self._was_voter or self._promotion_seq is not None or self._core.is_silent:
             return
         if len(known_group_ids(self.hellos.values())) > 1:
-            return  # two groups answer at the members' addresses: `_identify` told
+            return  # two groups answer at the members' addresses; `_identify` has logged it
         if self.standing is Standing.FRESH:
             me, incarnation = self._config.node_id, self._storage.incarnation
             if may_become_voter(me, incarnation, self._others, self.hellos, self.group_id):
@@ -317,21 +339,23 @@ class VotingRights:
             self._promote(f"everything up to entry {rejoin.target} is here again")
 
     def note_durable(self, seq: int) -> None:
-        """Everything up to persist operation `seq` is durable: with it perhaps a promotion that was under way."""
+        """Record that everything up to persist operation `seq` is durable, possibly including a pending
+        promotion.
+        """
         if self._promotion_seq is not None and not self._was_voter and seq >= self._promotion_seq:
             self._was_voter = True
-            self._identify()  # a node alone hears no greetings
+            self._identify()  # a single node hears no greetings
             self._announce()
 
     async def close(self) -> None:
-        """Ask nobody any more, and write nothing: the storage closes next."""
+        """Stop asking and writing: the storage closes next."""
         self._closed = True
         if self._aiming is not None:
             self._aiming.cancel()
             await asyncio.wait([self._aiming])
         if self._identifying is not None:
-            await asyncio.wait([self._identifying])  # a thread writes for it
-        async with self._lock:  # and for a greeting that is being stored
+            await asyncio.wait([self._identifying])  # its thread writes to the folder
+        async with self._lock:  # a greeting may be being stored
             pass
 
     async def _aim(self) -> None:
@@ -340,20 +364,21 @@ class VotingRights:
             self._rejoin.aim(target, self.hellos)
             logger.info("rejoin: fetching everything up to the leader's commit point target=%d", target)
         except NotLeaderError:
-            return  # asked again when the leader is known
+            return  # asked again once the leader is known
         finally:
             self._aiming = None
         self.advance()
 
     def _identify(self) -> None:
-        """See whether it can be told by now which group this is."""
+        """Determine the id of this broker group if that is possible by now."""
         if self.group_id or self._identifying is not None or self._closed:
             return
         if len(known_group_ids(self.hellos.values())) > 1 and not self._mixed_up:
             self._mixed_up = True
             logger.error(
-                "two groups with the same names (cluster %s, group %s) answer at the members' addresses, so this node "
-                "cannot tell which is its own node=%s group_ids=%s; check the addresses and ports of the members",
+                "two groups with the same names (cluster %s, group %s) answer at the members' addresses, so "
+                "this node cannot tell which is its own node=%s group_ids=%s; check the addresses and ports "
+                "of the members",
                 self._config.cluster_id, self._config.group, self._config.node_id,
                 {node: f"{hello.group_id:016x}" for node, hello in sorted(self.hellos.items())},
             )  # fmt: skip
@@ -366,7 +391,7 @@ class VotingRights:
 
     async def _store_group_id(self) -> None:
         try:
-            async with self._lock:  # and so the record stays what the id is made of
+            async with self._lock:  # also keeps the record that the id is computed from unchanged
                 group_id = self._find_group_id()
                 if not group_id:
                     return
