@@ -1,6 +1,6 @@
-"""What a node does about what its core says: each event goes to the parts that it concerns (the driver's DriverOwner).
+"""Core events: passes each event of the core to the parts that it concerns (the driver's DriverOwner).
 
-Owns: who is told what, and in which order. Must not: feed the core, or judge anything itself.
+Owns: who receives which event, and in which order. Must not: feed the core, or make decisions itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .status_view import StatusView
 
 
 class CoreEvents:
-    """Made before the driver; `attach` must come before the core is fed. `fail` ends the node."""
+    """Created before the driver. Call `attach` before the core is fed. `fail` ends the node."""
 
     def __init__(self, fail: Callable[[str], None]) -> None:
         self._fail = fail
@@ -56,7 +56,7 @@ class CoreEvents:
         view: StatusView,
         care: LogCare,
     ) -> None:
-        """Say who is to be told."""
+        """Set the receivers of the events."""
         self._core = core
         self._applier = applier
         self._leadership = leadership
@@ -67,7 +67,7 @@ class CoreEvents:
         self._care = care
 
     def on_event(self, event: Event) -> None:
-        """Tell the state machine and the log file what happened."""
+        """Tell the state machine, and log what happened."""
         match event:
             case BecameLeader(term=term, noop_index=noop):
                 self._leadership.gained(term, noop, self._applier.applied_index)
@@ -90,11 +90,11 @@ class CoreEvents:
                 self._fail(reason)
 
     def on_read(self, read: ReadReady) -> None:
-        """Answer a read-index question."""
+        """Answer a read-index request."""
         self._reads.ready(read)
 
     def on_read_aborted(self, context: object) -> None:
-        """Fail a read-index question."""
+        """Fail a read-index request."""
         self._reads.aborted(context)
 
     def on_fault(self, reason: str) -> None:
@@ -102,5 +102,5 @@ class CoreEvents:
         self._fail(reason)
 
     def on_damage(self, error: DamagedLogError) -> None:
-        """Repair what a peer could not be sent."""
+        """Repair a damaged range that could not be sent to a peer."""
         self._care.damage_for_peer(error)

@@ -1,6 +1,8 @@
-"""What comes in through the streams of one node, and what the node tells about itself there (the transport's Gate).
+"""Gate of the transport: routes what arrives through a node's streams, and answers what the node says about
+itself.
 
-Owns: the way of each: frames to the driver, greetings to the voting rights, broken connections to the core and to a hand-over.
+Owns: the routing: frames to the driver, greetings to the voting rights, lost connections to the core and to a
+leadership transfer.
 Must not: judge any of it. A defect on the way faults the node.
 """
 
@@ -20,7 +22,7 @@ from .status_view import StatusView
 
 
 class PeerGate:
-    """Made before the port is taken; `attach` must come before it is served."""
+    """Created before the port is opened. Call `attach` before it is served."""
 
     def __init__(self, metrics: RaftMetrics) -> None:
         self._metrics = metrics
@@ -40,7 +42,7 @@ class PeerGate:
         view: StatusView,
         transport: RaftTransport,
     ) -> None:
-        """Say what stands behind the gate."""
+        """Set the parts behind the gate."""
         self._core = core
         self._driver = driver
         self._rights = rights
@@ -58,7 +60,7 @@ class PeerGate:
         return await self._rights.admit(hello)
 
     def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
-        """Take a frame of a peer."""
+        """Handle a frame of a peer."""
         try:
             self._view.heard(peer)
             news = self._driver.on_frame(peer, frame)
@@ -68,15 +70,15 @@ class PeerGate:
             self._driver.defect(f"handling a message of {peer}", error)
 
     def on_refused(self, peer: NodeId, refusal: Refusal, hello: Hello) -> None:
-        """A peer does not know this node's data folder: if most of them say so, it must not go on as a member.
+        """Handle a peer that does not know this node's data folder. If most peers agree, this node must stop.
 
-        Who is not known to be of the same group has no say in that: the ports of two groups may be mixed up.
+        A peer that is not known to be in the same group has no say: the ports of two groups may be mixed up.
         """
         if refusal.kind is RefusalKind.INCARNATION and self._rights.group_id in (0, hello.group_id):
             self._rights.weigh_refusal(peer, refusal, hello)
 
     def on_other_generation(self, hello: Hello) -> None:
-        """The peer's own greeting shows whether that is so."""
+        """Handle a peer of another generation. Its greeting shows whether this node was superseded."""
         self._rights.look_at_generation(hello)
 
     def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
@@ -92,7 +94,7 @@ class PeerGate:
                     self._driver.pump()
 
     def on_link_lost(self, peer: NodeId, kind: StreamKind, *, gone: bool) -> None:
-        """Pass the hint to the core; it decides what a broken connection means."""
+        """Pass the hint to the core, which decides what a broken connection means."""
         self._metrics.gauge("ledgermq_raft_peer_connected", peer, kind.value.lower()).set(0)
         if kind is StreamKind.CONTROL and not self._driver.closed:
             with self._driver.defects_fault(f"the end of the connection to {peer}"):
@@ -103,14 +105,14 @@ class PeerGate:
                     self._leadership.link_changed(peer, gone=True)
 
     def on_link_stuck(self, peer: NodeId, kind: StreamKind) -> None:
-        """Note that a stream carried nothing. The core hears nothing of it: the peer may be well, and lead."""
+        """Note that a stream made no progress. The core is not told: the peer may be healthy, and lead."""
         self._metrics.gauge("ledgermq_raft_peer_connected", peer, kind.value.lower()).set(0)
         self._metrics.counter("ledgermq_raft_streams_stuck_total", peer, kind.value.lower()).inc()
         if kind is StreamKind.APPEND and not self._driver.closed:
             self._leadership.stream_stuck()
 
     def on_damaged(self, peer: NodeId | None) -> None:
-        """Count what was changed on the way."""
+        """Count a frame that was corrupted on the way."""
         self._metrics.counter("ledgermq_raft_messages_dropped_total", "damaged").inc()
 
     # --- for the voting rights -----------------------------------------------------------------------------
@@ -120,7 +122,9 @@ class PeerGate:
             link.control.put(self.hello(peer))
 
     def on_learner(self, peer: NodeId) -> None:
-        """A peer greeted that lost its log or a part of it: its earlier acknowledgements do not count."""
+        """Handle the greeting of a peer that lost all or part of its log: its earlier acknowledgements no
+        longer count.
+        """
         if not self._driver.closed:
             self._driver.settle()
             self._core.peer_replaced(peer)

@@ -1,8 +1,10 @@
-"""One member of one broker group: assembles core, log, streams, clock and state machine, and runs them.
+"""One member of a broker group: assembles core, log, streams, clock and state machine, and runs them.
 
-Owns: the life of all of them on one event loop, the hand-over at a stop, the latched fault. Must not: decide about
-Raft (core/machine.py), feed the core itself (driver.py), pass its events on (core_events.py) or hear the peers (node/gate.py).
-After a fault the node is silent for ever and the process must exit non-zero (P15): `wait_fatal` and `on_fatal` tell why.
+Owns: their life on one event loop, the leadership transfer at a stop, the latched fault. Must not: decide
+about Raft (core/machine.py), feed the core itself (driver.py), route its events (core_events.py) or handle
+peers (node/gate.py).
+After a fault the node stays silent and the process must exit non-zero (P15). `wait_fatal` and `on_fatal` give
+the reason.
 """
 
 from __future__ import annotations
@@ -55,11 +57,11 @@ from .status_view import StatusView
 
 logger = logging.getLogger(__name__)
 
-REPORT_INTERVAL_S = 2.0  # how often the peers hear about fsync times and disk use
+REPORT_INTERVAL_S = 2.0  # interval at which peers learn about fsync times and disk use
 
 
 class RaftNode:
-    """Every method must be called on the event-loop thread. Use: `await start()`, `propose(…)`, `await stop()`."""
+    """Call every method on the event-loop thread. Usage: `await start()`, `propose(…)`, `await stop()`."""
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class RaftNode:
         *,
         state_transfer: StateTransfer | None = None,
         on_fatal: Callable[[str], None] | None = None,
-        # Served on the Raft port for other nodes
+        # Served on the Raft port for other nodes.
         rpc_handlers: Sequence[grpc.GenericRpcHandler[Any, Any]] = (),
         files: FileSystem | None = None,
         registry: CollectorRegistry | None = None,
@@ -76,7 +78,7 @@ class RaftNode:
         self.config = config
         self.metrics = RaftMetrics(registry)
         self.fault: str | None = None
-        self.reset_decided = asyncio.Event()  # stop this node and start another one on the same folder
+        self.reset_decided = asyncio.Event()  # set: stop this node and start another one on the same folder
         self._state_machine = state_machine
         self._state_transfer = state_transfer
         self._on_fatal = on_fatal
@@ -105,7 +107,10 @@ class RaftNode:
 
     # --- life ----------------------------------------------------------------------------------------------
     async def start(self) -> None:
-        """Open the data folder, recover, listen, connect. Raises: RaftError subclasses that say what to do."""
+        """Open the data folder, recover, listen and connect.
+
+        Raises: RaftError subclasses, whose text says what to do.
+        """
         self._fatal = asyncio.get_running_loop().create_future()
         config = self.config
         self._transport = Transport(
@@ -118,12 +123,12 @@ class RaftNode:
             self.metrics.ports.add("raft"),
             config.stream_limits(),
         )
-        self._transport.open_port()  # first: a port in use must change nothing
+        self._transport.open_port()  # first: if the port is in use, nothing must change
         try:
             self._storage = await self._open_storage()
             try:
                 self._step.doing = lambda: "loads its state"
-                # In a thread: a large state takes long, and probes want an answer meanwhile.
+                # In a thread: loading a large state takes long, and probes must be answered meanwhile.
                 await in_thread(lambda: self._state_machine.last_applied_index)
                 self._assemble()
             except BaseException:
@@ -167,7 +172,7 @@ class RaftNode:
         ).open()
 
     def _assemble(self) -> None:
-        """Build everything that stands on the opened storage."""
+        """Build everything that needs the open storage."""
         storage, log = self._storage, self._storage.log
         config = self.config = self.config.under(storage.identity.reign)
         applied = self._state_machine.last_applied_index
@@ -233,16 +238,17 @@ class RaftNode:
             self._core.late(ticks)
 
     def _attach(self) -> None:
-        """Tell those that were made before the others who these are."""
+        """Connect the parts that were created first with the rest."""
         self._gate.attach(
             self._core, self._driver, self._rights, self._leadership, self._view, self._transport
         )
         self._events.attach(
-            self._core, self._applier, self._leadership, self._reads, self._rights, self._resets, self._view, self.care
+            self._core, self._applier, self._leadership, self._reads, self._rights, self._resets, self._view,
+            self.care
         )  # fmt: skip
 
     async def stop(self, *, transfer: bool = True) -> None:
-        """Hand over the lead when `transfer`, then flush, mark a clean stop, close everything."""
+        """Transfer leadership if `transfer`, then flush, mark a clean stop and close everything."""
         if not self._started or self._stopping:
             return
         self._stopping = True
@@ -252,7 +258,9 @@ class RaftNode:
         logger.info("node stopped node=%s", self.config.node_id)
 
     async def abort(self) -> None:
-        """Close without a hand-over and without the clean-stop mark, as if the process had been killed."""
+        """Close without a leadership transfer and without a clean-stop mark, as if the process had been
+        killed.
+        """
         self._stopping = True
         await self._close(clean=False)
 
@@ -272,12 +280,12 @@ class RaftNode:
         await asyncio.to_thread(self._storage.close, clean=clean)
 
     async def wait_fatal(self) -> str:
-        """Wait until the node faults; return why. The process must then exit non-zero."""
+        """Wait until the node faults. Returns the reason. The process must then exit non-zero."""
         return await asyncio.shield(self._fatal)
 
     def fail(self, reason: str) -> None:
-        """Latch a fault: nothing is said to anybody from now on, and the process must stop."""
-        if self.fault is not None or self._driver.closed:  # closed: nothing is said any more as it is
+        """Latch a fault: the node sends nothing from now on, and the process must stop."""
+        if self.fault is not None or self._driver.closed:  # a closed driver sends nothing anyway
             return
         self.fault = reason
         logger.error("node faulted node=%s: %s", self.config.node_id, reason)
@@ -296,9 +304,10 @@ class RaftNode:
 
     # --- what the broker calls -----------------------------------------------------------------------------
     def propose(self, parts: list[Buffer], section_count: int, *, urgent: bool = False) -> Proposal:
-        """Append one RECORDS entry. Sync, never waits. `urgent`: it helps a full disk and may use the log's reserve.
+        """Append one RECORDS entry. Synchronous, never blocks.
 
-        Raises: NotLeaderError, BusyError, TransferringError, EntryTooLargeError, DiskFullError, NodeStoppedError:
+        `urgent`: the entry helps a full disk and may use the log's reserve. Raises: NotLeaderError,
+        BusyError, TransferringError, EntryTooLargeError, DiskFullError, NodeStoppedError. In all cases
         nothing was appended.
         """
         if self._stopping or self.fault is not None:
@@ -308,17 +317,22 @@ class RaftNode:
         return self._driver.propose(parts, section_count, urgent=urgent)
 
     def next_timestamp(self) -> int:
-        """Log time (ms). On the leader exactly what a proposal gets that is made in the same turn of the loop."""
+        """Return log time (ms).
+
+        On the leader: the exact timestamp of a proposal made in the same turn of the loop.
+        """
         return self._driver.next_timestamp()
 
     def next_physical_offset(self, payload_size: int) -> int:
-        """Where the entry of a proposal made now would start."""
+        """Return the physical offset at which an entry proposed now would start."""
         return self._storage.log.next_offset(payload_size)
 
     async def read_index(self) -> LogIndex:
-        """Return an index that, once applied, includes everything committed before the call. Any node may ask.
+        """Return an index that, once applied, includes everything committed before the call.
 
-        Raises: NotLeaderError (nobody could answer), NodeStoppedError.
+        Works on any node.
+
+        Raises: NotLeaderError (no leader answered), NodeStoppedError.
         """
         if self._stopping or self.fault is not None:
             raise NodeStoppedError(self.fault or "this node is stopping")
@@ -329,22 +343,28 @@ class RaftNode:
         await self._applier.wait(index)
 
     async def transfer_leadership(self, to: NodeId | None = None) -> NodeId:
-        """Hand the lead to `to` (None = the best follower); return the new leader.
+        """Transfer leadership to `to` (None: the best follower). Returns the new leader.
 
         Raises: NotLeaderError, TransferFailedError.
         """
         return await self._leadership.transfer(to)
 
     def step_aside(self, *, though_leading: bool = False) -> str:
-        """Fall silent for ever, for this folder to be promoted; or return why not. See Succession."""
+        """Fall silent for good so that this folder can be promoted.
+
+        Returns why not, or "". See Succession.
+        """
         return self._resets.succession.step_aside(though_leading=though_leading)
 
     def generations_beside(self) -> frozenset[Claim]:
-        """Return those that began beside this node's, as greetings say: none of the two follows the other (D24)."""
+        """Return rival generations that greetings report: they began beside this node's, and neither follows
+        the other (D24).
+        """
         return frozenset(self._rights.beside.values())
 
     async def note_claim(self, claim: Claim) -> Claim | None:
-        """Store durably that another node is about to begin a generation (D24); or return the claim that it passes over.
+        """Store durably that another node is about to begin a generation (D24), or return a claim that it
+        does not supersede.
 
         Raises: OSError.
         """
@@ -352,25 +372,25 @@ class RaftNode:
 
     @property
     def is_left_behind(self) -> bool:
-        """The group goes on in a later generation, without this folder."""
+        """True once the broker group goes on in a later generation, without this folder."""
         return self._resets.succession.is_left_behind
 
     @property
     def group_id(self) -> int:
-        """Tells the group from others of the same name; 0 while it is not known here."""
+        """Id that tells broker groups of the same name apart; 0: not known here yet."""
         return self._rights.group_id
 
     @property
     def former_group_ids(self) -> tuple[int, ...]:
-        """Ids of this group before it was recovered, or before a master was promoted."""
+        """Ids of this broker group before it was recovered, or before a master was promoted."""
         return self._rights.former_group_ids
 
     def hello(self, to: NodeId | None = None) -> Hello:
-        """Return the greeting of this node: what it is, and whom it knows."""
+        """Return this node's greeting: what it is, and which peers it knows."""
         return self._gate.hello(to)
 
     def status(self) -> RaftStatus:
-        """Return what this node knows of the group, for `ledgermq cluster status`."""
+        """Return what this node knows of its broker group, for `ledgermq cluster status`."""
         return self._view.status(self.role, self.is_leader_ready, self.fault, self._transport)
 
     @property
@@ -380,13 +400,14 @@ class RaftNode:
 
     @property
     def copies(self) -> Copies:
-        """What the other members hold, while this node leads."""
+        """Durable copies on the other members, while this node leads."""
         return self._driver.copies
 
     def in_contact(self, silence_ms: int) -> int:
-        """Return how many other members were heard lately and have not hung up; 0 unless this node leads.
+        """Return how many other members were heard lately and have not disconnected; 0 unless this node
+        leads.
 
-        The streams to one that stands still are opened anew while it does: that is no reason to take it for gone.
+        Streams to a hanging member are reopened again and again. That alone does not make it count as gone.
         """
         heard = [
             p.node_id for p in self._core.progress() if p.contact_ticks * self.config.tick_ms < silence_ms
@@ -443,19 +464,19 @@ class RaftNode:
 
     @property
     def is_leader_ready(self) -> bool:
-        """This node leads and the no-op of its term is applied: it may serve."""
+        """True if this node leads and the no-op of its term is applied, so it may serve."""
         return self._leadership.ready_term is not None
 
     @property
     def starting(self) -> str:
-        """What the node does before it runs; "" when it does."""
+        """What the node is doing before it runs; "" once it runs."""
         return "" if self._started else self._step.doing()
 
     def delete_segments_before(self, index: LogIndex) -> int:
-        """Drop whole segments whose entries are all below `index`; return how many.
+        """Drop whole segments whose entries are all below `index`. Returns their number.
 
-        Only what is applied and below the state machine's durable checkpoint may go; the caller knows the latter.
-        What a follower under reset needs stays for a while.
+        Only applied entries below the state machine's durable checkpoint may go; the caller knows the latter.
+        Entries that a follower under reset needs stay for a while.
         """
         limit = self._resets.limit_deletion(min(index, self.applied_index))
         gone = self.log.delete_segments_before(limit)
@@ -466,7 +487,9 @@ class RaftNode:
         return len(gone)
 
     def want_commits(self, wanted: bool) -> None:
-        """Somebody waits here for entries to become visible: ask the leader to tell at once when commit moves."""
+        """Ask the leader to announce commits at once, because a client here waits for entries to become
+        visible.
+        """
         self._driver.settle()
         self._core.want_commits(wanted)
         self._driver.pump()
@@ -504,7 +527,7 @@ class RaftNode:
         return self._driver.last_persist_seq
 
     def _send_report(self) -> None:
-        # First: a disk that cannot be asked now must not end the reports.
+        # Reschedule first: a disk that fails to answer now must not end the reports.
         self._report = asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self._send_report)
         self._view.refresh_report()
         self._gate.announce()

@@ -1,4 +1,6 @@
-"""Collects what a node knows of its group into a RaftStatus, and into the metrics. Reads only."""
+"""Status view: collects what a node knows of its broker group into a RaftStatus and the metrics.
+Reads only.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ from ..types import LogIndex, NodeId
 
 logger = logging.getLogger(__name__)
 
-#: A node that is refused and still there greets every second (out_stream.REFUSED_DELAY_S).
+#: A peer that is refused but alive sends a greeting every second (out_stream.REFUSED_DELAY_S).
 REFUSED_LATELY_S: Final = 5.0
 
 
 class StatusView:
-    """One node's view of itself and of the others."""
+    """View of one node on itself and its peers."""
 
     def __init__(
         self,
@@ -46,7 +48,7 @@ class StatusView:
         repair: RangeRepair,
         repairing: Callable[[NodeId], str],
     ) -> None:
-        """`repairing` tells what a peer said of a repair of its log."""
+        """`repairing` returns what a peer reported about a repair of its log."""
         self._config = config
         self._storage = storage
         self._core = core
@@ -64,15 +66,15 @@ class StatusView:
         self._clock_warned = False
 
     def role_changed(self) -> None:
-        """Role, term or leader changed now."""
+        """Note that role, term or leader changed now."""
         self._since = time.monotonic()
 
     def heard(self, peer: NodeId) -> None:
-        """Something came from `peer` now."""
+        """Note that something arrived from `peer` now."""
         self._heard[peer] = time.monotonic()
 
     def report(self) -> tuple[float, float]:
-        """Return (fsync p99 in ms, used ratio of the data file system), a little old."""
+        """Return (fsync p99 in ms, used ratio of the data file system), as of the last refresh."""
         return self._report
 
     def refresh_report(self) -> None:
@@ -82,7 +84,7 @@ class StatusView:
         self._report = (self._storage.statistics().fsync_p99_ms, ratio)
 
     def refresh_metrics(self, is_leader: bool) -> None:
-        """Set the gauges; warn once when the clock is off."""
+        """Set the gauges. Logs one warning when the clock is off."""
         gauge, core = self._metrics.gauge, self._core
         fsync_ms, disk = self._report
         gauge("ledgermq_raft_term").set(core.term)
@@ -104,7 +106,8 @@ class StatusView:
             self._clock_warned = log_time.is_off
             if log_time.is_off:
                 logger.warning(
-                    "the clock of this node is %.1f s away from the group's log time node=%s; check its time service",
+                    "the clock of this node is %.1f s away from the group's log time node=%s; check its "
+                    "time service",
                     log_time.offset_ms / 1000, self._config.node_id,
                 )  # fmt: skip
         for progress in core.progress():
@@ -217,7 +220,9 @@ class StatusView:
         )
 
     def _held_back(self, transport: RaftTransport) -> str:
-        """Return what keeps this node from a leader: members that were never met, refusals of its greeting; "" = nothing."""
+        """Return why this node finds no leader: members never met, refusals of its greeting; "": nothing
+        known.
+        """
         kind, unmet = self._rights.unmet()
         refused_by = transport.refused_by
         new = [node for node in unmet if node not in refused_by and node not in transport.refused]
@@ -242,26 +247,29 @@ class StatusView:
         return "; ".join(reasons)
 
     def _no_master(self) -> str:
-        """Return what a group without its master needs; "" while this node, the master, is about to lead."""
+        """Return what a broker group without its master needs; "" while this node, the master, is about to
+        lead.
+        """
         master = self._config.voters[0]
         promote = "ledgermq cluster promote NODE"
         if self._config.is_slave and (claims := self._storage.identity.claims):
             newest = max(claims, key=lambda claim: claim.reign.generation).reign
             return (
-                f"the master {master} is away; {newest.master} told this node that it is to become the master (generation "
-                f"{newest.generation}), and has not been heard as that yet: it may be starting. Wait for it. If it does not "
-                f"become it, promote the slave with the most: {promote}"
+                f"the master {master} is away; {newest.master} told this node that it is to become the "
+                f"master (generation {newest.generation}), and has not been heard as that yet: it may be "
+                f"starting. Wait for it. If it does not become it, promote the slave with the most: {promote}"
             )
         if self._config.is_slave:
             return (
-                f"the master {master} is away; messages can be read here, and none be stored. Start it. If it does not come "
-                f"back, make the slave with the most, which `ledgermq cluster status` names, the master: {promote}"
+                f"the master {master} is away; messages can be read here, and none be stored. Start it. If "
+                "it does not come back, make the slave with the most, which `ledgermq cluster status` "
+                f"names, the master: {promote}"
             )
         if self._rights.standing is not Standing.LEARNER:
             return ""
         return (
-            f"{master} is the master and lost what it held, or the end of it, so it does not lead by itself. Make the node "
-            f"with the most the master: {promote}"
+            f"{master} is the master and lost what it held, or the end of it, so it does not lead by itself. "
+            f"Make the node with the most the master: {promote}"
         )
 
     def _role_of(self, node: NodeId, hello: Hello | None) -> str:
@@ -274,7 +282,7 @@ class StatusView:
         return log.end_offset - log.first_offset
 
     def _behind_bytes(self, durable: LogIndex) -> int | None:
-        """Bytes of the log behind entry `durable`; None when its place is not in memory, or cannot be read."""
+        """Return the log bytes after entry `durable`; None if its offset is not in memory or unreadable."""
         log = self._storage.log
         if durable >= log.last_index:
             return 0
@@ -283,7 +291,7 @@ class StatusView:
         try:
             header = log.header_nowait(durable)
         except StorageError:
-            return None  # whoever needs that entry has it repaired
+            return None  # the next reader of that entry has it repaired
         return None if header is None else log.end_offset - header.end
 
 
