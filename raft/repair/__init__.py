@@ -1,7 +1,8 @@
-"""Damaged ranges of the log: found, fetched from a peer, verified and rewritten; at start and while the node runs.
+"""Repair of damaged log ranges: found, fetched from a peer, verified and rewritten, at start or while
+running.
 
-Owns the scrubber and both ends of the Refetch call. Must not: truncate, or believe a peer's bytes before their chain of
-checksums fits (rule P18).
+Owns the scrubber and both ends of the Refetch call. Must not: truncate, or trust a peer's bytes before their
+checksum chain matches (rule P18).
 
 Begin with `care.py`. Then: `while_running.py`, `from_peers.py`, `refetch.py`, `at_start.py`, `scrubber.py`.
 """

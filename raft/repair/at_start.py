@@ -1,9 +1,10 @@
-"""A node whose log is damaged when it starts: it fetches what is missing from its peers before it takes part again.
+"""Repair at start: a node with a damaged log fetches what is missing from its peers before it takes part
+again.
 
-While this goes on there is no Raft core: the node neither votes nor acknowledges, and its peers see it as repairing.
-Where the log ends in damage, and it is not known what was acknowledged behind it, the node gives up its vote durably,
-cuts the log there, and catches up as a learner (P18, P19). It never does that unless a majority goes on without it: a
-peer must know of a leader. Otherwise it waits, and says for what.
+Meanwhile there is no Raft core: the node neither votes nor acknowledges, and its peers see it as repairing.
+If the log ends in damage and it is unknown what was acknowledged after it, the node durably gives up its
+vote, cuts the log there, and catches up as a learner (P18, P19). It does so only if a majority goes on
+without it: a peer must know of a leader. Otherwise it waits, and reports what for.
 
 Owns: the order of these steps.   Must not: cut or overwrite anything itself (log/rewrite.py, recovery.py).
 """
@@ -36,15 +37,16 @@ from .refetch import RefetchClient, repair_text
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 0.5  # between two rounds
-#: Rounds in which a group with a leader has nothing more to give: so long may the commit index be on its way.
+#: Rounds in which a group with a leader offers nothing more, before the vote is given up. The commit index
+#: may need that long to arrive.
 PATIENCE = 4
-REMIND_S = 30.0  # how often a node that waits says so
+REMIND_S = 30.0  # interval at which a waiting node logs it again
 
 
 class StartRepair:
     """Use once: `storage = await StartRepair(…).open()`.
 
-    `open_folder` opens the data folder (in a thread); `applied` gives the entry that the state stands at.
+    `open_folder` opens the data folder (in a thread). `applied` returns the last entry in the state.
     """
 
     def __init__(
@@ -64,14 +66,14 @@ class StartRepair:
         self._metrics = metrics
         self._client = RefetchClient(config, 0)
         self._log = StoppedLog(config.node_id, files, LogFolders(config.data_dir), config.segment_size)
-        self._said = ("", -REMIND_S)  # what it waits for, and when it said so
+        self._said = ("", -REMIND_S)  # what it waits for, and when that was logged
         self._repaired = 0
 
     async def open(self) -> RaftStorage:
-        """Open the data folder, repairing its log as long as it takes.
+        """Open the data folder, repairing its log for as long as that takes.
 
-        Raises: DataFolderError subclasses; DamagedLogError when nobody can help: a group of one node, a folder that
-        does not know yet which group it belongs to, or `rejoin` is set.
+        Raises: DataFolderError subclasses; DamagedLogError if no peer can help: a single-node group, a folder
+        that does not know its group id yet, or `rejoin` is set.
         """
         try:
             while True:
@@ -91,7 +93,7 @@ class StartRepair:
 
     def _open(self) -> RaftStorage:
         data_dir, files = self._config.data_dir, self._files
-        # The whole folder, and the repair with it
+        # The whole folder is given up, and the repair with it.
         given_up = self._config.rejoin or is_asked(data_dir, files) or is_under_way(data_dir, files)
         if files.exists(note_path(data_dir)) and not given_up:
             lock = lock_folder(self._config.node_id, self._config.data_dir, self._files)
@@ -102,10 +104,13 @@ class StartRepair:
         return self._open_folder()
 
     async def _repair(self, error: DamagedLogError) -> None:
-        """Repair from where the log stops to be valid to where it goes on, or as far as it may have promised."""
+        """Repair from where the log stops being valid to where it continues, or as far as it may have
+        promised.
+        """
         assert error.damage is not None
         logger.error(
-            "log damaged node=%s path=%s position=%d offset=%d reason=%r; fetching it from the other members, without a "
+            "log damaged node=%s path=%s position=%d offset=%d reason=%r; fetching it from the other "
+            "members, without a "
             "vote until then", self._config.node_id, error.path, error.position, error.offset, error.reason,
         )  # fmt: skip
         self._metrics.counter("ledgermq_raft_damaged_ranges_total", "start").inc()
@@ -114,7 +119,7 @@ class StartRepair:
         try:
             self._client.group_id = await asyncio.to_thread(self._log.group_id)
             if not self._client.group_id:
-                raise error  # nobody can be asked: another cluster with the same names might answer
+                raise error  # without an id, another cluster with the same names might answer
             repair, note = await in_thread(partial(self._log.begin, error.damage))
             await self._fetch(error, repair, note)
             self._repaired += repair.written_bytes
@@ -136,7 +141,7 @@ class StartRepair:
                 lambda repair: note.is_reached(repair.offset, repair.before.index),
             )  # fmt: skip
             if result.outcome is Outcome.CONNECTED:
-                # What stands behind was not touched: recovery judges it by itself.
+                # The log after the damage was not touched. Recovery judges it by itself.
                 await in_thread(self._log.end)
                 return
             if result.outcome is Outcome.REACHED:
@@ -147,7 +152,8 @@ class StartRepair:
             if rounds_without >= PATIENCE and await self._may_give_up_vote(result, repair):
                 await in_thread(partial(self._log.give_up_vote, repair, note))
                 logger.warning(
-                    "vote given up until everything is here again node=%s cut_after=%d: nobody knows what this node "
+                    "vote given up until everything is here again node=%s cut_after=%d: nobody knows what "
+                    "this node "
                     "acknowledged behind it", self._config.node_id, repair.before.index,
                 )  # fmt: skip
                 return
@@ -156,7 +162,7 @@ class StartRepair:
             await asyncio.sleep(PAUSE_S)
 
     async def _may_give_up_vote(self, result: RoundResult, repair: LogRepair) -> bool:
-        """Tell whether the others have a leader without this node, and nothing more that it lacks."""
+        """Return whether the others have a leader without this node, and nothing more that it lacks."""
         led = [
             offer for offer in result.offers if offer.leader_id and offer.leader_id != self._config.node_id
         ]
@@ -169,15 +175,16 @@ class StartRepair:
         if waiting_for != said or now - when >= REMIND_S:
             self._said = (waiting_for, now)
             logger.warning(
-                "%s does not start yet: %s is damaged at byte %d (physical offset %d), and nothing was cut off. It waits "
-                "for %s. Start the other members; if they are lost, or for a fresh copy of everything: ledgermq broker "
+                "%s does not start yet: %s is damaged at byte %d (physical offset %d), and nothing was cut "
+                "off. It waits for %s. Start the other members; if they are lost, or for a fresh copy of "
+                "everything: ledgermq broker "
                 "--rejoin", self._config.node_id, error.path, error.position, error.offset, waiting_for,
             )  # fmt: skip
 
 
 def _deleted(config: RaftConfig, error: DamagedLogError, index: LogIndex) -> DamagedFolderError:
     return DamagedFolderError(
-        f"{config.node_id} will not start: {error.path} is damaged at byte {error.position}, and every other member has"
-        f" deleted entry {index}, which stood there (retention). Nothing was cut off. Fetch a fresh copy of everything:"
-        f" ledgermq broker --rejoin"
+        f"{config.node_id} will not start: {error.path} is damaged at byte {error.position}, and every other "
+        f"member has deleted entry {index}, which stood there (retention). Nothing was cut off. Fetch a "
+        "fresh copy of everything: ledgermq broker --rejoin"
     )

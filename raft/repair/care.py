@@ -1,6 +1,6 @@
-"""What keeps the log of a running node whole: repairs, the scrubber, and the answers to peers that repair theirs.
+"""Care for the log of a running node: repairs, the scrubber, and answers to peers that repair their logs.
 
-Owns: the life of the three.   Must not: decide anything they decide.
+Owns: the life of the three.   Must not: decide anything that they decide.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READ_WAIT_S: Final = 5.0
 
 
 class LogCare:
-    """Use: `start()`, `await close()`. `on_repaired`: read again; `on_failed`: the node must stop."""
+    """Usage: `start()`, `await close()`. `on_repaired`: read again. `on_failed`: the node must stop."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class LogCare:
         on_failed: Callable[[str], None],
     ) -> None:
         def settled_index() -> LogIndex:
-            """Return the last entry that is committed, and durable here."""
+            """Return the last entry that is committed and locally durable."""
             return min(core.commit_index, core.stable_index)
 
         def group_id() -> int:
@@ -68,11 +68,14 @@ class LogCare:
         )
 
     def start(self) -> None:
-        """Begin to scrub."""
+        """Start scrubbing."""
         self._scrubber.start()
 
     async def verify(self, progress: Callable[[int], None]) -> LogIndex:
-        """Read everything that is durable; return up to which entry. As `Scrubber.verify`; a write that fails ends the node."""
+        """Verify everything that is durable. Returns the last verified entry.
+
+        See `Scrubber.verify`. A failed write ends the node.
+        """
         last = self._core.stable_index
         try:
             await self._scrubber.verify(last, progress)
@@ -87,17 +90,17 @@ class LogCare:
         await self.repair.close()
 
     def damage_at_apply(self, error: DamagedLogError) -> bool:
-        """Repair what cannot be applied; False: that cannot be done, and the node fails."""
+        """Repair entries that cannot be applied. False: impossible, and the node fails."""
         return self.repair.report(error, "apply")
 
     async def damage_at_read(self, error: DamagedLogError) -> bool:
-        """Repair what a reader met, and wait for it; False: that cannot be done, or not soon."""
+        """Repair what a reader found, and wait for it. False: impossible, or not soon enough."""
         try:
             async with asyncio.timeout(READ_WAIT_S):
                 return await self.repair.repaired(error, "read")
         except TimeoutError:
-            return False  # it goes on, but the caller has waited long enough
+            return False  # the repair continues, but the caller has waited long enough
 
     def damage_for_peer(self, error: DamagedLogError) -> None:
-        """Repair what was found damaged while it was read for a peer; when that cannot be done, the node fails."""
+        """Repair damage found while reading for a peer. If that is impossible, the node fails."""
         self.repair.report(error, "peer")

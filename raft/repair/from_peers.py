@@ -1,7 +1,8 @@
-"""One round of a repair: asks the peers what they have committed, and takes from them what is missing here.
+"""One round of a repair: asks the peers what they have committed, and takes what is missing here.
 
-Owns: the choice of a peer.   Must not: decide what becomes of a log that no peer can make whole (repair/at_start.py,
-repair/while_running.py). Entries of a peer that do not fit are refused by the repair itself; then the next peer is asked.
+Owns: the choice of a peer.   Must not: decide what to do with a log that no peer can repair
+(repair/at_start.py, repair/while_running.py). The repair itself rejects entries that do not fit; then the
+next peer is asked.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ logger = logging.getLogger(__name__)
 
 
 class Outcome(Enum):
-    """What a round came to."""
+    """Result of a round."""
 
-    CONNECTED = "connected"  # the log goes on with valid entries of its own
-    REACHED = "reached"  # everything that had to be there is
+    CONNECTED = "connected"  # the log continues with valid entries of its own
+    REACHED = "reached"  # everything that must be there is there
     STUCK = "stuck"  # no peer has more that fits
 
 
 @dataclass(slots=True)
 class RoundResult:
-    """`offers` are of the peers that answered, `complaints` say what was wrong with the others."""
+    """`offers` are from peers that answered. `complaints` say what was wrong with the others."""
 
     outcome: Outcome = Outcome.STUCK
     offers: list[Offer] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
     def is_deleted_everywhere(self, config: RaftConfig, index: LogIndex) -> bool:
-        """Tell whether every peer answered, and none of them has entry `index` any more."""
+        """Return whether every peer answered and none of them still has entry `index`."""
         return len(self.offers) == len(config.peers) and all(
             offer.first_index > index for offer in self.offers
         )
@@ -84,7 +85,7 @@ async def run_round(
             while offer.first_index <= repair.next_index <= offer.commit_index:
                 wanted = await client.ask(peers[offer.peer], repair.next_index, CHUNK_BYTES, told)
                 if not wanted.entries:
-                    break  # deleted in between
+                    break  # retention deleted them in between
                 try:
                     progress = await in_thread(partial(repair.take, wanted.entries))
                 except OtherHistoryError:

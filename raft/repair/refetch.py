@@ -1,7 +1,7 @@
-"""Committed entries for a member whose copy is damaged: both ends of the Refetch call on the Raft port (P18, D6).
+"""Refetch call on the Raft port: committed entries for a member whose copy is damaged, both ends (P18, D6).
 
-Owns: the call, its checks of who asks whom, its limits.   Must not: give out what is not committed, or believe what
-comes: whoever writes it verifies each entry against its own log (log/rewrite.py).
+Owns: the call, its checks of caller and callee, its limits.   Must not: send uncommitted entries, or trust
+received ones: the writer verifies each entry against its own log (log/rewrite.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..types import LogIndex, NodeId
 logger = logging.getLogger(__name__)
 
 VERSION: Final = 1
-#: Log bytes in one answer (one entry may be larger).
+#: Maximum of log bytes in one answer. A single entry may be larger.
 CHUNK_BYTES: Final = 1 << 20
 TIMEOUT_S: Final = 10.0
 _METHOD: Final = "/ledgermq.v1.RaftService/Refetch"
@@ -41,7 +41,7 @@ _OPTIONS: Final = (("grpc.max_receive_message_length", -1), ("grpc.use_local_sub
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a peer has: entries first_index..commit_index. `leader_id` empty: it knows of no leader."""
+    """Entries that a peer has: first_index..commit_index. `leader_id` empty: it knows of no leader."""
 
     peer: NodeId
     first_index: LogIndex
@@ -51,14 +51,14 @@ class Offer:
 
 
 class RefetchError(RaftError):
-    """A peer gave no entries: it cannot be reached, refused, or sent damaged bytes. Ask another one."""
+    """A peer sent no entries: it is unreachable, refused, or sent damaged bytes. Ask another one."""
 
     retryable = True
 
 
 @dataclass(slots=True)
 class RefetchSource:
-    """What a running node answers from."""
+    """Data that a running node answers from."""
 
     log: CommitLog
     commit_index: Callable[[], LogIndex]
@@ -68,7 +68,7 @@ class RefetchSource:
 
 
 class RefetchService:
-    """The answering end. `source` is set when the node's log is open."""
+    """Server side. `source` is set once the node's log is open."""
 
     def __init__(self, config: RaftConfig) -> None:
         self.source: RefetchSource | None = None
@@ -77,16 +77,16 @@ class RefetchService:
         self._repairs: dict[str, tuple[float, pb.RepairProgress]] = {}
 
     def repairing(self, node: NodeId) -> str:
-        """What a peer told of its repair a moment ago; empty: nothing."""
+        """Return what a peer reported about its repair a moment ago; "": nothing."""
         when, told = self._repairs.get(node, (0.0, None))
         fresh = told is not None and time.monotonic() - when < _PROGRESS_LIFE_S
         return repair_text(told) if told is not None and fresh else ""
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """Return what the Raft port serves."""
+        """Return the handler for the Raft port."""
 
         async def serve(raw: bytes, context: Any) -> pb.RefetchReply:
-            try:  # not by a deserializer: gRPC logs a traceback of what that raises
+            try:  # not in a deserializer: gRPC logs a traceback of its exceptions
                 request = pb.RefetchRequest.FromString(raw)
             except DecodeError:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request is no RefetchRequest")
@@ -99,7 +99,7 @@ class RefetchService:
         return grpc.method_handlers_generic_handler("ledgermq.v1.RaftService", {"Refetch": method})
 
     async def answer(self, request: pb.RefetchRequest) -> pb.RefetchReply:
-        """Answer one request from what is committed here."""
+        """Answer one request from the committed entries."""
         refusal = self._refusal_of(request)
         source = self.source
         if refusal or source is None:
@@ -128,7 +128,9 @@ class RefetchService:
         return reply
 
     async def _verify(self, entries: bytes, first: LogIndex, log: CommitLog) -> None:
-        """Look for damage in what was read: others notice it too, but only this node can repair it here.
+        """Verify the bytes that were read.
+
+        The receiver would notice damage too, but only this node can repair it here.
 
         Raises: DamagedLogError.
         """
@@ -148,8 +150,9 @@ class RefetchService:
             return f"{config.node_id} belongs to cluster {config.cluster_id}, group {config.group}"
         if request.group_id != mine or not mine:
             return (
-                f"{config.node_id} is not known to belong to the same group (group ids {request.group_id:016x} and "
-                f"{mine:016x}, 0: not known); another cluster may have the same names"
+                f"{config.node_id} is not known to belong to the same group (group ids "
+                f"{request.group_id:016x} and {mine:016x}, 0: not known); another cluster may have the same "
+                "names"
             )
         if request.to_node_id != config.node_id:
             return f"this is {config.node_id}, not {request.to_node_id}"
@@ -162,7 +165,7 @@ class RefetchService:
 
 @dataclass(slots=True)
 class RefetchClient:
-    """The asking end: one channel per peer, made when it is first needed."""
+    """Client side: one channel per peer, opened on first use."""
 
     config: RaftConfig
     group_id: int  # names may repeat, and another group's entries must never be written here
@@ -214,14 +217,14 @@ class RefetchClient:
         try:
             reply: pb.RefetchReply = decoded(await call(request, timeout=TIMEOUT_S))
         except grpc.aio.AioRpcError as error:
-            # A channel that waits before it connects again would hold up the next try.
+            # A channel in reconnect backoff would delay the next attempt.
             await self._channels.pop(peer.node_id).close(None)
             raise RefetchError(f"{peer.node_id}: not reached ({error.code().name.lower()})") from None
         return reply
 
 
 def repair_text(told: pb.RepairProgress) -> str:
-    """Return how a repair is shown: the range, what is done, what it waits for."""
+    """Return the text shown for a repair: range, progress, what it waits for."""
     to = f"{told.to_offset:,}" if told.to_offset else "…"
     text = f"repairing {told.from_offset:,}-{to}, {told.repaired_bytes:,} bytes done"
     return f"{text}, waits for {told.waiting_for}" if told.waiting_for else text

@@ -1,7 +1,7 @@
-"""How fast the scrubber reads, and when a pass begins: pure arithmetic.
+"""Scrub plan: how fast the scrubber reads, and when a pass begins. Pure arithmetic.
 
-Owns: the two rules: a pass over the whole log takes at most the interval, if need be by reading faster than the set
-rate; and the next pass begins when the interval has passed since the last one began.
+Owns: two rules. A pass over the whole log takes at most the interval; if need be it reads faster than the
+configured rate. The next pass begins once the interval has passed since the last one began.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class ScrubPlan:
-    """`bytes_per_second` 0: no scrubbing. Times are seconds."""
+    """Settings of the scrubber. `bytes_per_second` 0: no scrubbing. Times are in seconds."""
 
     bytes_per_second: int
     interval_s: float
@@ -30,11 +30,11 @@ class ScrubPlan:
         return self.bytes_per_second > 0
 
     def rate(self, log_bytes: int) -> float:
-        """Return the bytes per second at which a log of that size is read."""
+        """Return the read rate (bytes per second) for a log of that size."""
         return max(float(self.bytes_per_second), log_bytes / self.interval_s)
 
     def pause_s(self, read_bytes: int, took_s: float, log_bytes: int) -> float:
-        """Return how long to wait after a piece, so that the rate is kept."""
+        """Return how long to pause after a piece to keep the rate."""
         return max(0.0, read_bytes / self.rate(log_bytes) - took_s)
 
     def wait_s(self, since_begin_s: float) -> float:

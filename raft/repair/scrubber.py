@@ -1,10 +1,11 @@
-"""Reads the whole log, slowly, over and over: damage to data that nobody reads is found while the others are well.
+"""Scrubber: reads the whole log again and again, slowly, to find damage in unread data while the peers are
+intact.
 
-Verifies every settled entry's checksum and chain, the zeros behind fillers and the entry index files. A damaged range
-is fetched from a peer (repair/while_running.py); an index file is rebuilt from its segment.
+Verifies checksum and chain of every settled entry, the zeros after fillers, and the entry index files. A
+damaged range is fetched from a peer (repair/while_running.py). An index file is rebuilt from its segment.
 
-Owns: the pass that is under way.   Must not: run on the event loop (a thread reads and verifies), push what others
-read out of the page cache, or look at what is not committed and durable.
+Owns: the current pass.   Must not: run on the event loop (a thread reads and verifies), evict other readers'
+data from the page cache, or look at entries that are not committed and durable.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ from .while_running import RangeRepair
 
 logger = logging.getLogger(__name__)
 
-#: Read and verified at a time.
+#: Bytes to read and verify at a time.
 PIECE: Final = 1 << 20
-RETRY_S: Final = 5.0  # after damage that could not be repaired
+RETRY_S: Final = 5.0  # pause after damage that could not be repaired
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """Where the pass stands in a segment."""
+    """Position of the pass in a segment."""
 
     sketch: SegmentSketch
     position: int  # in the file
-    before: Before  # what stands in front of it
-    limit: int  # position behind the last entry that is wanted, or the segment's size when all of it is
+    before: Before  # the entry or filler before `position`
+    limit: int  # position just past the last wanted entry, or the segment size if all of it is wanted
 
     @property
     def is_done(self) -> bool:
@@ -58,7 +59,7 @@ class _Cursor:
 
 
 class Scrubber:
-    """Use: `start()`, `await stop()`; `await verify(…)` at any time between."""
+    """Usage: `start()`, `await stop()`; `await verify(…)` at any time in between."""
 
     def __init__(
         self,
@@ -84,20 +85,23 @@ class Scrubber:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to read, if that is wanted."""
+        """Start scrubbing if it is on."""
         if self._plan.is_on:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Read no further; returns when the thread is done with its piece."""
+        """Stop scrubbing. Returns once the thread has finished its piece."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     async def verify(self, last: LogIndex, progress: Callable[[int], None]) -> None:
-        """Read everything up to entry `last`, which is durable, now and at full speed; `progress` hears how many bytes.
+        """Verify everything up to the durable entry `last`, now and at full speed.
 
-        Nothing is repaired: without a leader nobody says what is right. Raises: DamagedLogError, StorageError, OSError.
+        `progress` receives byte counts.
+
+        Nothing is repaired: without a leader it is unknown which bytes are right.
+        Raises: DamagedLogError, StorageError, OSError.
         """
         start = -1
         while (cursor := self._next_cursor(start, last)) is not None:
@@ -110,7 +114,9 @@ class Scrubber:
                 progress(cursor.position - position)
 
     def _next_cursor(self, start: int, last: LogIndex) -> _Cursor | None:
-        """Return where to begin in the first segment behind that at `start`; None: entry `last` is not behind it."""
+        """Return where to begin in the next segment after `start`; None if entry `last` is not in a later
+        segment.
+        """
         for info in self._log.segments():
             if info.start_offset > start:
                 return self._cursor(info.start_offset, last)
@@ -135,7 +141,7 @@ class Scrubber:
             await asyncio.sleep(self._plan.wait_s(time.monotonic() - begin))
 
     async def _pass(self) -> None:
-        """Read every segment that holds settled entries, oldest first."""
+        """Read every segment with settled entries, oldest first."""
         begin, read = time.monotonic(), self._counts.read_bytes
         start = -1
         while True:
@@ -148,7 +154,8 @@ class Scrubber:
         self._passes.inc()
         logger.info(
             "log scrubbed node=%s bytes=%d seconds=%.0f found=%d repaired=%d", self._node,
-            self._counts.read_bytes - read, time.monotonic() - begin, self._counts.found, self._counts.repaired,
+            self._counts.read_bytes - read, time.monotonic() - begin, self._counts.found,
+            self._counts.repaired,
         )  # fmt: skip
 
     async def _segment(self, start: int) -> None:
@@ -161,22 +168,22 @@ class Scrubber:
             begin, position = time.monotonic(), cursor.position
             damage = await in_thread(lambda: self._check_piece(cursor))
             if damage is not None and not await self._repair.repaired(damage, "scrub"):
-                await asyncio.sleep(RETRY_S)  # the node ends, or the others are away
+                await asyncio.sleep(RETRY_S)  # the node ends, or no peer is reachable
             self._note_read(cursor.position - position)
             renewed = self._cursor(start, self._settled_index())
             if renewed is None:
-                return  # deleted by retention
+                return  # retention deleted it
             log_bytes = self._log.end_offset - self._log.first_offset
             await asyncio.sleep(
                 self._plan.pause_s(cursor.position - position, time.monotonic() - begin, log_bytes)
             )
 
     def _cursor(self, start: int, last: LogIndex) -> _Cursor | None:
-        """Return where to begin in a segment; None when it is gone or holds nothing up to entry `last`."""
+        """Return where to begin in a segment; None if it is gone or holds nothing up to entry `last`."""
         sketch = self._log.sketch(start)
         if sketch is None or sketch.info.first_index > last:
             return None
-        is_sealed = sketch.info.last_index < last  # the entry behind it is in the next segment
+        is_sealed = sketch.info.last_index < last  # the next entry is in the next segment
         limit = self._log.segment_size if is_sealed else self._log.end_of(last) - start
         return _Cursor(sketch, 0, sketch.chained, limit)
 
@@ -184,15 +191,16 @@ class Scrubber:
         self._counts.read_bytes += count
         self._read.inc(count)
 
-    # --- in the thread -----------------------------------------------------------------------------------------
+    # --- in the thread --------------------------------------------------------------------------------------
     def _check_piece(self, cursor: _Cursor) -> DamagedLogError | None:
-        """Verify the next piece and move on; return the damage where it stops."""
+        """Verify the next piece and advance. Returns the damage that stopped it, or None."""
         start, size = cursor.sketch.start, self._log.segment_size
         path = segment_path(self._folders.segments, start)
         try:
             file = self._files.open(path, writable=False)
         except FileNotFoundError:
-            cursor.position = cursor.limit  # deleted by retention, or by hand: the next start tells
+            # deleted by retention, or by a person; the next start reports that
+            cursor.position = cursor.limit
             return None
         try:
             stop = min(cursor.position + PIECE, cursor.limit)
@@ -212,7 +220,7 @@ class Scrubber:
         return DamagedLogError(self._node, path, scan.end, start + scan.end, reason)
 
     def _zero_behind_filler(self, name: str, position: int) -> None:
-        """Behind a filler there are zeros, by definition: nobody needs to be asked for them."""
+        """Restore the zeros after a filler. They are zeros by definition, so no peer is needed."""
         file = self._files.open(self._folders.segments / name)
         try:
             end = last_nonzero(file, position, self._log.segment_size)
@@ -230,7 +238,7 @@ class Scrubber:
         logger.warning("zeros behind a filler restored node=%s path=%s", self._node, name)
 
     def _check_index(self, sketch: SegmentSketch) -> None:
-        """Rebuild an index file of a sealed segment that is damaged or gone."""
+        """Rebuild the index file of a sealed segment if it is damaged or missing."""
         start, folder = sketch.start, self._folders.indexes
         try:
             read_index(self._files, folder, start)

@@ -1,11 +1,11 @@
-"""Repairs of the log of a running node: what a reader found damaged is fetched from a peer and written in place.
+"""Repair while running: fetches a damaged range that a reader found from a peer and writes it in place.
 
-Only what is committed and durable here is repaired: nothing writes there any more. Damage behind that, and in a group
-of one, ends the node; its next start knows what may be done (repair/at_start.py). The process need
-not end for the rest: no reader was given anything wrong, and the bytes at that place can only be these.
+Only entries that are committed and locally durable are repaired: nothing writes there any more. Damage after
+them, or in a single-node group, ends the node; its next start knows what is allowed (repair/at_start.py). For
+the rest the process need not stop: no reader was given wrong bytes, and only these bytes can belong there.
 
-Owns: the ranges under repair, and what was found and repaired since the start.   Must not: wait on the event loop, or
-give up a vote. A failed write or flush is terminal (P15).
+Owns: the ranges under repair, and what was found and repaired since the start.   Must not: block the event
+loop, or give up a vote. A failed write or flush is terminal (P15).
 """
 
 from __future__ import annotations
@@ -47,50 +47,52 @@ PAUSE_S = 0.5  # between two rounds
 
 @dataclass(slots=True)
 class _Place:
-    """Where to look, and from where a repair goes."""
+    """Range to look at, and start of a repair."""
 
-    start: int  # of the segment
-    scan_from: int  # physical offset where what continues `chained` must stand
+    start: int  # physical start of the segment
+    scan_from: int  # physical offset at which what continues `chained` must be
     chained: Before
-    before: Before  # the last entry in front, without a filler
+    before: Before  # the last entry before it, not counting a filler
     before_end: int
 
 
 @dataclass(slots=True)
 class RangeRepair:
-    """Event-loop thread only. `group_id` is asked for at each repair; `on_failed` ends the node."""
+    """Event-loop thread only. `group_id` is read at each repair. `on_failed` ends the node."""
 
     config: RaftConfig
     files: FileSystem
     log: CommitLog
     metrics: RaftMetrics
-    settled_index: Callable[[], LogIndex]  # committed, and durable here
+    settled_index: Callable[[], LogIndex]  # last entry that is committed and locally durable
     group_id: Callable[[], int]
     on_repaired: Callable[[], None]
     on_failed: Callable[[str], None]
     counts: CheckCounts = field(default_factory=CheckCounts)
-    _under_way: dict[int, asyncio.Task[bool]] = field(default_factory=dict)  # by segment
+    # running repairs, by segment start; at most one per segment
+    _under_way: dict[int, asyncio.Task[bool]] = field(default_factory=dict)
+    # what peers are told about the current repair; None: no repair runs
     _told: pb.RepairProgress | None = None
     _closed: bool = False
 
     @property
     def state(self) -> str:
-        """What to show of this node: "repairing …", or nothing."""
+        """Text shown for this node: "repairing …", or ""."""
         return repair_text(self._told) if self._told is not None else ""
 
     def can_repair(self, error: DamagedLogError) -> bool:
-        """Tell whether the damage may be repaired while the node runs."""
+        """Return whether the damage may be repaired while the node runs."""
         settled = self.settled_index()
         alone = not self.config.peers or not self.group_id()
         if self._closed or alone or settled < self.log.first_index:
             return False
         try:
             return error.offset < self.log.end_of(settled)
-        except StorageError:  # the index of its segment cannot be used, too: the next start rebuilds that
+        except StorageError:  # the segment's index is unusable too: the next start rebuilds it
             return False
 
     def report(self, error: DamagedLogError, found_by: str) -> bool:
-        """Begin to repair; return False when that cannot be done here: the node has been failed then."""
+        """Start a repair. False: it is impossible here, and the node has been failed."""
         if not self.can_repair(error):
             if not self._closed:
                 self.on_failed(str(error))
@@ -99,20 +101,20 @@ class RangeRepair:
         return True
 
     async def repaired(self, error: DamagedLogError, found_by: str) -> bool:
-        """Wait until the damage is repaired; return whether it was. What is read again then is whole."""
+        """Wait until the damage is repaired. Returns whether it was; the range then reads intact."""
         if not self.report(error, found_by):
             return False
         return await asyncio.shield(self._under_way[segment_start(error.offset, self.config.segment_size)])
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel running repairs."""
         self._closed = True
         tasks = list(self._under_way.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # --- one repair --------------------------------------------------------------------------------------------
+    # --- one repair -----------------------------------------------------------------------------------------
     def _begin(self, error: DamagedLogError, found_by: str) -> None:
         start = segment_start(error.offset, self.config.segment_size)
         if start in self._under_way:
@@ -121,7 +123,8 @@ class RangeRepair:
         self.counts.last = f"{error.path.name} at byte {error.position}: {error.reason}; being repaired"
         self.metrics.counter("ledgermq_raft_damaged_ranges_total", found_by).inc()
         logger.error(
-            "log damaged node=%s path=%s position=%d offset=%d found_by=%s reason=%r; fetching it from the other members",
+            "log damaged node=%s path=%s position=%d offset=%d found_by=%s reason=%r; fetching it from the "
+            "other members",
             self.config.node_id, error.path, error.position, error.offset, found_by, error.reason,
         )  # fmt: skip
         task = asyncio.get_running_loop().create_task(self._run(error))
@@ -129,7 +132,7 @@ class RangeRepair:
         task.add_done_callback(lambda _: self._ended(start))
 
     def _ended(self, start: int) -> None:
-        """Read again, after this repair counts as done: the reader may meet the next damage of the same segment."""
+        """End a repair before readers retry: a reader may find the next damage in the same segment."""
         self._under_way.pop(start, None)
         if not self._closed:
             self.on_repaired()
@@ -144,7 +147,7 @@ class RangeRepair:
             self.on_failed(str(StorageFailedError(error.path, failure)))
             return False
         except LogCompactedError:
-            return True  # retention was quicker
+            return True  # retention deleted the range first
         except RaftError as failure:
             self.on_failed(str(failure))
             return False
@@ -158,7 +161,7 @@ class RangeRepair:
             await client.close()
         if size == 0:
             self.counts.last = f"{error.path.name} at byte {error.position}: not found when it was read again"
-            await asyncio.sleep(PAUSE_S)  # whoever met it will meet it again at once if it is there
+            await asyncio.sleep(PAUSE_S)  # if it is real, the reader will find it again at once
         elif size is not None:
             self.counts.repaired += 1
             self.counts.last = (
@@ -172,7 +175,7 @@ class RangeRepair:
         return True
 
     async def _repair(self, error: DamagedLogError, client: RefetchClient) -> int | None:
-        """Return how many bytes were written; None: the segment is gone."""
+        """Repair one range. Returns the number of bytes written; None: the segment is gone."""
         place = await self._place_of(error.offset)
         if place is None:
             return None
@@ -202,7 +205,7 @@ class RangeRepair:
             await asyncio.sleep(PAUSE_S)
 
     async def _place_of(self, offset: int) -> _Place | None:
-        """Find a whole entry in front of the damage, in memory or on disk."""
+        """Find an intact entry before the damage, in memory or on disk."""
         start = segment_start(offset, self.config.segment_size)
         sketch = self.log.sketch(start)
         if sketch is None:
@@ -210,19 +213,21 @@ class RangeRepair:
         try:
             found = await self.log.whole_entry_before(offset)
         except StorageError:
-            found = None  # the index file is bad, too: look from the segment's beginning on
+            found = None  # the index file is bad too: scan from the start of the segment
         if found is not None:
             before, end = found
             return _Place(start, end, before, before, end)
         return _Place(start, start, sketch.chained, sketch.before, sketch.before_end)
 
     def _find(self, place: _Place, until: int, last: LogIndex) -> LogRepair | None:
-        """Look at the disk again, up to a physical offset: what a reader saw may have been damaged only on its way."""
+        """Read the disk again, up to a physical offset: the reader's bytes may have been corrupted only on
+        their way.
+        """
         path = segment_path(LogFolders(self.config.data_dir).segments, place.start)
         try:
             file = self.files.open(path, writable=False)
         except FileNotFoundError:
-            return None  # deleted by retention
+            return None  # retention deleted it
         size = self.config.segment_size
         try:
             scan = scan_segment(
