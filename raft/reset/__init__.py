@@ -1,7 +1,7 @@
-"""Starting over from another node's state: what retention left behind, and what a promotion left behind.
+"""Reset: a node starts over from another node's state, after retention or a promotion superseded its own.
 
-Owns both ends of ResetService and the decision to reset. Must not: touch the old state before the new one is whole and
-durable.
+Owns both ends of ResetService and the decision to reset. Must not: touch the old state before the new one is
+complete and durable.
 
 Begin with `decision.py`. Then: `receiver.py`, `sender.py`, `checkpoint/transfer.py`, `succession.py`.
 """

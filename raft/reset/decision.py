@@ -1,9 +1,9 @@
-"""What makes a node start over from another's state: a reset (D8), a promotion that left it behind (succession.py).
+"""Resets of a node: from a leader's state (D8), or after a promotion that superseded it (succession.py).
 
-Of a reset both sides: what this node sends while it leads, what it fetches while it follows.
+Handles both sides of a reset: what this node sends while it leads, what it fetches while it follows.
 
-Owns: nothing of its own. Without a state machine that can hand over its state nothing is sent or fetched, and a follower
-that retention left behind stays there.
+Owns: nothing of its own. Without a state machine that can transfer its state nothing is sent or fetched, and
+a follower that fell behind retention stays there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .succession import Succession
 
 
 class Resets:
-    """`on_decided`: this node must be started again from its folder. `fail`: it must stop."""
+    """`on_decided`: this node must be restarted from its folder. `fail`: it must stop."""
 
     def __init__(
         self,
@@ -58,28 +58,28 @@ class Resets:
         )
 
     def is_resetting(self, node: NodeId) -> bool:
-        """Tell whether a follower is being reset from here, or this node is."""
+        """Return whether this node resets a follower (`node`), or is itself being reset."""
         if node == self._node_id:
             return self._receiver is not None and self._receiver.is_fetching
         return self._sender is not None and self._sender.is_resetting(node)
 
     def limit_deletion(self, index: LogIndex) -> LogIndex:
-        """Return how far the log may be deleted (below the index) when retention wants `index`."""
+        """Return the index below which the log may be deleted, at most the `index` that retention wants."""
         kept = self._sender.keep_from() if self._sender is not None else None
         return index if kept is None else min(index, kept)
 
     def offered(self, offer: ResetOffered) -> None:
-        """The leader offers its state."""
+        """Handle the leader's offer of its state."""
         if self._receiver is not None:
             self._receiver.offered(offer)
 
     def leader_changed(self, leader: NodeId | None, term: Term) -> None:
-        """Another leader is known, or none."""
+        """Note that another leader is known, or none."""
         if self._receiver is not None:
             self._receiver.leader_changed(leader, term)
 
     async def close(self) -> None:
-        """Send and fetch nothing any more."""
+        """Stop sending and fetching."""
         await self.succession.close()
         if self._receiver is not None:
             await self._receiver.close()

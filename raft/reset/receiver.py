@@ -1,8 +1,9 @@
 """Follower's side of a reset: fetches the leader's state beside the running node, then has it installed (D8).
 
-Owns: one attempt at a time, its file, the pause before the next one. Must not: touch the log or the present state; they
-serve until the state is here, whole and durable, and the core agrees. Then the core is silent, the decision is made
-durable, and the node must be started again from its folder (reset_install.py does the rest).
+Owns: one attempt at a time, its file, the pause before the next one. Must not: touch the log or the current
+state. They serve until the new state is here, complete and durable, and the core agrees. Then the core falls
+silent, the decision is made durable, and the node must be restarted from its folder (reset_install.py does
+the rest).
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ RETRY_S: Final = 0.5
 RETRY_MAX_S: Final = 10.0
 _T = TypeVar("_T")
 
-END_OF_STREAM: Final[Any] = vars(grpc.aio)["EOF"]  # the type stubs do not know it
-#: Of the connection that a state is fetched on.
+END_OF_STREAM: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
+#: Options of the channel that a state is fetched on.
 CHANNEL_OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    ("grpc.min_reconnect_backoff_ms", 1000),  # how long one connection attempt may take
-    ("grpc.keepalive_time_ms", 2000),  # finds a peer that vanished without a reset
+    ("grpc.min_reconnect_backoff_ms", 1000),  # upper limit of one connection attempt
+    ("grpc.keepalive_time_ms", 2000),  # detects a peer that vanished without a reset
     ("grpc.keepalive_timeout_ms", 1500),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),
@@ -59,7 +60,10 @@ CHANNEL_OPTIONS: Final = (
 
 
 class ResetReceiver:
-    """Use: `offered(event)`, `leader_changed(…)`, `await close()`, all on the loop. `on_decided`: start the node again."""
+    """Usage: `offered(event)`, `leader_changed(…)`, `await close()`, all on the loop.
+
+    `on_decided`: restart the node.
+    """
 
     def __init__(
         self,
@@ -81,25 +85,28 @@ class ResetReceiver:
         self._on_decided = on_decided
         self._fail = fail
         self._addresses = {member.node_id: member.address for member in config.members}
-        self._disk = ThreadPoolExecutor(1, "ledgermq-reset")  # one thread: what it is given happens in order
+        self._disk = ThreadPoolExecutor(1, "ledgermq-reset")  # a single thread runs its work in order
         self._task: asyncio.Task[None] | None = None
         self._offer: ResetOffered | None = None
         self._pause = RETRY_S
         self._not_before = 0.0
 
     def offered(self, offer: ResetOffered) -> None:
-        """The leader offers its state: fetch it, unless that is under way or failed a moment ago."""
+        """Fetch the state that the leader offers, unless a fetch is running or failed a moment ago."""
         if self._task is None and time.monotonic() >= self._not_before:
             self._offer = offer
             self._task = asyncio.get_running_loop().create_task(self._run(offer))
 
     @property
     def is_fetching(self) -> bool:
-        """The state is on its way, or here and decided on."""
+        """True while the state is being fetched, or is here and decided on."""
         return self._task is not None or self._core.role is Role.RESETTING
 
     def leader_changed(self, leader: NodeId | None, term: Term) -> None:
-        """Another leader is known, or none: what the former one sends is not waited for; the next one offers its own."""
+        """Handle a new leader, or none: abandon the former leader's transfer.
+
+        The next leader offers its own state.
+        """
         offer = self._offer
         if self._task is None or offer is None or self._core.is_silent:
             return
@@ -107,7 +114,7 @@ class ResetReceiver:
             self._task.cancel()
 
     async def close(self) -> None:
-        """Fetch nothing any more; the disk is left alone on return."""
+        """Stop fetching. On return no disk work is left."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -124,11 +131,11 @@ class ResetReceiver:
         except OSError as error:
             logger.error("reset: the leader's state cannot be stored in %s: %s", self._folders.data, error)
         except Exception as defect:
-            # While nothing is decided the node is as it was; a defect must not be silent.
+            # The node is unchanged until the decision, but a defect must not go unnoticed.
             logger.exception(
                 "reset: defect while the leader's state was fetched node=%s", self._config.node_id
             )
-            if self._core.is_silent:  # and nobody else would notice
+            if self._core.is_silent:  # otherwise it would stay silent unnoticed
                 self._fail(defect_text("deciding on the leader's state", defect))
         finally:
             self._task = None
@@ -137,7 +144,10 @@ class ResetReceiver:
 
     # --- fetching -------------------------------------------------------------------------------------------
     async def _fetch(self, offer: ResetOffered) -> ResetPlan:
-        """Store the leader's state durably. Raises: StateTransferError, DiskFullError, OSError, and what gRPC raises."""
+        """Store the leader's state durably.
+
+        Raises: StateTransferError, DiskFullError, OSError, gRPC errors.
+        """
         channel: Any = grpc.aio.insecure_channel(self._addresses[offer.leader_id], options=CHANNEL_OPTIONS)
         try:
             request = pb.ResetRequest(
@@ -159,7 +169,7 @@ class ResetReceiver:
             await channel.close(0)
 
     def _plan(self, offer: ResetOffered, head: pb.ResetHead) -> ResetPlan:
-        """Check what is announced. Raises: StateTransferError."""
+        """Check the announced reset. Raises: StateTransferError."""
         plan = ResetPlan(
             term=Term(head.term),
             base=Manifest(
@@ -186,7 +196,7 @@ class ResetReceiver:
         return plan
 
     async def _store(self, call: Any, plan: ResetPlan) -> None:
-        """Write the chunks to the staging file. What is not whole is dropped again."""
+        """Write the chunks to the staging file. An incomplete file is dropped."""
         file = await self._on_disk(lambda: open_staging(self._files, self._folders))
         whole = False
         try:
@@ -196,11 +206,11 @@ class ResetReceiver:
             if not is_full(error):
                 raise
             raise DiskFullError(
-                f"{self._folders.data} ran full while the leader's state of {plan.state_size:,} bytes was fetched: this"
-                " node cannot catch up. Free space on that disk; it is tried again by itself"
+                f"{self._folders.data} ran full while the leader's state of {plan.state_size:,} bytes was "
+                "fetched: this node cannot catch up. Free space on that disk; it is tried again by itself"
             ) from None
         finally:
-            # Queued behind a write that may still be under way when this was cancelled.
+            # Queued after a write that may still be running when this was cancelled.
             await self._on_disk(lambda: self._finish(file, keep=whole))
 
     def _finish(self, file: File, *, keep: bool) -> None:
@@ -223,7 +233,7 @@ class ResetReceiver:
 
     # --- deciding -------------------------------------------------------------------------------------------
     async def _decide(self, offer: ResetOffered, plan: ResetPlan) -> None:
-        """Let the core judge the state that is here; when it agrees, nothing goes back."""
+        """Let the core judge the received state. Once it agrees there is no way back."""
         self._settle()
         if not self._core.begin_reset(offer.leader_id, offer.term, plan.base_index, plan.base.prev_term):
             logger.info("reset: no longer needed base_index=%d", plan.base_index)
@@ -233,8 +243,8 @@ class ResetReceiver:
             await self._on_disk(lambda: decide(self._files, self._folders, plan))
         except OSError as error:
             self._fail(
-                f"the decision to install the leader's state could not be stored in {self._folders.data}: {error}."
-                " Nothing was changed. Check that disk, then start the node again"
+                f"the decision to install the leader's state could not be stored in {self._folders.data}: "
+                f"{error}. Nothing was changed. Check that disk, then start the node again"
             )
             return
         self._on_decided()

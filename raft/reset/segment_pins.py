@@ -1,9 +1,10 @@
-"""Segments that retention must leave alone for a while: a follower that is being reset starts from them.
+"""Segment pins: segments that retention must keep for a while, because a follower under reset starts from
+them.
 
-Owns: how far, and how long. A pin ends when the follower holds the entries that it needs, when it makes no progress
-for a minute, or after half an hour in all; a follower that keeps trying then gets none for as long again. A node that
-never comes back, or never gets anywhere, must not fill the leader's disk.
-Pure: the time (monotonic seconds) and the followers' progress come in.
+Owns: which entries, and for how long. A pin ends when the follower holds the entries that it needs, when it
+makes no progress for a minute, or after half an hour in total. A follower that keeps trying then gets no pin
+for the same time again. A node that never returns, or never makes progress, must not fill the leader's disk.
+Pure: time (monotonic seconds) and the followers' progress are arguments.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ TOTAL_SECONDS: Final = 1800.0
 
 @dataclass(slots=True)
 class _Pin:
-    first_index: LogIndex  # the follower's log will begin here
-    target_index: LogIndex  # and it is no longer far behind when it holds this entry
-    since: float
-    touched: float
+    first_index: LogIndex  # where the follower's log will begin; it and all later entries are kept
+    target_index: LogIndex  # once the follower holds this entry it is no longer far behind
+    since: float  # start of the first attempt, in monotonic seconds
+    touched: float  # last progress, in monotonic seconds; invariant: not before `since`
     match_index: LogIndex = NO_INDEX
 
     def is_active(self, now: float) -> bool:
@@ -31,33 +32,36 @@ class _Pin:
 
 
 class SegmentPins:
-    """At most one pin per follower; those of a former lead are dropped with `clear`."""
+    """At most one pin per follower. `clear` drops those of an earlier leadership."""
 
     def __init__(self) -> None:
         self._pins: dict[NodeId, _Pin] = {}
 
     def pin(self, node: NodeId, first_index: LogIndex, target_index: LogIndex, now: float) -> None:
-        """Keep the entries from `first_index` for a follower. A repeated attempt does not get more time in all."""
+        """Keep the entries from `first_index` on for a follower. Repeated attempts share one total time."""
         old = self._pins.get(node)
         since = old.since if old is not None and now - old.since < 2 * TOTAL_SECONDS else now
         self._pins[node] = _Pin(first_index, target_index, since, now)
 
     def touch(self, node: NodeId, now: float) -> None:
-        """The follower took something."""
+        """Note that the follower made progress."""
         pin = self._pins.get(node)
         if pin is not None:
             pin.touched = now
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Drop all pins."""
         self._pins.clear()
 
     def holds(self, node: NodeId, now: float) -> bool:
-        """Tell whether entries are kept for a follower."""
+        """Return whether entries are kept for a follower."""
         return node in self._pins and self._pins[node].is_active(now)
 
     def keep_from(self, match: Mapping[NodeId, LogIndex], now: float) -> LogIndex | None:
-        """Return the first entry that must stay, None: all may go. `match`: what each follower is known to hold."""
+        """Return the first entry to keep; None: retention is free.
+
+        `match`: highest entry known to be on each follower.
+        """
         needed: list[LogIndex] = []
         for node, pin in list(self._pins.items()):
             index = match.get(node, NO_INDEX)

@@ -1,7 +1,7 @@
-"""Leader's side of a reset: hands its state to a follower that retention left behind (ResetService, D8).
+"""Leader's side of a reset: sends its state to a follower that fell behind retention (ResetService, D8).
 
-Owns: what is offered, and the segments that are kept for it meanwhile. Must not: decide who needs it (the core does),
-read the state into memory: it goes out piece by piece, as fast as the follower's disk takes it.
+Owns: what is offered, and the segments kept for the follower meanwhile. Must not: decide who needs it (the
+core does), or read the state into memory. It is sent piece by piece, as fast as the follower's disk takes it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SERVICE: Final = "ledgermq.v1.ResetService"
 
 
 class ResetSender:
-    """Use: serve `handler()` on the Raft port; ask `keep_from()` before segments are deleted."""
+    """Usage: serve `handler()` on the Raft port; call `keep_from()` before segments are deleted."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class ResetSender:
         self._admit = admit
         self._node_id = node_id
         self._pins = SegmentPins()
-        self._turns: dict[NodeId, object] = {}  # the transfer under way to each follower: a newer one ends it
+        self._turns: dict[NodeId, object] = {}  # running transfer to each follower; a newer one ends it
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """Return what the Raft port serves."""
+        """Return the handler for the Raft port."""
         fetch = grpc.unary_stream_rpc_method_handler(self._serve)
         return grpc.method_handlers_generic_handler(SERVICE, {"Fetch": fetch})
 
@@ -64,7 +64,9 @@ class ResetSender:
         return self._pins.keep_from(match, time.monotonic())
 
     def is_resetting(self, peer: NodeId) -> bool:
-        """Tell whether a follower is being reset from here, or streams what it lacks behind the reset."""
+        """Return whether a follower is being reset from here, or still fetches the entries after
+        the reset.
+        """
         self.keep_from()
         return self._pins.holds(peer, time.monotonic())
 
@@ -109,7 +111,7 @@ class ResetSender:
         self._pins.touch(peer, time.monotonic())
 
     async def _admitted(self, raw: bytes) -> tuple[pb.ResetRequest, NodeId]:
-        """Return the request and who asks. Raises: StateTransferError."""
+        """Return the request and the peer that sent it. Raises: StateTransferError."""
         try:
             request = pb.ResetRequest.FromString(raw)
             hello = Hello.from_proto(request.hello)
@@ -117,8 +119,8 @@ class ResetSender:
             raise StateTransferError(f"the request cannot be read: {error}") from None
         if request.format != FORMAT:
             raise StateTransferError(
-                f"the caller reads format {request.format} of a reset, this node writes {FORMAT}: run the same LedgerMQ"
-                " on both"
+                f"the caller reads format {request.format} of a reset, this node writes {FORMAT}: run the "
+                "same LedgerMQ on both"
             )
         refusal = await self._admit(hello)
         if refusal is not None:

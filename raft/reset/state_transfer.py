@@ -1,8 +1,8 @@
-"""What the state machine must offer so that a follower can be reset to its state (D8).
+"""Interface that a state machine offers so that a follower can be reset to its state (D8).
 
-Raft moves the state as bytes and does not know what they mean. The state may be that of an entry above the base of the
-log that it comes with: then the state machine says so (`needs_entries_to`), takes the entries between the two when they
-are applied, and is whole from that entry on.
+Raft moves the state as bytes without interpreting them. The state may include entries above the base of the
+log that it comes with. The state machine then reports it (`needs_entries_to`), receives the entries in
+between as they are applied, and is complete from that entry on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..types import LogIndex
 
 
 class OutgoingState(Protocol):
-    """A state that is being sent. `size` is the sum of the pieces, in bytes."""
+    """A state being sent. `size` is the sum of the pieces, in bytes."""
 
     @property
     def index(self) -> LogIndex: ...
@@ -28,26 +28,35 @@ class OutgoingState(Protocol):
         """Yield the bytes, in pieces of at most 256 KiB. Raises: StateTransferError."""
 
     def close(self) -> None:
-        """Give back what it holds open."""
+        """Release what it holds open."""
 
 
 class StateTransfer(Protocol):
-    """The state machine's side of a reset."""
+    """State machine's side of a reset."""
 
     @property
     def needs_entries_to(self) -> LogIndex:
-        """Asked after `StateMachine.last_applied_index`: the state is not whole before this entry is applied (0: it is)."""
+        """Entry that must be applied before the state is complete (0: it is).
+
+        Read after `last_applied_index`.
+        """
 
     @property
     def counts_on_log_to(self) -> LogIndex:
-        """Asked then, too: this node's log must hold the entries up to here, applied or not (0: what is applied tells)."""
+        """Last entry that this node's log must hold, applied or not (0: the applied index decides).
+
+        Read after `last_applied_index`.
+        """
 
     async def open(self, first_index: LogIndex) -> OutgoingState:
-        """Leader: return a durable state that includes everything applied now, and nothing of entries < `first_index`
-        that it still needs from the log. Raises: StateTransferError (try again later)."""
+        """Leader: return a durable state that includes everything applied now.
+
+        It needs no log entries < `first_index`. Raises: StateTransferError (retry later).
+        """
 
     def install(self, staged: Path, plan: ResetPlan) -> None:
-        """Follower, before anything else is opened: replace this node's state by the one in the file `staged`.
+        """Follower, before anything else is opened: replace this node's state by the one in the file
+        `staged`.
 
-        Blocking, durable on return, and repeatable. Raises: OSError.
+        Blocking, durable on return, repeatable. Raises: OSError.
         """

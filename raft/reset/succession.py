@@ -1,11 +1,13 @@
-"""What a node of a group with a master does about a successor: it listens for one before it leads, and makes way (D24).
+"""Succession in a broker group with a master: listens for a successor before leading, and makes way for it
+(D24).
 
-A master that comes back leads only when it has heard the other members, or found that they cannot be reached: one of
-them may have been promoted meanwhile. If one was promoted beside it, it does not lead: a person has to give up one of the
-two. A node that hears of a later generation falls silent in the same turn: nothing
-is acknowledged any more. Then it stores that its folder is to be moved aside, and must be started again.
+A master that restarts leads only after it has heard the other members or found them unreachable: one of them
+may have been promoted meanwhile. If one was promoted beside it, it does not lead; a person must give up one
+of the two. A node that hears of a later generation falls silent in the same loop turn and acknowledges
+nothing more. Then it stores that its folder is to be moved aside, and must be restarted.
 
-Owns: the wait at a start, the one step from "left behind" to "start again". Must not: judge greetings (reign.py does).
+Owns: the wait at start, the single step from "superseded" to "restart". Must not: judge greetings (reign.py
+does).
 """
 
 from __future__ import annotations
@@ -24,15 +26,15 @@ from ..types import NodeId
 
 logger = logging.getLogger(__name__)
 
-#: How long (s) a master that starts listens for members that do not answer, and for those whose port is closed: they may
-#: be starting, too.
+#: Seconds that a starting master listens for silent members, and for members whose port is closed: those may
+#: be starting too.
 PATIENCE_S: Final = 3.0
 CLOSED_PATIENCE_S: Final = 1.0
 _LOOK_AGAIN_S: Final = 0.05
 
 
 class Succession:
-    """Use: `start()` before the clock runs, `left_behind(reign)`, `await close()`, all on the loop."""
+    """Usage: `start()` before the clock runs, `left_behind(reign)`, `await close()`, all on the loop."""
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class Succession:
         self._listening: asyncio.Task[None] | None = None
         self._making_way: asyncio.Task[None] | None = None
         self._stepped_aside = False
-        self.is_left_behind = False  # also when that was heard too late to be stored: it is heard again
+        self.is_left_behind = False  # also set if it was heard too late to be stored; it will be heard again
 
     def start(self) -> None:
         """Hold a master back until it has listened."""
@@ -65,7 +67,7 @@ class Succession:
             self._listening = asyncio.get_running_loop().create_task(self._listen())
 
     def left_behind(self, reign: Reign) -> None:
-        """The group goes on in a later generation, without this node's folder."""
+        """Handle that the broker group goes on in a later generation, without this node's folder."""
         if self.is_left_behind or (self._core.is_silent and not self._stepped_aside):
             return
         self.is_left_behind = True
@@ -77,8 +79,8 @@ class Succession:
         if self._driver.closed:
             return
         logger.warning(
-            "left behind: %s was promoted, so this node stops, and starts over from what that one has node=%s generation=%d "
-            "took_over=%d last_index=%d",
+            "left behind: %s was promoted, so this node stops, and starts over from what that one has "
+            "node=%s generation=%d took_over=%d last_index=%d",
             reign.master, self._config.node_id, reign.generation, reign.began_after, self._core.last_index,
         )  # fmt: skip
         if self._listening is not None:
@@ -89,11 +91,12 @@ class Succession:
         self._making_way = asyncio.get_running_loop().create_task(self._make_way(reign))
 
     def step_aside(self, *, though_leading: bool = False) -> str:
-        """Fall silent for ever, so that this folder can begin a generation of its own; or return why that must not be.
+        """Fall silent for good so that this folder can begin its own generation. Returns why not, or "".
 
-        Look and step are one turn: no master that is heard later gets an acknowledgement from here, nor entries into this
-        log. Next: stop the node, and promote its folder, unless it `is_left_behind` then; a node that only starts again is the
-        slave that it was. `though_leading`: also the master itself, which is to begin a generation in the place of another one.
+        Check and step are one turn: a master heard later gets no acknowledgement from here and adds no
+        entries to this log. Next: stop the node and promote its folder, unless it `is_left_behind` by then. A
+        node that is merely restarted is the same slave as before. `though_leading`: also allows the master
+        itself, which is to begin a generation in place of another one.
         """
         if self._core.is_silent or self._driver.closed:
             return "another node was promoted, or this one is to start again from its folder"
@@ -109,7 +112,7 @@ class Succession:
         return ""
 
     async def close(self) -> None:
-        """Decide nothing any more. What was decided is stored."""
+        """Stop deciding. Earlier decisions are stored."""
         if self._listening is not None:
             self._listening.cancel()
         if tasks := [task for task in (self._listening, self._making_way) if task is not None]:
@@ -132,7 +135,7 @@ class Succession:
             self._driver.pump()
 
     async def _wait_for_a_person(self) -> None:
-        """Return when nobody is heard of any more that was promoted beside this node."""
+        """Return once no rival promotion is reported any more."""
         said = ""
         while why := self._rights.explain_rivals():
             if why != said:
@@ -150,8 +153,9 @@ class Succession:
             await self._rights.store_successor(reign)
         except OSError as error:
             self._fail(
-                f"the group goes on without this node's folder ({reign.master} was promoted), and that cannot be stored in"
-                f" {self._config.data_dir}: {error}. Nothing was changed. Check that disk, then start the node again"
+                f"the group goes on without this node's folder ({reign.master} was promoted), and that "
+                f"cannot be stored in {self._config.data_dir}: {error}. Nothing was changed. Check that "
+                "disk, then start the node again"
             )
         else:
             self._on_decided()
