@@ -1,11 +1,12 @@
-"""Frames that are believed only when nothing was changed on the way: the checksums of TCP miss some. Pure.
+"""Frames with checksums of their own, because those of TCP miss some corruption. Pure.
 
      0  4  u32 size of the body
      4  4  crc32c of the body
      8  4  crc32c of bytes [0, 8)
     12     body
 
-The header has a checksum of its own, so no byte is awaited, and no memory taken, for a size that was changed.
+The header has its own checksum, so a corrupted size never makes the receiver wait for bytes or allocate
+memory.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from ledgermq.proto.entry import Buffer
 
 from ..errors import DamagedFrameError
 
-#: What `Hello.frames` says of a build that speaks them; 0: plain frames, a length alone.
+#: Value of `Hello.frames` for builds that support them; 0: plain frames, with a length only.
 CHECKED_FRAMES: Final = 1
 HEADER_SIZE: Final = 12
 _HEADER: Final = struct.Struct("<III")
 
 
 def header_of(parts: Sequence[Buffer]) -> bytes:
-    """Return what stands in front of a body that consists of these parts."""
+    """Return the header of a body made of these parts."""
     size = checksum = 0
     for part in parts:
         size += len(part)
@@ -45,7 +46,7 @@ def read_header(buffer: Buffer, position: int = 0) -> tuple[int, int]:
 
 
 def check_body(actual: int, stated: int) -> None:
-    """Compare the checksum of the bytes that came with that of the header. Raises: DamagedFrameError."""
+    """Compare the checksum of the received bytes with the header's. Raises: DamagedFrameError."""
     if actual != stated:
         raise DamagedFrameError("a frame was changed on the way")
 

@@ -1,8 +1,9 @@
-"""Frames on a TCP connection between two nodes: a length and the frame, from the greeting on with checksums.
+"""Frames on a TCP connection between two nodes: length and frame, with checksums after the greeting.
 
-Owns: the buffers of one connection. Must not: know what a frame means, or who the peer is. A large frame is received
-into memory of its own, where it stays: its entries are staged and cached without a copy. That memory grows with what came.
-Nothing is handed up after `abort`, or while `hold` is in force, and nothing that was changed on the way.
+Owns: the buffers of one connection. Must not: know what a frame means, or who the peer is. A large frame is
+received into its own memory and stays there: its entries are staged and cached without a copy. That memory
+grows with the received bytes. Nothing is delivered after `abort` or during `hold`, and nothing that was
+corrupted on the way.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from .stream_watch import StreamWatch
 
 _LENGTH: Final = struct.Struct("<I")
 _SCRATCH_SIZE: Final = 64 << 10
-#: Memory that a large frame gets at first; twice as much whenever that is full. Ordinary appends need no second piece.
+#: Initial memory of a large frame; doubled whenever it is full. Ordinary appends fit.
 _FIRST_PIECE: Final = 2 << 20
-#: Bytes that wait for the network before no more frames are made.
+#: Bytes waiting for the network above which no more frames are made.
 _HIGH_WATER: Final = 1 << 20
 #: Smaller frames are joined with their length: one buffer costs less than two.
 _JOIN_BELOW: Final = 16 << 10
-#: What has arrived is told so long after it came, s: once for all that comes meanwhile.
+#: Delay in seconds before received bytes are reported, so that one report covers all of them.
 REPORT_AFTER_S: Final = 0.025
-#: A peer that acknowledges nothing for so long, ms, has vanished without a word; idle ones are asked after 2 s.
+#: A peer that acknowledges nothing for so many ms is gone. Idle ones are probed after 2 s.
 _VANISHED_MS: Final = 3_500
 _SOCKET_OPTIONS: Final = (
     ("IPPROTO_TCP", "TCP_NODELAY", 1),
@@ -44,7 +45,10 @@ _SOCKET_OPTIONS: Final = (
 
 
 class FrameStream(asyncio.BufferedProtocol):
-    """One connection. Use: `send(parts)`, `hold()`, `resume()`, `close()`, `abort()`; all on the loop thread."""
+    """One connection.
+
+    Usage: `send(parts)`, `hold()`, `resume()`, `close()`, `abort()`; all on the loop thread.
+    """
 
     def __init__(
         self,
@@ -54,15 +58,17 @@ class FrameStream(asyncio.BufferedProtocol):
         on_writable: Callable[[], None] = lambda: None,
         stall_s: float = 0.0,
     ) -> None:
-        """`on_lost(reason)` is called once, when the connection has ended; `on_writable` when it takes frames again.
+        """`on_lost(reason)` is called once, when the connection ends; `on_writable` when it accepts frames
+        again.
 
-        A frame that began must be whole, or have grown by a fair amount, within `stall_s` (0: it may take its time).
+        A frame that has begun must be complete, or have grown by a fair amount, within `stall_s` (0: no
+        limit).
         """
         self.max_frame_size = max_frame_size
         self.is_open = False
-        self.may_send = False  # it is open, and what it was given is mostly under way
-        self.is_damaged = False  # it was ended for that
-        self.sent = 0  # bytes of checked frames
+        self.may_send = False  # open, and most of what was sent has left the write buffer
+        self.is_damaged = False  # it was ended because of damage
+        self.sent = 0  # bytes of checked frames sent
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._on_writable = on_writable
@@ -71,11 +77,12 @@ class FrameStream(asyncio.BufferedProtocol):
         self._scratch = bytearray(_SCRATCH_SIZE)
         self._view = memoryview(self._scratch)
         self._filled = 0  # bytes in the scratch buffer
-        self._large: memoryview | None = None  # memory of the frame that is too large for it
+        self._large: memoryview | None = None  # memory of a frame that does not fit the scratch buffer
         self._large_size = self._large_filled = 0
-        self._checksum = self._stated = 0  # of the large frame: of what came, and what it must be in the end
-        self._taken = 0  # bytes of the frames before the present one
-        self._due = 0  # bytes of the present one, with its header, as far as that is known
+        # checksums of the large frame: of the bytes so far, and of the whole frame as stated
+        self._checksum = self._stated = 0
+        self._taken = 0  # bytes of all frames before the current one
+        self._due = 0  # bytes of the current one including its header, as far as known
         self._watch = StreamWatch(stall_s) if stall_s else None
         self._watch_timer: asyncio.TimerHandle | None = None
         self._report_timer: asyncio.TimerHandle | None = None
@@ -84,12 +91,12 @@ class FrameStream(asyncio.BufferedProtocol):
 
     @property
     def is_held(self) -> bool:
-        """Nothing is read or handed up until `resume`."""
+        """True: nothing is read or delivered until `resume`."""
         return self._held
 
     @property
     def received(self) -> int:
-        """Bytes that have come since `check_frames`, those of a frame that is not whole among them."""
+        """Bytes received since `check_frames`, including those of an incomplete frame."""
         return self._taken + self._pending
 
     @property
@@ -101,12 +108,15 @@ class FrameStream(asyncio.BufferedProtocol):
         return HEADER_SIZE if self._is_checked else _LENGTH.size
 
     def check_frames(self, *, reports: bool) -> None:
-        """From now on all frames have checksums, both ways. `reports`: tell the peer how many bytes of its frames came."""
+        """Use checksums on all frames from now on, in both directions.
+
+        `reports`: report received bytes to the peer.
+        """
         self._is_checked, self._reports = True, reports
         self._taken = self.sent = 0
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Write one frame; dropped when the connection has ended."""
+        """Write one frame. It is dropped if the connection has ended."""
         if not self.is_open:
             return
         size = sum(map(len, parts))
@@ -121,17 +131,17 @@ class FrameStream(asyncio.BufferedProtocol):
             self._transport.writelines((header, *parts))
 
     def send_preamble(self, preamble: bytes) -> None:
-        """Write the bytes that a connection opens with, before any frame."""
+        """Write the bytes that open a connection, before any frame."""
         self._transport.write(preamble)
 
     def hold(self) -> None:
-        """Hand up nothing more until `resume`."""
+        """Deliver nothing more until `resume`."""
         if not self._held:
             self._held = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Hand up what was held back, and read on."""
+        """Deliver what was held back, and continue reading."""
         if self._held and self.is_open:
             self._held = False
             self._take()
@@ -139,7 +149,7 @@ class FrameStream(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
 
     def close(self) -> None:
-        """End the connection when what was sent is under way."""
+        """End the connection once everything sent has left the write buffer."""
         if self.is_open:
             self.is_open = self.may_send = False
             self._transport.close()
@@ -152,18 +162,18 @@ class FrameStream(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that were received before this protocol had the connection."""
+        """Process bytes that were received before this protocol took over the connection."""
         while data and self.is_open:
             buffer = self.get_buffer(len(data))
             count = min(len(buffer), len(data))
-            if not count:  # held back, and the buffer is full: nobody may send so much before it was answered
+            if not count:  # held, and the buffer is full: a peer may not send this much before the answer
                 self.abort("it sends before it was answered")
                 return
             buffer[:count] = data[:count]
             self.buffer_updated(count)
             data = data[count:]
 
-    # --- asyncio.BufferedProtocol ------------------------------------------------------------------------------
+    # --- asyncio.BufferedProtocol ---------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._transport.set_write_buffer_limits(high=_HIGH_WATER)
@@ -200,13 +210,13 @@ class FrameStream(asyncio.BufferedProtocol):
             self._on_writable()
 
     def end_damaged(self, error: DamagedFrameError) -> None:
-        """End the connection: where the next frame would begin cannot be known."""
+        """End the connection: the position of the next frame is unknown."""
         self.is_damaged = True
         self.abort(str(error))
 
     # --- inside --------------------------------------------------------------------------------------------
     def _take(self, of_large: int = 0) -> None:
-        """Go through what came: so many bytes of a large frame, or what the scratch buffer has."""
+        """Process received bytes: so many of a large frame, or those in the scratch buffer."""
         try:
             if of_large:
                 self._take_large(of_large)
@@ -218,7 +228,7 @@ class FrameStream(asyncio.BufferedProtocol):
             self._look_after()
 
     def _cut(self) -> None:
-        """Hand up the whole frames of the scratch buffer; begin a large one. Raises: DamagedFrameError."""
+        """Deliver the whole frames in the scratch buffer; begin a large one. Raises: DamagedFrameError."""
         view, start, end, header = self._view, 0, self._filled, self._header_size
         self._due = header
         while end - start >= header and not self._held and self.is_open:
@@ -259,11 +269,11 @@ class FrameStream(asyncio.BufferedProtocol):
         self._take_large(len(first))
 
     def _take_large(self, count: int) -> None:
-        """So many bytes more of a large frame are in its memory. Raises: DamagedFrameError."""
+        """Process more bytes of a large frame. Raises: DamagedFrameError."""
         large, filled = self._large, self._large_filled
         assert large is not None
         self._large_filled += count
-        if self._is_checked:  # piece by piece: the loop has other work
+        if self._is_checked:  # piece by piece, because the loop has other work
             self._checksum = crc32c(large[filled : filled + count], self._checksum)
         if self._large_filled < self._large_size:
             return
@@ -275,7 +285,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._hand_up(large)
 
     def _grow(self) -> None:
-        """Give a large frame as much memory again as it has filled."""
+        """Double the memory of a large frame."""
         assert self._large is not None
         larger = memoryview(bytearray(min(self._large_size, 2 * self._large_filled)))
         larger[: self._large_filled] = self._large
@@ -287,7 +297,7 @@ class FrameStream(asyncio.BufferedProtocol):
 
     # --- what has come -------------------------------------------------------------------------------------
     def _look_after(self) -> None:
-        """Tell the peer what came, soon; and see to it that a frame that began is whole some day."""
+        """Schedule a report to the peer, and the check that a frame in progress is completed."""
         if self._reports and self._report_timer is None:
             self._report_timer = asyncio.get_running_loop().call_later(REPORT_AFTER_S, self._report)
         if self._watch is not None and self._watch_timer is None and self._pending and not self._held:
@@ -312,14 +322,20 @@ class FrameStream(asyncio.BufferedProtocol):
 
 
 def set_options(stream: socket.socket, options: Sequence[tuple[str, str, int]] = _SOCKET_OPTIONS) -> None:
-    """Send small frames at once, and notice peers that vanish; a listening socket passes it on to its connections."""
+    """Set options to send small frames at once and to detect vanished peers.
+
+    Connections inherit them from a listener.
+    """
     for level, name, value in options:
-        if hasattr(socket, name):  # some are Linux's only
+        if hasattr(socket, name):  # some exist only on Linux
             stream.setsockopt(getattr(socket, level), getattr(socket, name), value)
 
 
 async def connect(address: str, stream: FrameStream, timeout_s: float) -> None:
-    """Open a connection to `host:port`. Raises: OSError (ConnectionRefusedError, gaierror, TimeoutError …)."""
+    """Open a connection to `host:port`.
+
+    Raises: OSError (ConnectionRefusedError, gaierror, TimeoutError …).
+    """
     loop = asyncio.get_running_loop()
     host, _, port = address.rpartition(":")
     async with asyncio.timeout(timeout_s):

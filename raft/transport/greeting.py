@@ -1,8 +1,9 @@
-"""The first frame each way on a stream between nodes: a Hello, and the answer to it. Pure.
+"""Greeting: the first frame in each direction on a stream between nodes, a Hello and the reply to it. Pure.
 
-Both end with a checksum over everything before it: a flipped bit of an incarnation would give a healthy folder up. Builds
-that speak plain frames neither write one nor look at it. Who says that it speaks checked frames, or ends like this, is held
-to it: so no single flipped bit makes a greeting pass for that of an older build.
+Both end with a checksum over everything before it: a flipped bit in an incarnation could make a node give up
+an intact folder. Builds with plain frames neither write nor read the checksum. A sender that announces
+checked frames, or whose frame ends like this, must have a valid one. So no single bit flip makes a greeting
+look like that of an older build.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from ..errors import DamagedFrameError
 from .checked_frame import CHECKED_FRAMES
 from .hello import Hello, Refusal
 
-#: Far more than any greeting or answer has.
+#: Far more than any greeting or reply needs.
 MAX_GREETING_SIZE: Final = 1 << 16
-_CHECKSUM_TAG: Final = b"\x95\x01"  # of the last field of both: 18, fixed32
+_CHECKSUM_TAG: Final = b"\x95\x01"  # tag of the last field of both: 18, fixed32
 
 
 def encode_greeting(hello: Hello) -> bytes:
@@ -29,7 +30,7 @@ def encode_greeting(hello: Hello) -> bytes:
 
 
 def encode_reply(hello: Hello, refusal: Refusal | None, frames: int) -> bytes:
-    """Return the answer to a greeting; `frames`: which ones are read from this stream from now on."""
+    """Return the reply to a greeting. `frames`: the kind that this node reads from the stream from now on."""
     reply = pb.HelloReply(hello=hello.to_proto(), frames=frames)
     if refusal is not None:
         reply.refusal, reply.refusal_kind = refusal.text, refusal.kind.value
@@ -37,7 +38,7 @@ def encode_reply(hello: Hello, refusal: Refusal | None, frames: int) -> bytes:
 
 
 def read_greeting(frame: Buffer) -> Hello:
-    """Decode the first frame of a stream. Raises: DamagedFrameError, ValueError, DecodeError (it cannot be read)."""
+    """Decode the first frame of a stream. Raises: DamagedFrameError, ValueError, DecodeError."""
     data = bytes(frame)
     is_sealed = _check_seal(data)
     hello = Hello.from_proto(pb.Hello.FromString(data))
@@ -46,7 +47,7 @@ def read_greeting(frame: Buffer) -> Hello:
 
 
 def read_reply(frame: Buffer) -> pb.HelloReply:
-    """Decode an answer; its Hello is not looked into. Raises: DamagedFrameError, DecodeError."""
+    """Decode a reply without looking into its Hello. Raises: DamagedFrameError, DecodeError."""
     data = bytes(frame)
     is_sealed = _check_seal(data)
     reply = pb.HelloReply.FromString(data)
@@ -55,7 +56,7 @@ def read_reply(frame: Buffer) -> pb.HelloReply:
 
 
 def frames_with(hello: Hello) -> int:
-    """Return which frames this build speaks with the sender of a greeting."""
+    """Return the kind of frames that this build uses with the sender of a greeting."""
     return min(hello.frames, CHECKED_FRAMES)
 
 
@@ -65,7 +66,7 @@ def _sealed(data: bytes) -> bytes:
 
 
 def _check_seal(data: bytes) -> bool:
-    """Tell whether there is a checksum. Raises: DamagedFrameError."""
+    """Return whether there is a checksum. Raises: DamagedFrameError (it does not match)."""
     is_sealed = data[-6:-4] == _CHECKSUM_TAG
     _demand(not is_sealed or crc32c(data[:-4]) == int.from_bytes(data[-4:], "little"))
     return is_sealed

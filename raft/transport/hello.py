@@ -1,6 +1,6 @@
-"""The greeting that opens every stream between two nodes, and the reasons to refuse one.
+"""Greeting that opens every stream between two nodes, and the reasons to refuse one.
 
-Pure. Both sides check the other's greeting with the same function, so both refuse, and both can say why.
+Pure. Both sides check the other's greeting with the same function, so both refuse it and both can log why.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ..types import LogIndex, NodeId, Term
 from .checked_frame import CHECKED_FRAMES
 
 FORMAT: Final = 1
-#: Characters of a name. Those of settings are shorter; greetings may bear any.
+#: Maximum length of a name in characters. Names in settings are shorter, but a greeting may carry any.
 MAX_NAME_SIZE: Final = 255
 
 
 class Standing(Enum):
-    """What a node's vote and copies are worth (P19)."""
+    """Standing of a node: what its vote and its copies count for (P19)."""
 
-    FRESH = pb.STANDING_FRESH  # never voted, empty log; becomes a voter by `Bootstrap`
+    FRESH = pb.STANDING_FRESH  # never voted, empty log; becomes a voter by `may_become_voter`
     VOTER = pb.STANDING_VOTER
     LEARNER = pb.STANDING_LEARNER  # lost its log; becomes a voter again by `Rejoin`
 
 
 class RefusalKind(Enum):
-    """Why a greeting was refused."""
+    """Reason to refuse a greeting."""
 
     FORMAT = pb.REFUSAL_FORMAT
     CLUSTER = pb.REFUSAL_CLUSTER
@@ -50,7 +50,7 @@ class RefusalKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """`text` says what happened, why, and what to do; it is shown on both sides."""
+    """`text` says what happened, why, and what to do. Both sides show it."""
 
     kind: RefusalKind
     text: str
@@ -58,25 +58,27 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """One node's greeting. `to_node_id` is empty in an answer."""
+    """Greeting of one node. `to_node_id` is empty in a reply."""
 
     cluster_id: str
     group: str
     node_id: NodeId
-    incarnation: int
-    segment_size: int
-    standing: Standing
-    term: Term
+    incarnation: int  # of the sender's data folder; a new one means that it began with an empty log
+    segment_size: int  # must be equal on all members
+    standing: Standing  # the receiver treats the sender's vote and copies accordingly
+    term: Term  # highest term that the sender knows
     to_node_id: str = ""
-    group_id: int = 0  # `group_id_of` the group's first members; 0: the sender does not know it yet
+    # `group_id_of` the first members; 0: the sender does not know it yet
+    group_id: int = 0
+    # incarnation of each peer, as durably stored by the sender
     known_incarnations: dict[NodeId, int] = field(default_factory=dict)
     format: int = FORMAT
     feature_level: int = 1
-    fsync_p99_ms: float = 0.0
-    disk_used_ratio: float = 0.0
+    fsync_p99_ms: float = 0.0  # sender's fsync latency, for status
+    disk_used_ratio: float = 0.0  # 0..1 of the sender's data file system, for status
     replication: Replication = Replication.QUORUM
-    reign: Reign | None = None  # of a group with a master
-    frames: int = CHECKED_FRAMES
+    reign: Reign | None = None  # of a broker group with a master; None: a majority decides
+    frames: int = CHECKED_FRAMES  # newest frame format that the sender supports
 
     @property
     def is_learner(self) -> bool:
@@ -106,7 +108,7 @@ class Hello:
 
     @staticmethod
     def from_proto(message: pb.Hello) -> Hello:
-        """Decode. Raises: ValueError for a standing or a mode that this build does not know, or what is no name."""
+        """Decode a greeting. Raises: ValueError (unknown standing or mode, or an invalid name)."""
         return Hello(
             format=message.format,
             feature_level=message.feature_level,
@@ -129,7 +131,7 @@ class Hello:
 
 
 def _checked(name: str) -> str:
-    """Names go into logs, refusals and pages as they are. Raises: ValueError."""
+    """Return a name that is safe to put into logs, refusals and pages. Raises: ValueError."""
     if len(name) > MAX_NAME_SIZE or not name.isprintable():
         raise ValueError(f"{safe_text(name, 40)} is not a name")
     return name
@@ -159,14 +161,14 @@ def _reign_from_proto(message: pb.Hello) -> Reign | None:
 
 
 def refusal_of(mine: Hello, theirs: Hello, members: frozenset[NodeId]) -> Refusal | None:
-    """Return why `theirs` must be refused, or None. Incarnations are judged by `MemberRecord`."""
+    """Return why `theirs` must be refused, or None. `MemberRecord` judges incarnations."""
     reasons = chain(
         _of_another_group(mine, theirs),
         _of_another_generation(mine, theirs),
         _of_no_member(mine, theirs, members),
         _of_other_settings(mine, theirs),
     )
-    return next(reasons, None)  # none behind the first is looked at
+    return next(reasons, None)  # the checks are lazy: none runs after the first reason
 
 
 def _of_another_group(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
@@ -195,8 +197,9 @@ def _of_another_generation(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
     who = _name(theirs)
     if successor_of(theirs, mine) is not None:
         text = (
-            f"group {mine.group} goes on without the data folder of {who}: {_promoted(mine)}. {who} never leads again with "
-            "that folder. It moves it aside, whole, and fetches everything from the master, by itself"
+            f"group {mine.group} goes on without the data folder of {who}: {_promoted(mine)}. {who} never "
+            "leads again with that folder. It moves it aside, whole, and fetches everything from the "
+            "master, by itself"
         )
         yield Refusal(RefusalKind.LEFT_BEHIND, text)
     if successor_of(mine, theirs) is not None:
@@ -208,15 +211,16 @@ def _of_another_generation(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
         return
     if _are_rivals(mine, theirs):
         text = (
-            f"{who} and {mine.node_id} are of generations of group {mine.group} that began beside each other: "
-            f"{_said(theirs)}; {_said(mine)}. One of the two must be given up: {_choice(mine, theirs)}; nothing was changed"
+            f"{who} and {mine.node_id} are of generations of group {mine.group} that began beside each "
+            f"other: {_said(theirs)}; {_said(mine)}. One of the two must be given up: "
+            f"{_choice(mine, theirs)}; nothing was changed"
         )
         yield Refusal(RefusalKind.OTHER_GROUP, text)
     text = (
-        f"another group with the same names (cluster {mine.cluster_id}, group {mine.group}) answers at that address: "
-        f"{who} has group id {theirs.group_id:016x}, {mine.node_id} has {mine.group_id:016x}. Two clusters on one "
-        "machine, or ports mixed up? Check the addresses and ports of the members in the configuration of both; "
-        "nothing was changed"
+        f"another group with the same names (cluster {mine.cluster_id}, group {mine.group}) answers at that "
+        f"address: {who} has group id {theirs.group_id:016x}, {mine.node_id} has {mine.group_id:016x}. Two "
+        "clusters on one machine, or ports mixed up? Check the addresses and ports of the members in the "
+        "configuration of both; nothing was changed"
     )
     yield Refusal(RefusalKind.OTHER_GROUP, text)
 
@@ -247,15 +251,18 @@ def _of_other_settings(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
         yield Refusal(RefusalKind.SEGMENT_SIZE, text)
     if theirs.replication is not mine.replication or _is_other_reign(mine, theirs):
         text = (
-            f"{who} has {_said(theirs)}, {mine.node_id} has {_said(mine)}. Set `replication` and `master` alike on every "
-            "node of a group; another node becomes the master only by: ledgermq cluster promote NODE. A folder that was "
-            "never part of this generation starts with: ledgermq broker --rejoin"
+            f"{who} has {_said(theirs)}, {mine.node_id} has {_said(mine)}. Set `replication` and `master` "
+            "alike on every node of a group; another node becomes the master only by: ledgermq cluster "
+            "promote NODE. A folder that was never part of this generation starts with: ledgermq broker "
+            "--rejoin"
         )
         yield Refusal(RefusalKind.REPLICATION, text)
 
 
 def claim_beside(mine: Hello, theirs: Hello) -> Claim | None:
-    """Return the generation of the sender of `theirs`, if it began beside that of `mine`: none of the two follows the other."""
+    """Return the generation of the sender of `theirs` if it is a rival of that of `mine`: neither follows the
+    other.
+    """
     knows = 0 not in (mine.group_id, theirs.group_id) and mine.group_id != theirs.group_id
     if not knows or theirs.reign is None or not _are_rivals(mine, theirs):
         return None
@@ -275,8 +282,8 @@ def _promoted(hello: Hello) -> str:
     if hello.reign is None:
         return ""
     return (
-        f"{hello.reign.master} was promoted to its master (generation {hello.reign.generation}), which took over the "
-        f"entries up to {hello.reign.began_after}"
+        f"{hello.reign.master} was promoted to its master (generation {hello.reign.generation}), which took "
+        f"over the entries up to {hello.reign.began_after}"
     )
 
 
@@ -288,25 +295,27 @@ def _choice(mine: Hello, theirs: Hello) -> str:
 
 
 def _is_other_reign(mine: Hello, theirs: Hello) -> bool:
-    """Tell whether the two disagree about the master, and neither was left behind by the other."""
+    """Return whether the two disagree about the master although neither superseded the other."""
     if mine.reign is None or theirs.reign is None:
         return mine.reign is not theirs.reign
     return (mine.reign.generation, mine.reign.master) != (theirs.reign.generation, theirs.reign.master)
 
 
 def _are_rivals(mine: Hello, theirs: Hello) -> bool:
-    """Tell whether both groups follow the same one: two nodes were promoted without knowing of each other."""
+    """Return whether both generations follow the same one: two nodes were promoted without knowing of each
+    other.
+    """
     if mine.reign is None or theirs.reign is None:
         return False
     return bool(set(mine.reign.former_group_ids) & set(theirs.reign.former_group_ids))
 
 
 def successor_of(mine: Hello, theirs: Hello) -> Reign | None:
-    """Return the reign that left the sender of `mine` behind, or None.
+    """Return the reign that superseded the sender of `mine`, or None.
 
-    A learner that does not know its group yet holds nothing that could be left behind: it goes with the newest. Of two
-    masters that were promoted beside each other a person gave up one, if it is such a learner: it goes with the other one,
-    and its slaves, which were given up with it, believe it that.
+    A learner that does not know its group yet holds nothing to be superseded: it follows the newest
+    generation. If two masters were promoted beside each other and one of them is such a learner, a person
+    gave it up. It follows the other one, and its slaves, given up with it, accept that.
     """
     if mine.reign is None or theirs.reign is None or theirs.reign.generation < mine.reign.generation:
         return None

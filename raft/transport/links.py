@@ -1,8 +1,9 @@
-"""Streams between the nodes of a group: accepts those of the peers, keeps two open to each of them (D10).
+"""Streams between the nodes of a broker group: accepts those of the peers, keeps two open to each of them
+(D10).
 
-Owns: the Raft port with the gRPC server that shares it, one `PeerLink` per peer. Must not: know what the frames mean,
-nor decide who may talk: it asks the `Gate`. A frame is handed up only from a stream whose greeting was accepted and
-whose sender's incarnation is still the known one.
+Owns: the Raft port with the gRPC server that shares it, and one `PeerLink` per peer. Must not: know what
+frames mean, or decide which peers to accept: it asks the `Gate`. Frames are delivered only from a stream
+whose greeting was accepted and whose sender still has the known incarnation.
 """
 
 from __future__ import annotations
@@ -38,86 +39,92 @@ logger = logging.getLogger(__name__)
 
 ControlItem = TypeVar("ControlItem")
 AppendItem = TypeVar("AppendItem")
-CONTROL_LIMIT: Final = 1024  # queued control messages per peer; the oldest goes first
-APPEND_LIMIT: Final = 1024  # the core's inflight limit is far below
-#: Characters of a refusal that a peer sends; the longest of ours names a few nodes.
+CONTROL_LIMIT: Final = 1024  # queued control messages per peer; the oldest is dropped first
+APPEND_LIMIT: Final = 1024  # far above the core's inflight limit
+#: Maximum length of a refusal from a peer, in characters. The longest of ours names a few nodes.
 MAX_REFUSAL_SIZE: Final = 2_000
 
-#: Bytes of one call on the Raft port: a request of a client that another node passes on (130 MiB) and what goes with it.
+#: Maximum bytes of one call on the Raft port: a client's request forwarded by another node (130 MiB) plus
+#: overhead.
 MAX_CALL_SIZE: Final = 131 << 20
 SERVER_OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", MAX_CALL_SIZE),
-    # Nobody here compresses by gRPC, and what is unpacked has no bound.
+    # No client compresses with gRPC, and decompressed data would have no bound.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.per_message_decompression", 0),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Who connects and speaks no gRPC, or says nothing for long, makes room.
+    # Connections that speak no gRPC, or stay silent for long, make room.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 600_000),
 )
-#: Connections of the Raft port besides the streams of the peers, where there are descriptors for so many.
+#: Connections of the Raft port besides the peers' streams, if there are enough descriptors.
 PORT_CONNECTIONS: Final = 256
 
 
 def port_limits(descriptors: int) -> FrontLimits:
-    """Return what the Raft port takes of a process that may open so many files. Only streams take the reserve."""
+    """Return the limits of the Raft port for a process with that many descriptors.
+
+    Only streams may use the reserve.
+    """
     places = max(min(PORT_CONNECTIONS, descriptors // 16), 16)
     return FrontLimits(places, reserve=places * 3 // 8)
 
 
 class Gate(Protocol):
-    """Decides on greetings and takes what comes in; implemented by the node."""
+    """Judges greetings and receives frames. The node implements it."""
 
     def hello(self, to: NodeId | None) -> Hello:
-        """Return this node's greeting; `to` is None in an answer."""
+        """Return this node's greeting. `to` is None in a reply."""
 
     async def admit(self, hello: Hello) -> Refusal | None:
-        """Judge a peer's greeting; when it is accepted, its incarnation is stored durably on return.
+        """Judge a peer's greeting. If it is accepted, its incarnation is stored durably on return.
 
         Raises: OSError (it cannot be stored now).
         """
 
     def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
-        """Take one frame of an accepted stream. Runs on the loop and must not wait."""
+        """Handle one frame of an accepted stream. Runs on the loop and must not block."""
 
     def on_refused(self, peer: NodeId, refusal: Refusal, hello: Hello) -> None:
-        """A peer that is no learner, and greets like this, refused this node's greeting."""
+        """Handle that a peer, not a learner, refused this node's greeting. `hello` is the peer's."""
 
     def on_other_generation(self, hello: Hello) -> None:
-        """A peer, which greets like this, says that the group goes on without this node's data folder, or without its own."""
+        """Handle a peer's report that the broker group goes on without this node's data folder, or without
+        its own.
+        """
 
     def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
-        """An outgoing stream is ready."""
+        """Note that an outgoing stream is ready."""
 
     def on_link_lost(self, peer: NodeId, kind: StreamKind, *, gone: bool) -> None:
-        """An outgoing stream ended; `gone`: the peer's process seems dead."""
+        """Note that an outgoing stream ended. `gone`: the peer's process seems dead."""
 
     def on_link_stuck(self, peer: NodeId, kind: StreamKind) -> None:
-        """An outgoing stream carried nothing and is opened anew: that says nothing about the peer."""
+        """Note that an outgoing stream made no progress and is reopened. That says nothing about the peer."""
 
     def on_damaged(self, peer: NodeId | None) -> None:
-        """What came was changed on the way; None: whose it was is not known. That connection has ended."""
+        """Note that received bytes were corrupted; None: the sender is unknown. That connection has ended."""
 
 
 class LinkEvents(Protocol):
-    """What a link tells the transport."""
+    """Events that a link reports to the transport."""
 
     def note_refused_by(self, peer: NodeId, refusal: Refusal | None) -> None:
-        """This is what a peer said to the last greeting of this node."""
+        """Record a peer's answer to the latest greeting of this node."""
 
     def note_judged(self, peer: NodeId, refusal: Refusal | None) -> None:
-        """This is what this node said to the last greeting of a peer."""
+        """Record this node's answer to the latest greeting of a peer."""
 
     def note_damaged(self, peer: NodeId | None, kind: StreamKind, reason: str) -> None:
-        """What came was changed on the way."""
+        """Record that received bytes were corrupted."""
 
 
 class PeerLink(Generic[ControlItem, AppendItem]):
-    """The two outgoing streams to one peer."""
+    """Both outgoing streams to one peer."""
 
     def __init__(
         self,
@@ -140,12 +147,12 @@ class PeerLink(Generic[ControlItem, AppendItem]):
         return encode_greeting(self._gate.hello(self.peer.node_id))
 
     async def on_accepted(self, kind: StreamKind, answer: Buffer) -> int | None:
-        """Judge the peer's answer; both sides must agree."""
+        """Judge the peer's reply. Both sides must agree."""
         reply = read_reply(answer)
         if reply.refusal_kind:
             refusal = Refusal(RefusalKind(reply.refusal_kind), safe_text(reply.refusal, MAX_REFUSAL_SIZE))
             self._events.note_refused_by(self.peer.node_id, refusal)
-            if reply.hello.standing != Standing.LEARNER.value:  # else its own record may be the old one
+            if reply.hello.standing != Standing.LEARNER.value:  # a learner's own record may be the old one
                 self._gate.on_refused(self.peer.node_id, refusal, Hello.from_proto(reply.hello))
             if refusal.kind in (RefusalKind.LEFT_BEHIND, RefusalKind.OTHER_GROUP):
                 self._gate.on_other_generation(Hello.from_proto(reply.hello))
@@ -157,23 +164,23 @@ class PeerLink(Generic[ControlItem, AppendItem]):
         return reply.frames if mine is None else None
 
     def on_up(self, kind: StreamKind) -> None:
-        """Pass on that a stream is ready."""
+        """Report that a stream is ready."""
         self._gate.on_link_up(self.peer.node_id, kind)
 
     def on_lost(self, kind: StreamKind, *, gone: bool) -> None:
-        """Pass on that a stream ended."""
+        """Report that a stream ended."""
         self._gate.on_link_lost(self.peer.node_id, kind, gone=gone)
 
     def on_stuck(self, kind: StreamKind) -> None:
-        """Pass on that a stream stood still."""
+        """Report that a stream stalled."""
         self._gate.on_link_stuck(self.peer.node_id, kind)
 
     def on_damaged(self, kind: StreamKind, reason: str) -> None:
-        """Pass on that what the peer sent back on a stream was changed on the way."""
+        """Report that bytes sent back by the peer were corrupted."""
         self._events.note_damaged(self.peer.node_id, kind, reason)
 
     def start(self) -> None:
-        """Begin to connect both streams."""
+        """Start connecting both streams."""
         self.control.start()
         self.append.start()
 
@@ -183,7 +190,7 @@ class PeerLink(Generic[ControlItem, AppendItem]):
 
 
 class _Incoming:
-    """One stream that a peer opened: its greeting, then its frames."""
+    """Stream opened by a peer: its greeting, then its frames."""
 
     def __init__(self, transport: Transport[Any, Any], kind: StreamKind) -> None:
         self.incarnation = 0
@@ -192,20 +199,20 @@ class _Incoming:
             self._on_frame, self._on_lost, MAX_GREETING_SIZE, stall_s=transport.limits.whole_frame_s
         )
         self._transport = transport
-        self._peer: NodeId | None = None  # accepted
+        self._peer: NodeId | None = None  # None until the greeting is accepted
         self._timer = asyncio.get_running_loop().call_later(
             GREETING_TIMEOUT_S, self.stream.abort, "no greeting"
         )
 
     def accepted(self, hello: Hello) -> None:
-        """Frames are handed up from now on."""
+        """Deliver frames from now on."""
         self._peer, self.incarnation = hello.node_id, hello.incarnation
         limits = self._transport.limits
         is_append = self.kind is StreamKind.APPEND
         self.stream.max_frame_size = limits.append_frame if is_append else limits.control_frame
 
     def end(self) -> None:
-        """Hand up nothing more, and end the stream for the peer."""
+        """Deliver nothing more, and end the stream for the peer."""
         self._timer.cancel()
         self.stream.abort()
 
@@ -223,7 +230,7 @@ class _Incoming:
 
 
 class Transport(Generic[ControlItem, AppendItem]):
-    """Use: `await listen()`, `connect()`, `links[peer].control.put(…)`, `await close()`."""
+    """Usage: `await listen()`, `connect()`, `links[peer].control.put(…)`, `await close()`."""
 
     def __init__(
         self,
@@ -239,21 +246,21 @@ class Transport(Generic[ControlItem, AppendItem]):
         self.bind = bind
         self.limits = limits or StreamLimits()
         self._counts = counts
-        self._rpc_handlers = tuple(rpc_handlers)  # what the layer above serves on the Raft port
+        self._rpc_handlers = tuple(rpc_handlers)  # services of the layer above on the Raft port
         self._gate = gate
         self._sockets: list[socket.socket] = []
         self._server: Any = None
         self._front: PortFront | None = None
         self._silent = False
         self._port_limits = port_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        # Not accepted yet, the oldest first; so many as the reserve
+        # Streams not accepted yet, oldest first; at most as many as the reserve.
         self._greeting: dict[_Incoming, None] = {}
         self._judging: set[asyncio.Task[None]] = set()
         self._incoming: dict[NodeId, set[_Incoming]] = {peer.node_id: set() for peer in peers}
-        self._logged: set[tuple[NodeId, RefusalKind]] = set()  # of the peers
+        self._logged: set[tuple[NodeId, RefusalKind]] = set()  # (peer, kind) already logged
         self._log_limit = LogLimit()
         self.refused: dict[NodeId, Refusal] = {}  # peers whose last greeting this node refused
-        self.refused_at: dict[NodeId, float] = {}  # when that was, monotonic seconds
+        self.refused_at: dict[NodeId, float] = {}  # time of that refusal in monotonic seconds
         self.refused_by: dict[NodeId, Refusal] = {}  # peers that refused this node's last greeting
         self.links = {
             peer.node_id: PeerLink(peer, gate, make_control, make_append, self, self.limits.stall_s)
@@ -261,7 +268,7 @@ class Transport(Generic[ControlItem, AppendItem]):
         }
 
     def open_port(self) -> None:
-        """Take the Raft port; nothing is served yet. Raises: AddressInUseError."""
+        """Open the Raft port without serving it yet. Raises: AddressInUseError."""
         try:
             self._sockets = take_port(self.bind)
         except OSError:
@@ -270,7 +277,7 @@ class Transport(Generic[ControlItem, AppendItem]):
             set_options(each)
 
     async def listen(self) -> None:
-        """Serve the streams, and what the layer above serves to the other nodes on this port."""
+        """Serve the streams, and the services of the layer above."""
         self._front = PortFront(self._judge, self._port_limits, self._counts)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers(self._rpc_handlers)
@@ -280,11 +287,11 @@ class Transport(Generic[ControlItem, AppendItem]):
         await self._front.listen(sockets)
 
     def serve_also(self, handler: grpc.GenericRpcHandler[Any, Any]) -> None:
-        """Serve more on the Raft port; before `listen`."""
+        """Add a service to the Raft port. Call it before `listen`."""
         self._rpc_handlers = (handler, *self._rpc_handlers)
 
     def connect(self) -> None:
-        """Begin to connect to every peer."""
+        """Start connecting to every peer."""
         for link in self.links.values():
             link.start()
 
@@ -303,7 +310,7 @@ class Transport(Generic[ControlItem, AppendItem]):
             self._front.close()
 
     def silence(self) -> None:
-        """Say nothing more to anybody and listen to nobody; `close` must follow."""
+        """Send nothing more and ignore all peers. Call `close` afterwards."""
         self._silent = True
         for link in self.links.values():
             link.control.silence()
@@ -321,29 +328,29 @@ class Transport(Generic[ControlItem, AppendItem]):
             incoming.end()
 
     def drop_other_incarnations(self, peer: NodeId, incarnation: int) -> None:
-        """End the incoming streams of a peer's former data folder: whatever is still in them must not count."""
+        """End the incoming streams of a peer's former data folder. Frames still in them must not count."""
         for incoming in list(self._incoming[peer]):
             if incoming.incarnation != incarnation:
                 self._incoming[peer].discard(incoming)
                 incoming.end()
 
     def end_incoming(self, peer: NodeId) -> None:
-        """End the streams that `peer` has open to this node; it may connect again."""
+        """End the streams that `peer` opened to this node. It may reconnect."""
         for incoming in list(self._incoming[peer]):
             self._incoming[peer].discard(incoming)
             incoming.end()
 
     def is_connected(self, peer: NodeId) -> bool:
-        """Tell whether this node and `peer` can talk to each other now."""
+        """Return whether this node and `peer` are connected in both directions."""
         return self.links[peer].control.connected and self.is_heard(peer)
 
     def is_heard(self, peer: NodeId) -> bool:
-        """Tell whether the peer has a stream open to this node."""
+        """Return whether the peer has a stream open to this node."""
         return bool(self._incoming[peer])
 
-    # --- what comes in -----------------------------------------------------------------------------------------
+    # --- what comes in --------------------------------------------------------------------------------------
     def _judge(self, connection: asyncio.Transport, first: bytes) -> Verdict:
-        """Take a connection that opens as a stream between nodes does; all others speak gRPC."""
+        """Accept a connection that opens like a stream between nodes. All others speak gRPC."""
         size = len(PREAMBLE) + 1
         kind = next((each for each in StreamKind if each.preamble.startswith(first[:size])), None)
         if kind is None:
@@ -367,12 +374,12 @@ class Transport(Generic[ControlItem, AppendItem]):
         return Verdict.TAKEN
 
     def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
-        """Take one frame of an accepted stream."""
+        """Handle one frame of an accepted stream."""
         self.links[peer].heard_at = asyncio.get_running_loop().time()
         self._gate.on_frame(peer, kind, frame)
 
     def on_incoming_lost(self, incoming: _Incoming, peer: NodeId | None, reason: str) -> None:
-        """A stream that a peer opened has ended."""
+        """Handle the end of a stream that a peer opened."""
         if incoming.stream.is_damaged:
             self.note_damaged(peer, incoming.kind, reason)
         self._greeting.pop(incoming, None)
@@ -380,7 +387,7 @@ class Transport(Generic[ControlItem, AppendItem]):
             self._incoming[peer].discard(incoming)
 
     def judge_greeting(self, incoming: _Incoming, frame: Buffer) -> None:
-        """Answer the greeting of a stream; frames are taken from it when it is accepted."""
+        """Answer the greeting of a stream. Its frames are read once it is accepted."""
         task = asyncio.get_running_loop().create_task(self._answer(incoming, bytes(frame)))
         self._judging.add(task)
         task.add_done_callback(self._judging.discard)
@@ -400,7 +407,8 @@ class Transport(Generic[ControlItem, AppendItem]):
         if self._silent or not stream.is_open:
             incoming.end()
             return
-        if hello is not None:  # in the turn that accepted it: its folder may be replaced while it is answered
+        # in the accepting turn: the peer's folder may be replaced while the reply is sent
+        if hello is not None:
             self._take_in(incoming, hello)
         stream.send((answer,))
         if hello is None:
@@ -411,7 +419,10 @@ class Transport(Generic[ControlItem, AppendItem]):
         stream.resume()
 
     def _take_in(self, incoming: _Incoming, hello: Hello) -> None:
-        """Hear a stream from now on; one of its kind that the peer opened before is given up, with all that is still in it."""
+        """Register a stream.
+
+        An earlier one of the same kind from that peer is dropped, with all that is still in it.
+        """
         streams = self._incoming[hello.node_id]
         for former in [each for each in streams if each.kind is incoming.kind]:
             streams.discard(former)
@@ -420,9 +431,9 @@ class Transport(Generic[ControlItem, AppendItem]):
         incoming.accepted(hello)
 
     async def _judged(self, greeting: bytes) -> tuple[Hello | None, bytes]:
-        """Return the greeting (None: it is refused) and the answer.
+        """Return the greeting (None: refused) and the reply.
 
-        Raises: OSError (it cannot be settled now), DamagedFrameError.
+        Raises: OSError (undecidable now), DamagedFrameError.
         """
         try:
             hello = read_greeting(greeting)
@@ -434,24 +445,25 @@ class Transport(Generic[ControlItem, AppendItem]):
         self.note_judged(hello.node_id, refused)
         return (hello if refused is None else None), answer
 
-    # --- what is noted -----------------------------------------------------------------------------------------
+    # --- what is noted --------------------------------------------------------------------------------------
     def note_judged(self, peer: NodeId, refusal: Refusal | None) -> None:
-        """Keep what this node said to the last greeting of a peer."""
+        """Record this node's answer to the latest greeting of a peer."""
         self._note(self.refused, peer, refusal)
         if peer in self.refused:
             self.refused_at[peer] = time.monotonic()
 
     def note_refused_by(self, peer: NodeId, refusal: Refusal | None) -> None:
-        """Keep what a peer said to the last greeting of this node."""
+        """Record a peer's answer to the latest greeting of this node."""
         self._note(self.refused_by, peer, refusal)
 
     def note_damaged(self, peer: NodeId | None, kind: StreamKind, reason: str) -> None:
-        """Say that what came was changed on the way, once per peer and minute."""
+        """Log that received bytes were corrupted, once per peer and minute."""
         self._gate.on_damaged(peer)
         before = self._log_limit.passes(peer, asyncio.get_running_loop().time())
         if before is not None:
             logger.warning(
-                "connection ended peer=%s stream=%s reason=%r before=%d: it is made again; see to the network",
+                "connection ended peer=%s stream=%s reason=%r before=%d: it is made again; see to the "
+                "network",
                 peer or "(not known)", kind.value, reason, before,
             )  # fmt: skip
 
@@ -461,7 +473,7 @@ class Transport(Generic[ControlItem, AppendItem]):
         elif peer in self.links:
             refusals[peer] = refusal
             self._log_refusal(peer, refusal)
-        else:  # a greeting may bear any name
+        else:  # not a member: a greeting may carry any name
             before = self._log_limit.passes(RefusalKind, asyncio.get_running_loop().time())
             if before is not None:
                 logger.error(

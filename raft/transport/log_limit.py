@@ -1,4 +1,4 @@
-"""How often the log says what happens again and again. Pure: the caller reads the clock."""
+"""Rate limit for repeated log lines. Pure: the caller reads the clock."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ PERIOD_S: Final = 60.0
 
 
 class LogLimit:
-    """One line per key and minute. Keys come from closed sets, such as the members of the group."""
+    """One line per key and minute. Keys come from closed sets, such as the members of the broker group."""
 
     __slots__ = ("_said",)
 
     def __init__(self) -> None:
-        self._said: dict[Hashable, tuple[float, int]] = {}  # when, and how often it was not said since
+        # time of the last line, and number of lines suppressed since
+        self._said: dict[Hashable, tuple[float, int]] = {}
 
     def passes(self, key: Hashable, now: float) -> int | None:
-        """Return None: say nothing now; or how often that was the answer since the last line."""
+        """Return the number of lines suppressed since the last one; None: do not log now."""
         at, kept_back = self._said.get(key, (float("-inf"), 0))
         if now - at < PERIOD_S:
             self._said[key] = at, kept_back + 1

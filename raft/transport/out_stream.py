@@ -1,11 +1,13 @@
-"""One outgoing stream to one peer: connect, greet, write frames, notice its end, connect again.
+"""Outgoing stream to one peer: connect, greet, write frames, notice the end, reconnect.
 
-Owns: one TCP connection (D10) and a bounded queue. Must not: know Raft. Frames are made when the stream is ready to
-take them, so little that is stale waits in buffers. While the stream is down everything is dropped: Raft sends again.
-Invariant: nothing is written before the peer accepted the greeting.
+Owns: one TCP connection (D10) and a bounded queue. Must not: know Raft. Frames are made when the stream is
+ready for them, so buffers hold little that is stale. While the stream is down everything is dropped: Raft
+sends again.
+Invariant: nothing is written before the peer has accepted the greeting.
 
-A connection may look healthy and carry nothing: something between the nodes swallows it. So the peer tells how many bytes
-have arrived, whatever its disk does, and a stream that stands still while the peer talks is opened anew.
+A connection may look healthy although something between the nodes swallows its bytes. The peer therefore
+reports how many bytes have arrived, independently of its disk. A stream that makes no progress while the peer
+talks is reopened.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from .stream_watch import StreamWatch
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
-# Takes at least one item off the queue; parts of a frame
+# Takes at least one item off the queue and returns the parts of a frame.
 MakeFrame = Callable[["deque[Item]"], Sequence[Buffer]]
 
 CONNECT_TIMEOUT_S: Final = 1.0
@@ -41,9 +43,10 @@ RECONNECT_DELAY_S: Final = 0.02
 RECONNECT_DELAY_MAX_S: Final = 0.08
 REFUSED_DELAY_S: Final = 1.0  # after the peer refused the greeting: a person must act
 LOST_HINT_DELAY_S: Final = 0.1  # without a new connection by then, the peer counts as gone (D10)
-#: A peer that says nothing at all may be busy or stopped, which a new connection does not mend: it gets so many times longer.
+#: A completely silent peer may be busy or stopped, which a new connection does not fix. It gets this many
+#: times the limit.
 SILENT_TIMES: Final = 3
-#: After each new connection that stood still as well the next is given twice as long, up to so many times.
+#: Each new connection that also stalls doubles the limit of the next one, up to this factor.
 MAX_PATIENCE: Final = 8
 
 
@@ -55,11 +58,11 @@ class StreamKind(Enum):
 
     @property
     def preamble(self) -> bytes:
-        """What a connection opens with: a name, the version of this framing, the kind."""
+        """Bytes that open a connection: a name, the version of this framing, the kind."""
         return PREAMBLE + self.value[:1].encode()
 
 
-#: Not how HTTP/2 begins, which gRPC speaks on the same port.
+#: Differs from the start of HTTP/2, which gRPC speaks on the same port.
 PREAMBLE: Final = b"LMQR\x01"
 
 
@@ -67,36 +70,37 @@ _STUCK: Final = "nothing of it arrives at the peer"
 
 
 class StreamOwner(Protocol):
-    """Told about the life of a stream, on the loop."""
+    """Receives the events of a stream, on the loop."""
 
-    heard_at: float  # when anything of the peer arrived last, by the clock of the loop
+    heard_at: float  # time of the last bytes from the peer, by the loop's clock
 
     def greeting(self, kind: StreamKind) -> bytes:
         """Return the first frame to send."""
 
     async def on_accepted(self, kind: StreamKind, answer: Buffer) -> int | None:
-        """The peer answered the greeting; return the frames that it reads, or None: the stream may not be used.
+        """Judge the peer's reply to the greeting.
 
-        Raises: OSError (what must be stored first cannot be), ValueError, DecodeError (the answer cannot be read),
-        DamagedFrameError.
+        Returns the kind of frames that it reads; None: do not use the stream.
+
+        Raises: OSError (storing failed), ValueError, DecodeError (unreadable reply), DamagedFrameError.
         """
 
     def on_up(self, kind: StreamKind) -> None:
-        """The stream takes items from now on."""
+        """Note that the stream accepts items from now on."""
 
     def on_lost(self, kind: StreamKind, *, gone: bool) -> None:
-        """The stream ended. `gone`: refused, unreachable, or not reconnected within 100 ms."""
+        """Note that the stream ended. `gone`: refused, unreachable, or not reconnected within 100 ms."""
 
     def on_stuck(self, kind: StreamKind) -> None:
-        """The stream stood still and was ended here: that says nothing about the peer."""
+        """Note that the stream stalled and was ended here. That says nothing about the peer."""
 
     def on_damaged(self, kind: StreamKind, reason: str) -> None:
-        """What the peer sent on this stream was changed on the way."""
+        """Note that bytes from the peer on this stream were corrupted."""
 
 
 @dataclass(slots=True)
 class _Ended(Exception):
-    """A session's end; `refused` when the peer's port does not take connections."""
+    """End of a session. `unreachable`: the peer's port does not accept connections."""
 
     reason: str
     unreachable: bool = False
@@ -116,40 +120,41 @@ class OutStream(Generic[Item]):
         limit: int,
         stall_s: float,
     ) -> None:
-        """`limit`: of the queue. `stall_s`: a stream that stands still for a shorter time is left alone."""
+        """`limit`: maximum queue length. `stall_s`: shorter stalls are ignored."""
         self.kind = kind
         self.address = address
         self.connected = False
-        self.is_closed_there = False  # the last try was refused, or nothing answered
+        self.is_closed_there = False  # the last attempt was refused or timed out
         self.dropped = 0
         self._owner = owner
         self._make_frame = make_frame
-        self._queue: deque[Item] = deque(maxlen=limit)  # full: the oldest goes
-        self._stream: FrameStream | None = None  # greeted
+        self._queue: deque[Item] = deque(maxlen=limit)  # when full, the oldest item is dropped
+        self._stream: FrameStream | None = None  # set once it is greeted
         self._task: asyncio.Task[None] | None = None
         self._hint: asyncio.TimerHandle | None = None
         self._was_connected = False
         self._watch = StreamWatch(stall_s)
         self._watch_timer: asyncio.TimerHandle | None = None
-        self._arrived = 0  # bytes of this connection, as the peer told
-        self._patience = 1  # more: connections stood still, and nothing has arrived as it must since
-        self._stuck_at = 0.0  # when the last of them was given up
+        self._arrived = 0  # bytes of this connection that the peer reported as received
+        # factor of the stall limit; above 1: connections stalled, and none has made progress since
+        self._patience = 1
+        self._stuck_at = 0.0  # when the last stalled connection was given up
         self._log_limit = LogLimit()
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Start connecting."""
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"{self.kind.value} {self.address}"
         )
 
     async def close(self) -> None:
-        """Stop at once; what is queued is dropped."""
+        """Stop at once. Queued items are dropped."""
         self.silence()
         if self._task is not None:
             await asyncio.wait([self._task])
 
     def silence(self) -> None:
-        """End the stream for good; `close` must follow."""
+        """End the stream for good. Call `close` afterwards."""
         self.connected = False
         self._queue.clear()
         if self._stream is not None:
@@ -161,7 +166,10 @@ class OutStream(Generic[Item]):
             self._task.cancel()
 
     def put(self, item: Item) -> None:
-        """Send one item, when the stream can take it; dropped when the stream is down (Raft sends again)."""
+        """Send one item if the stream can take it.
+
+        It is dropped while the stream is down (Raft sends again).
+        """
         stream = self._stream
         if not self.connected or stream is None or not stream.is_open:
             self.dropped += 1
@@ -191,24 +199,25 @@ class OutStream(Generic[Item]):
             except _Ended as end:
                 was = self.connected
                 self._disconnected(end)
-                # A peer whose process ended refuses at once, and says so; one that cut a connection is back at once.
+                # A peer whose process ended refuses at once. A peer that only cut the connection accepts
+                # again at once.
                 delay = 0.0 if was else min(max(delay * 2, RECONNECT_DELAY_S), RECONNECT_DELAY_MAX_S)
                 await asyncio.sleep(REFUSED_DELAY_S if end.not_wanted else delay)
 
     async def _session(self) -> None:
-        """Open one stream, and return when it has ended. Raises: _Ended, always."""
+        """Run one connection until it ends. Always raises _Ended."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Buffer] = loop.create_future()
         lost: asyncio.Future[str] = loop.create_future()
 
-        def on_frame(frame: Buffer) -> None:  # the answer to the greeting, then what has arrived
+        def on_frame(frame: Buffer) -> None:  # the reply to the greeting, then reports of received bytes
             if not answered.done():
                 answered.set_result(frame)
             elif self._stream is not None:
                 self._note_arrived(self._stream, frame)
 
         def on_lost(reason: str) -> None:
-            if not lost.done():  # cancelled with the task that waited for it
+            if not lost.done():  # cancelled together with the task that waits for it
                 lost.set_result(reason)
 
         stream = FrameStream(on_frame, on_lost, MAX_GREETING_SIZE, self._write)
@@ -216,7 +225,7 @@ class OutStream(Generic[Item]):
             await connect(self.address, stream, CONNECT_TIMEOUT_S)
         except socket.gaierror as error:
             raise _Ended(f"its name is not known: {error.strerror}") from None
-        except OSError as error:  # refused, unreachable, no answer
+        except OSError as error:  # refused, unreachable, or timed out
             raise _Ended(str(error) or "no connection in time", unreachable=True) from None
         try:
             stream.send_preamble(self.kind.preamble)
@@ -233,7 +242,7 @@ class OutStream(Generic[Item]):
     async def _greeted(
         self, stream: FrameStream, answered: asyncio.Future[Buffer], lost: asyncio.Future[str]
     ) -> None:
-        """Return when the stream may be used. Raises: _Ended."""
+        """Return once the stream is usable. Raises: _Ended."""
         await asyncio.wait((answered, lost), timeout=GREETING_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         if not answered.done():
             raise _Ended(lost.result() if lost.done() else "no answer to the greeting")
@@ -261,7 +270,8 @@ class OutStream(Generic[Item]):
             self._owner.on_damaged(self.kind, str(error))
             raise _Ended(str(error)) from None
         except (OSError, ValueError, DecodeError) as error:
-            # A full disk, or the answer of a newer build: a stream that ended for good would be silent for good.
+            # A full disk, or the reply of a newer build. Keep trying: ending the stream for good would
+            # silence it for good.
             logger.warning(
                 "greeting not settled, trying again stream=%s peer=%s error=%s",
                 self.kind.value,
@@ -282,7 +292,7 @@ class OutStream(Generic[Item]):
                 )  # fmt: skip
             self.connected = False
             self._queue.clear()
-            if end.is_stuck:  # nobody is suspected for that: the peer may be starved, and lead
+            if end.is_stuck:  # do not suspect the peer: it may be starved, and lead
                 self._owner.on_stuck(self.kind)
             else:
                 self._owner.on_lost(self.kind, gone=False)
@@ -292,7 +302,7 @@ class OutStream(Generic[Item]):
 
     # --- what has arrived ----------------------------------------------------------------------------------
     def _note_arrived(self, stream: FrameStream, report: Buffer) -> None:
-        """The peer told how many bytes of this connection it has."""
+        """Record the peer's report of how many bytes of this connection it has received."""
         arrived = int.from_bytes(report, "little")
         if not self._arrived <= arrived <= stream.sent:
             stream.abort(f"the peer has {arrived} bytes of {stream.sent}, and had {self._arrived}")
@@ -309,11 +319,13 @@ class OutStream(Generic[Item]):
 
     @property
     def was_stuck(self) -> bool:
-        """A connection stood still and was given up, and nothing has moved since."""
+        """True if a connection stalled and was given up, and nothing has moved since."""
         return self._patience > 1
 
     def is_stalled(self) -> bool:
-        """Tell whether the connection that came after one that stood still does not help: it does, too, or is not made."""
+        """Return whether the connection after a stalled one does not help: it stalls too, or cannot be
+        opened.
+        """
         if not self.was_stuck:
             return False
         if self.connected:
@@ -321,7 +333,7 @@ class OutStream(Generic[Item]):
         return asyncio.get_running_loop().time() - self._stuck_at >= self._limit_s / 2
 
     def _look(self) -> None:
-        """End a connection that stands still; come again while something is under way."""
+        """End a stalled connection. Reschedules itself while bytes are in flight."""
         self._watch_timer = None
         stream, watch = self._stream, self._watch
         if stream is None or not stream.is_open or stream.sent <= self._arrived:
@@ -344,6 +356,6 @@ class OutStream(Generic[Item]):
         if self._hint is not None:
             self._hint.cancel()
             self._hint = None
-        if self._was_connected:  # told once per lost connection
+        if self._was_connected:  # reported once per lost connection
             self._was_connected = False
             self._owner.on_lost(self.kind, gone=True)

@@ -1,4 +1,5 @@
-"""The frames that the streams to the peers carry: control messages together, an append once for all who are told the same.
+"""Frames for the streams to the peers: control messages are batched, an append for several peers is encoded
+once.
 
 Owns: the last append frame. Must not: send, or look into entries.
 """
@@ -12,12 +13,12 @@ from ..core.messages import AppendEntries, Message
 from .hello import Hello
 from .wire import encode_append, encode_control
 
-#: Control messages that share a frame.
+#: Maximum number of control messages in a frame.
 MAX_CONTROL_BATCH: Final = 64
 
 
 class AppendFrames:
-    """Encodes appends; nearly always both followers get the same one."""
+    """Encoder of appends. Both followers nearly always get the same one."""
 
     def __init__(self) -> None:
         self._last: tuple[AppendEntries, tuple[bytes, bytes]] | None = None
@@ -26,7 +27,8 @@ class AppendFrames:
         """Return the frame of an append with its log bytes."""
         if self._last is not None:
             before, frame = self._last
-            # The same object was read for the same range: so the terms of its entries, and of the one before, are equal.
+            # The same object was read for the same range, so its entries and the entry before have the same
+            # terms.
             if (
                 frame[1] is entries
                 and before.prev_index == message.prev_index
@@ -40,12 +42,12 @@ class AppendFrames:
         return frame
 
     def forget(self) -> None:
-        """What was encoded before a repair is used no more."""
+        """Drop frames encoded before a repair."""
         self._last = None
 
 
 def make_control_frame(queue: deque[Message | Hello]) -> tuple[bytes]:
-    """Take messages off a control queue, several into one frame; of greetings the latest counts."""
+    """Take control messages off the queue, several into one frame. Only the latest greeting is kept."""
     messages: list[Message] = []
     hello: Hello | None = None
     for _ in range(min(len(queue), MAX_CONTROL_BATCH)):

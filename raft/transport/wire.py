@@ -1,7 +1,8 @@
-"""Frames of the Raft streams: the core's messages as protobuf, log bytes beside them (proto/raft.proto).
+"""Frames of the Raft streams: the core's messages as protobuf, with log bytes beside them (proto/raft.proto).
 
-Pure. A frame is a valid serialized RaftFrame, yet neither side copies the entries through protobuf: `entries` is its
-last field, so the sender writes [rest, tag, length] and the log bytes, and the receiver cuts there.
+Pure. A frame is a valid serialized RaftFrame, yet neither side copies the entries through protobuf. `entries`
+is its last field, so the sender writes [rest, tag, length] followed by the log bytes, and the receiver cuts
+there.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ Decoder = Callable[[pb.RaftMessage, NodeId, NodeId], Message]
 
 
 def encode_control(messages: Iterable[Message], hello: Hello | None = None) -> bytes:
-    """Return one frame with all `messages` (none of them with entries), and news about the sender."""
+    """Return one frame with all `messages` (none has entries) and optionally the sender's greeting."""
     frame = pb.RaftFrame(messages=[_ENCODERS[type(message)](message) for message in messages])
     if hello is not None:
         frame.hello.CopyFrom(hello.to_proto())
@@ -63,13 +64,13 @@ def encode_control(messages: Iterable[Message], hello: Hello | None = None) -> b
 
 
 def encode_append(message: AppendEntries, entries: bytes) -> tuple[bytes, bytes]:
-    """Return the frame of one AppendEntries in two parts: what stands in front of its log bytes, and these, not copied."""
+    """Return the frame of one AppendEntries in two parts: the head, and the log bytes, not copied."""
     head = pb.RaftFrame(messages=[_encode_append(message)]).SerializeToString()
     return b"".join((head, bytes((_ENTRIES_TAG,)), varint(len(entries)))), entries
 
 
 def decode(frame: Buffer, from_: NodeId, to: NodeId) -> tuple[list[Message], Hello | None, memoryview]:
-    """Return (messages, news about the sender, log bytes) of a frame. Raises: CorruptError."""
+    """Return (messages, sender's greeting, log bytes) of a frame. Raises: CorruptError."""
     cut = _entries_at(frame)
     view = memoryview(frame)
     try:
@@ -118,7 +119,10 @@ def _decode_append(message: pb.RaftMessage, from_: NodeId, to: NodeId) -> Append
 
 
 def _encode_append_reply(message: AppendEntriesReply) -> pb.RaftMessage:
-    """Written out, like its decoder: one of each per entry and follower, and the generic way takes twice as long."""
+    """Encode by hand, like its decoder.
+
+    There is one per entry and follower, and the generic way takes twice as long.
+    """
     return pb.RaftMessage(
         term=message.term,
         append_entries_reply=pb.AppendEntriesReply(
@@ -180,9 +184,9 @@ _DECODERS: Final[dict[str, Decoder]] = {
 
 
 def _entries_at(frame: Buffer) -> tuple[int, int] | None:
-    """Return (where the field `entries` starts, where its bytes start), or None when there are none.
+    """Return (start of the field `entries`, start of its bytes), or None if the frame has none.
 
-    An append frame is exactly: one `messages` field, then `entries` to the end.
+    An append frame is exactly one `messages` field, then `entries` to the end.
     """
     if not frame or frame[0] != _MESSAGES_TAG:
         return None
