@@ -1,9 +1,11 @@
-"""Takes connections from listening sockets: a few in a turn of the loop, and never more than there is room for.
+"""Acceptor: takes connections from listening sockets, a few per loop turn, and never more than there is room
+for.
 
-The servers of asyncio take a whole backlog in one turn, give each connection its objects before anybody can refuse it,
-and differ in what they do when descriptors run out. Here a refusal costs an accept and a close.
-Owns: the listening sockets, and one spare descriptor: when there is no other, it is given up for a moment to take the
-next connection and close it, so that clients are refused instead of left waiting, and the loop does not spin.
+The servers of asyncio accept a whole backlog in one turn, create objects for each connection before it can be
+refused, and differ in what they do when descriptors run out. Here a refusal costs one accept and one close.
+Owns: the listening sockets, and one spare descriptor. When descriptors run out, the spare is released for a
+moment to accept the next connection and close it. So clients are refused instead of left waiting, and the
+loop does not spin.
 Must not: know what the connections are for.
 """
 
@@ -19,20 +21,23 @@ from typing import Final
 
 from .counts import PortCounts, Refused
 
-#: Connections of one socket that are taken, or refused, in one turn of the loop.
+#: Connections per socket to accept or refuse in one turn of the loop.
 ACCEPTS_PER_TURN: Final = 16
-#: Pause of a socket whose connections cannot be taken, s.
+#: Pause in seconds of a socket whose connections cannot be accepted.
 STARVED_PAUSE_S: Final = 0.1
-#: What an accept or a connect says when there is no descriptor or no memory for it.
+#: Errors of accept or connect when there is no descriptor or memory.
 STARVED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _RESET_AT_CLOSE: Final = struct.pack("ii", 1, 0)
 
-#: Given the host of a connection: the protocol that takes it, None = it is refused (and counted) already.
+#: Returns the protocol for a connection from that host; None: it is already refused (and counted).
 Admit = Callable[[str], "asyncio.Protocol | None"]
 
 
 class Acceptor:
-    """Use: `Acceptor(sockets, admit, counts)`, `close()`. Takes from the sockets until then; all on the loop thread."""
+    """Accepts connections until `close`.
+
+    Usage: `Acceptor(sockets, admit, counts)`, `close()`; on the loop thread.
+    """
 
     def __init__(self, sockets: Sequence[socket.socket], admit: Admit, counts: PortCounts) -> None:
         self._sockets = list(sockets)
@@ -44,7 +49,7 @@ class Acceptor:
             self._listen(each)
 
     def close(self) -> None:
-        """Take no more; the ports are free. Connections that were taken live on."""
+        """Stop accepting and free the ports. Accepted connections stay open."""
         loop = asyncio.get_running_loop()
         for each in self._sockets:
             if each.fileno() >= 0:
@@ -56,11 +61,11 @@ class Acceptor:
             self._spare = -1
 
     def _listen(self, listening: socket.socket) -> None:
-        if listening.fileno() >= 0:  # else it was closed meanwhile
+        if listening.fileno() >= 0:  # otherwise it was closed meanwhile
             asyncio.get_running_loop().add_reader(listening, self._take, listening)
 
     def _take(self, listening: socket.socket) -> None:
-        """Take what waits; what is left makes the socket readable again."""
+        """Accept waiting connections. Those left make the socket readable again."""
         for _ in range(ACCEPTS_PER_TURN):
             try:
                 connection, peer = listening.accept()
@@ -82,7 +87,7 @@ class Acceptor:
         task.add_done_callback(self._beginning.discard)
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
-        """Refuse whom there is no descriptor for, and come back in a moment."""
+        """Refuse connections without a descriptor, and retry after a pause."""
         if error.errno in STARVED:
             self._refuse_some(listening)
         loop = asyncio.get_running_loop()
@@ -90,7 +95,7 @@ class Acceptor:
         loop.call_later(STARVED_PAUSE_S, self._listen, listening)
 
     def _refuse_some(self, listening: socket.socket) -> None:
-        if self._spare < 0:  # somebody else took its place the last time
+        if self._spare < 0:  # its place was taken the last time
             self._spare = _spare_descriptor()
         for _ in range(ACCEPTS_PER_TURN):
             if self._spare < 0:
@@ -119,7 +124,7 @@ async def _begin(connection: socket.socket, protocol: asyncio.Protocol) -> None:
 
 
 def reset(connection: socket.socket) -> None:
-    """Close a connection at once: the client sees a reset, and nothing of it is kept here."""
+    """Close a connection with a reset. The kernel keeps nothing of it."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
     connection.close()
 

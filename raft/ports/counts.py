@@ -1,7 +1,7 @@
-"""What a port counts of its connections, the line in the log when it refuses some, and the metrics of it all.
+"""Connection counts of a port, log lines about refusals, and metrics.
 
 Owns: the counters of every port of a process. Must not: decide which connection is refused.
-A storm of connections is one line, and one more every ten seconds while it lasts.
+A storm of connections causes one log line, and one more every ten seconds while it lasts.
 """
 
 from __future__ import annotations
@@ -19,44 +19,50 @@ from prometheus_client.registry import Collector
 
 logger = logging.getLogger(__name__)
 
-#: Between two lines about the refusals of one port, s.
+#: Seconds between two log lines about refusals of one port.
 LOG_PERIOD_S: Final = 10.0
 
 
 class Refused(Enum):
-    """Why a connection was closed before anything of it was served."""
+    """Reason to close a connection before serving anything."""
 
-    LIMIT = "limit"  # as many are open as the port takes
-    ADDRESS = "address"  # as many of this client's address are open as one may have
-    DESCRIPTORS = "descriptors"  # the process cannot open another file
-    BUSY = "busy"  # the process is too far behind with taking what its port passes on
-    UNREACHABLE = "unreachable"  # what serves behind the port cannot be reached
+    LIMIT = "limit"  # the port has its maximum of open connections
+    ADDRESS = "address"  # this client's address has its maximum of open connections
+    DESCRIPTORS = "descriptors"  # the process has no free file descriptor
+    BUSY = "busy"  # the server behind the port is too slow in accepting connections
+    UNREACHABLE = "unreachable"  # the server behind the port is unreachable
 
 
 class Ended(Enum):
-    """Why an open connection was closed by this side."""
+    """Reason why this side closed an open connection."""
 
-    SILENT = "silent"  # it did not say what it is for
-    MADE_ROOM = "made_room"  # it had not either, and others came
-    HANDSHAKE = "handshake"  # its TLS handshake did not end in time
-    NO_HELLO = "no_hello"  # what it said began like a TLS hello and is none
+    SILENT = "silent"  # it sent too few bytes to tell what it is for
+    MADE_ROOM = "made_room"  # the same, and other connections needed the place
+    HANDSHAKE = "handshake"  # its TLS handshake took too long
+    NO_HELLO = "no_hello"  # it began like a TLS hello but is none
 
 
 _ADVICE: Final = {
-    Refused.LIMIT: "as many connections are open as this port takes; look for clients that open one per message "
-    "(runbook: too many connections)",
+    Refused.LIMIT: (
+        "as many connections are open as this port takes; look for clients that open one per message "
+        "(runbook: too many connections)"
+    ),
     Refused.ADDRESS: "one address has as many connections open as max_connections_per_address allows",
     Refused.DESCRIPTORS: "this process has no file descriptor left; raise its limit (ulimit -n, LimitNOFILE)",
-    Refused.BUSY: "this process takes connections more slowly than they come; clients try again by themselves. Look for "
-    "clients that connect again and again, and for a machine without CPU time to spare",
-    Refused.UNREACHABLE: "the server behind this port is gone or has not started; clients try again by themselves. "
-    "Restart the process when this does not end",
+    Refused.BUSY: (
+        "this process takes connections more slowly than they come; clients try again by themselves. Look "
+        "for clients that connect again and again, and for a machine without CPU time to spare"
+    ),
+    Refused.UNREACHABLE: (
+        "the server behind this port is gone or has not started; clients try again by themselves. Restart "
+        "the process when this does not end"
+    ),
 }
 
 
 @dataclass(slots=True)
 class PortCounts:
-    """The connections of one port. `open` is kept by whoever takes them; 0 as `limit`: nobody counts them."""
+    """Counts of one port. Its acceptor maintains `open`. `limit` 0: connections are not counted."""
 
     port: str
     listener: str = ""
@@ -69,7 +75,10 @@ class PortCounts:
     _logged: int = 0
 
     def refuse(self, why: Refused, host: str, error: OSError | None = None) -> None:
-        """A connection was refused, by the system with `error`; say so when it was not said a moment ago."""
+        """Count a refused connection, with the system's `error` if there is one.
+
+        Logs at most once per period.
+        """
         self.refused[why] += 1
         now = self.clock()
         if now - self._logged_at >= LOG_PERIOD_S:
@@ -84,27 +93,27 @@ class PortCounts:
 
     @property
     def name(self) -> str:
-        """The port as the log names it."""
+        """Name of the port in log lines."""
         return f"{self.port}/{self.listener}" if self.listener else self.port
 
 
 class PortMetrics(Collector):
-    """The counts of all ports of a process, for its registry."""
+    """Counts of all ports of a process, for its metrics registry."""
 
     def __init__(self) -> None:
         self._ports: list[PortCounts] = []
 
     def add(self, port: str, listener: str = "", limit: int = 0) -> PortCounts:
-        """Return the counts of one more port."""
+        """Add a port and return its counts."""
         return self.include(PortCounts(port, listener, limit))
 
     def include(self, counts: PortCounts) -> PortCounts:
-        """Return the counts of a port that somebody else opened, and that are shown here from now on."""
+        """Add the counts of a port opened elsewhere, and return them."""
         self._ports.append(counts)
         return counts
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics; every reason is there from the start."""
+        """Yield the metrics. Every reason is present from the start."""
         labels = ["port", "listener"]
         is_open = GaugeMetricFamily("ledgermq_connections", "Open connections", labels=labels)
         limit = GaugeMetricFamily(

@@ -1,13 +1,15 @@
-"""The front of a port that more than gRPC shares: looks at the first bytes of a connection, then passes it on.
+"""Front of a port that gRPC shares with other protocols: looks at a connection's first bytes and passes it
+on.
 
-A gRPC server in Python cannot adopt a socket, so it serves on a private Unix socket, and what is not claimed by the
-`judge` is spliced to it, both ways. Owns: the listening sockets, the Unix socket, the splices, and how many there are.
-Must not: look at more than the first bytes, or buffer without bound.
+A gRPC server in Python cannot adopt a socket. It serves a private Unix socket instead, and connections that
+the `judge` does not claim are spliced to it in both directions. Owns: the listening sockets, the Unix socket,
+the splices and their number. Must not: look beyond the first bytes, or buffer without bound.
 
-Who connects and says nothing holds nobody up: it has a time limit, and when the port is full the one that has been
-silent for longest makes room. TLS goes to a door of its own (`tls_address`) when the hello is whole, a few hellos at a time
-until the server has answered them, which is where the computing is; a handshake that the client does not end has a time
-limit, too. So it is the server, never a client, that decides how long a place among the few is taken.
+A silent connection delays no other one: it has a time limit, and when the port is full the longest-silent one
+makes room. TLS connections go to a separate Unix socket (`tls_address`) once the hello is complete. Only a
+few hellos are with the server at a time, until it has answered them, because that is where the CPU time goes.
+A handshake that the client does not finish has a time limit too. So the server, never a client, decides how
+long one of these places is taken.
 """
 
 from __future__ import annotations
@@ -32,26 +34,26 @@ from .unix_door import UnixDoor
 logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 1024
-#: A connection that has not said what it is for, or not ended its TLS handshake, is closed after so long, s.
+#: Seconds after which a connection is closed if its purpose is unknown or its TLS handshake unfinished.
 FIRST_BYTES_TIMEOUT_S: Final = 10.0
-#: One that is silent for so long, s, makes room when the port is full; whoever has something to say says it sooner.
+#: Seconds of silence after which a connection makes room on a full port. Real clients send sooner.
 EVICTABLE_AFTER_S: Final = 1.0
-#: When more than so many, and more than this part of the port, are silent, the oldest of them makes room however young it
-#: is: a client has long been heard before its turn to go comes.
+#: If more connections than this, and more than this share of the port, are silent, the oldest makes room
+#: however young it is. A real client has sent something long before its turn comes.
 MANY_SILENT: Final = 4 * ACCEPTS_PER_TURN
 MANY_SILENT_SHARE: Final = 1 / 8
 #: TLS hellos that the server behind works on at the same time.
 TLS_HELLOS_AT_ONCE: Final = 8
-#: Bytes that all connections of a front have said and that were not passed on yet. A whole hello has 2 KiB at most, as a
-#: rule, and is passed on in milliseconds.
+#: Bytes received by all connections of a front and not passed on yet. A complete hello usually has at most 2
+#: KiB and is passed on within milliseconds.
 MAX_HELD_BYTES: Final = 32 << 20
 
 
 class Verdict(Enum):
-    """What the first bytes of a connection say."""
+    """Judgement on the first bytes of a connection."""
 
     PASS_ON = "pass on"  # to the server behind
-    PASS_ON_TLS = "pass on tls"  # to its door for TLS, when the hello is whole
+    PASS_ON_TLS = "pass on tls"  # to its TLS socket, once the hello is complete
     WAIT = "wait"  # too few bytes to tell
     TAKEN = "taken"  # the judge closed the connection, or gave it another protocol
 
@@ -61,15 +63,15 @@ Judge = Callable[[asyncio.Transport, bytes], Verdict]
 
 @dataclass(frozen=True, slots=True)
 class FrontLimits:
-    """How many connections a front holds. Those that the judge takes count no longer."""
+    """Connection limits of a front. Connections that the judge takes no longer count."""
 
     max_connections: int = 10_000
-    per_address: int = 0  # 0: as many as the port takes
-    reserve: int = 0  # of them, places that nothing is passed on from: who is taken always finds one
+    per_address: int = 0  # 0: no limit per address
+    reserve: int = 0  # places for connections that the judge takes; none of them is passed on
 
 
 class PortFront:
-    """Use: `inner_address` for the gRPC server, `await listen(sockets)`, `close()`."""
+    """Usage: `inner_address` for the gRPC server, `await listen(sockets)`, `close()`."""
 
     def __init__(
         self, judge: Judge, limits: FrontLimits | None = None, counts: PortCounts | None = None
@@ -83,36 +85,37 @@ class PortFront:
         self._acceptor: Acceptor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[_Inbound] = set()
-        self._silent: dict[_Inbound, None] = {}  # of them, those that are not judged; the oldest first
-        self._greeting: dict[_Inbound, None] = {}  # of the silent, those that have said a part of a TLS hello
-        self._held = 0  # bytes that were said and not passed on yet
+        # connections in `_open` that are not judged yet, oldest first
+        self._silent: dict[_Inbound, None] = {}
+        self._greeting: dict[_Inbound, None] = {}  # silent ones that have sent part of a TLS hello
+        self._held = 0  # bytes received and not passed on yet; invariant: at most MAX_HELD_BYTES
         self._of_address: Counter[str] = Counter()
         self._hellos = asyncio.Semaphore(TLS_HELLOS_AT_ONCE)
 
     @property
     def inner_address(self) -> str:
-        """Where the gRPC server must listen, before `listen`."""
+        """Address that the gRPC server must listen on, before `listen`."""
         return self._doors[Verdict.PASS_ON].address
 
     @property
     def tls_address(self) -> str:
-        """Where it must listen for TLS, when the judge ever passes that on."""
+        """Address that it must listen on for TLS, if the judge ever passes TLS on."""
         return self._doors.setdefault(Verdict.PASS_ON_TLS, UnixDoor(self._folder / "tls")).address
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
-        """Take connections on these listening sockets, which are the front's from now on. Raises: OSError."""
+        """Accept connections on these sockets, which the front owns from now on. Raises: OSError."""
         hidden = [door.hide() for door in self._doors.values()]
         if all(hidden):
             shutil.rmtree(self._folder, ignore_errors=True)
         self._acceptor = Acceptor(sockets, self._admit, self.counts)
 
     def stop_listening(self) -> None:
-        """Take no more connections; the port is free."""
+        """Stop accepting connections and free the port."""
         if self._acceptor is not None:
             self._acceptor.close()
 
     def close(self) -> None:
-        """Stop listening and close what is still open; the server behind must have drained before."""
+        """Stop listening and close all open connections. The server behind must have drained before."""
         self.stop_listening()
         for inbound in list(self._open):
             inbound.close()
@@ -122,7 +125,7 @@ class PortFront:
             door.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # --- who comes in ------------------------------------------------------------------------------------------
+    # --- who comes in ---------------------------------------------------------------------------------------
     def _admit(self, host: str) -> asyncio.Protocol | None:
         limits = self._limits
         if limits.per_address and self._of_address[host] >= limits.per_address:
@@ -139,7 +142,10 @@ class PortFront:
         return inbound
 
     def _make_room(self) -> bool:
-        """Close the connection that has been silent for longest, unless it came a moment ago and few are silent."""
+        """Close the longest-silent connection, unless it is very young and few are silent.
+
+        Returns whether one was closed.
+        """
         oldest = next(iter(self._silent), None)
         if oldest is None:
             return False
@@ -151,7 +157,7 @@ class PortFront:
         return True
 
     def left(self, inbound: _Inbound) -> None:
-        """A connection has ended, or is somebody else's."""
+        """Remove a connection that ended or was taken over."""
         self._silent.pop(inbound, None)
         self._greeting.pop(inbound, None)
         if inbound in self._open:
@@ -163,7 +169,7 @@ class PortFront:
                 del self._of_address[inbound.host]
 
     def judge(self, inbound: _Inbound, transport: asyncio.Transport, first: bytes) -> Verdict:
-        """Ask what becomes of a connection; one that is passed on or taken is asked for no more."""
+        """Judge a connection. One that is passed on or taken is not judged again."""
         verdict = self._judge(transport, first)
         if verdict is Verdict.PASS_ON:
             if len(self._open) - len(self._silent) >= self._limits.max_connections - self._limits.reserve:
@@ -179,9 +185,9 @@ class PortFront:
         return verdict
 
     def hold(self, inbound: _Inbound, size: int) -> bool:
-        """Note that a connection said more than can be passed on now; False: there was no room, and it is closed.
+        """Record bytes that cannot be passed on yet. False: there was no room, and the connection is closed.
 
-        Hellos that are not whole make room first, the oldest of them.
+        Connections with an incomplete hello make room first, oldest first.
         """
         if inbound not in self._open:
             return False
@@ -194,19 +200,19 @@ class PortFront:
         return inbound in self._open
 
     def passed_on(self, size: int) -> None:
-        """So many bytes are held no longer."""
+        """Release `size` held bytes."""
         self._held -= size
 
     def said_hello(self, inbound: _Inbound, transport: asyncio.Transport) -> None:
-        """The TLS hello of a connection is whole."""
+        """Pass a connection on, now that its TLS hello is complete."""
         self._greeting.pop(inbound, None)
         self._start(self._connect_tls(inbound, transport))
 
     def greeted(self, inbound: _Inbound) -> None:
-        """It is known what a connection is for: it need not make room any more."""
+        """Note that the purpose of a connection is known, so it need not make room any more."""
         self._silent.pop(inbound, None)
 
-    # --- passing on --------------------------------------------------------------------------------------------
+    # --- passing on -----------------------------------------------------------------------------------------
     def _start(self, passing: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(passing)
         self._tasks.add(task)
@@ -225,9 +231,9 @@ class PortFront:
                 inbound.connected(inner)
 
     async def _connect_tls(self, inbound: _Inbound, client: asyncio.Transport) -> None:
-        """Pass a hello on when it is its turn; the turn ends with the server's answer."""
+        """Pass a hello on when it is its turn. The turn ends with the server's answer."""
         async with self._hellos:
-            if client.is_closing():  # it waited for too long
+            if client.is_closing():  # it waited too long
                 return
             outbound = _TlsOutbound(client, inbound)
             await self._connect(inbound, outbound, client, Verdict.PASS_ON_TLS)
@@ -236,14 +242,14 @@ class PortFront:
 
 
 def _why(error: OSError) -> Refused:
-    """Tell why the server behind was not reached."""
+    """Return why the server behind was not reached."""
     if isinstance(error, BlockingIOError):
         return Refused.BUSY
     return Refused.DESCRIPTORS if error.errno in STARVED else Refused.UNREACHABLE
 
 
 class _Pipe(asyncio.Protocol):
-    """One direction of a splice: what arrives here is written to `other`."""
+    """One direction of a splice: data received here is written to `other`."""
 
     def __init__(self, other: asyncio.Transport | None = None) -> None:
         self.transport: asyncio.Transport
@@ -270,7 +276,7 @@ class _Pipe(asyncio.Protocol):
 
 
 class _TlsOutbound(_Pipe):
-    """The connection to the server behind, which may still compute its answer to a hello."""
+    """Connection to the server behind, which may still be computing its answer to a hello."""
 
     def __init__(self, other: asyncio.Transport, inbound: _Inbound) -> None:
         super().__init__(other)
@@ -289,7 +295,7 @@ class _TlsOutbound(_Pipe):
 
 
 class _Inbound(_Pipe):
-    """A connection that came in; when it is passed on, it is paused until the inner one stands."""
+    """Incoming connection. When passed on, it is paused until the inner connection is open."""
 
     def __init__(self, front: PortFront, host: str) -> None:
         super().__init__()
@@ -299,7 +305,7 @@ class _Inbound(_Pipe):
         self._front = front
         self._first = bytearray()
         self._is_made = self._is_over = False
-        self._records: ClientRecords | None = None  # while its TLS handshake lasts
+        self._records: ClientRecords | None = None  # set during the TLS handshake
         self._timer = loop.call_later(FIRST_BYTES_TIMEOUT_S, self._timed_out)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -310,7 +316,7 @@ class _Inbound(_Pipe):
 
     @property
     def held(self) -> int:
-        """Bytes that were said and not passed on yet."""
+        """Bytes received and not passed on yet."""
         return len(self._first)
 
     def data_received(self, data: bytes) -> None:
@@ -328,7 +334,8 @@ class _Inbound(_Pipe):
             self._greet(data)
 
     def _judge(self) -> None:
-        self.transport.pause_reading()  # whoever takes it begins anew: another protocol may read in another way
+        # the new owner resumes reading: another protocol may read in another way
+        self.transport.pause_reading()
         first = bytes(self._first)
         verdict = self._front.judge(self, self.transport, first)
         if verdict is Verdict.WAIT:
@@ -340,7 +347,7 @@ class _Inbound(_Pipe):
             self._timer.cancel()
 
     def _greet(self, data: bytes) -> None:
-        """Read on until the TLS hello is whole."""
+        """Continue reading until the TLS hello is complete."""
         if self._follow(data):
             if self._records is not None and self._records.is_hello_whole:
                 self.transport.pause_reading()
@@ -349,7 +356,7 @@ class _Inbound(_Pipe):
                 self.transport.resume_reading()
 
     def _follow(self, data: bytes) -> bool:
-        """Notice what the client has done of its TLS handshake; False: it is none, and the connection is closed."""
+        """Follow the client's TLS handshake. False: it is none, and the connection is closed."""
         assert self._records is not None
         try:
             self._records.feed(data)
@@ -363,12 +370,12 @@ class _Inbound(_Pipe):
         return True
 
     def answered(self) -> None:
-        """The server behind has answered the TLS hello."""
+        """Note that the server behind has answered the TLS hello."""
         if self._records is not None:
             self._records.is_answered = True
 
     def connected(self, inner: asyncio.Transport) -> None:
-        """The inner connection stands: hand over what came so far and let the rest flow."""
+        """Splice to the inner connection: send what has arrived so far, then let the rest flow."""
         if self.transport.is_closing():
             inner.close()
             return
@@ -384,18 +391,18 @@ class _Inbound(_Pipe):
         super().connection_lost(exc)
 
     def close(self) -> None:
-        """Close the connection when what was sent is under way."""
+        """Close the connection once everything sent has left the write buffer."""
         self._is_over = True
         if self._is_made:
             self.transport.close()
 
     def end(self, why: Ended) -> None:
-        """Close the connection at once; it is not counted from now on."""
+        """Close the connection at once and count the reason."""
         self._front.counts.ended[why] += 1
         self.drop()
 
     def drop(self) -> None:
-        """Close the connection at once, counted or not."""
+        """Close the connection at once without counting."""
         self._front.left(self)
         self._timer.cancel()
         self._is_over = True
@@ -408,7 +415,7 @@ class _Inbound(_Pipe):
 
 
 def take_port(address: str) -> list[socket.socket]:
-    """Listen on every address of a host `host:port`; who connects waits until it is served. Raises: OSError."""
+    """Listen on every address of `host:port`. Connections wait until they are served. Raises: OSError."""
     host, _, port = address.rpartition(":")
     found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     bound: list[socket.socket] = []
@@ -423,7 +430,8 @@ def take_port(address: str) -> list[socket.socket]:
             taken.listen(BACKLOG)
             taken.setblocking(False)
             bound.append(taken)
-        except OSError as error:  # a name may have addresses that this machine lacks, as ::1 in a container
+        # a name may have addresses that this machine lacks, such as ::1 in a container
+        except OSError as error:
             taken.close()
             failed = error
     if not bound:

@@ -1,10 +1,12 @@
-"""As much of TLS as stands in the clear: when a client's hello is whole, and when the client has ended its handshake.
+"""Parser of TLS that is not encrypted: when a client's hello is complete, and when it has ended its
+handshake.
 
-Pure. A record begins with five bytes: type, version (2), length (2); the hello is the first handshake message: type (1),
-length (3), contents, over as many records as the client likes. A client's records are of the handshake until its first
-one of type application data: in TLS 1.3 that carries the end of its handshake, before that version it comes behind. A
-client that sends such a record before the server has answered (early data, or a lie) has not ended anything by it.
-A client that lies later is found out by whoever decrypts.
+Pure. A record begins with five bytes: type, version (2), length (2). The hello is the first handshake
+message: type (1), length (3), contents. It may be spread over any number of records. A client's records
+belong to the handshake until the first one of type application data. In TLS 1.3 that one carries the end of
+the handshake, in older versions it follows it. A client that sends such a record before the server has
+answered (early data, or a lie) has not ended the handshake. Later lies are detected by the side that
+decrypts.
 """
 
 from __future__ import annotations
@@ -16,18 +18,21 @@ _APPLICATION_DATA: Final = 0x17
 _CLIENT_HELLO: Final = 1
 _HEADER_SIZE: Final = 5
 _MESSAGE_HEADER_SIZE: Final = 4
-#: More is no record: 16 KiB, and what encryption may add.
+#: Larger is not a record: 16 KiB, plus what encryption may add.
 MAX_RECORD_SIZE: Final = (16 << 10) + 2048
-#: A hello of more bytes, the headers of its records among them, is not waited for. Real ones have 0.2 to 2 KiB.
+#: Maximum size of a hello including its record headers. Real ones have 0.2 to 2 KiB.
 MAX_HELLO_SIZE: Final = 32 << 10
 
 
 class NoHelloError(ValueError):
-    """What a client said is no TLS hello, or none that anybody would send."""
+    """The bytes of a client are not a TLS hello, or not a plausible one."""
 
 
 class ClientRecords:
-    """Follows what a client sends, in whatever pieces. `is_answered` is told to it: the server has said something."""
+    """Follows what a client sends, in pieces of any size.
+
+    The caller sets `is_answered` once the server has replied.
+    """
 
     __slots__ = ("_header", "_hello_size", "_message_header", "_rest", "_size", "has_ended", "is_answered",
                  "is_hello_whole")  # fmt: skip
@@ -35,14 +40,14 @@ class ClientRecords:
     def __init__(self) -> None:
         self.is_hello_whole = self.is_answered = self.has_ended = False
         self._header = bytearray()
-        self._rest = 0  # bytes of the present record that are still to come
-        # until the hello is whole:
+        self._rest = 0  # bytes of the current record still to come
+        # The following fields are used until the hello is complete.
         self._message_header = bytearray()
-        self._hello_size = 0  # bytes of it that are there
-        self._size = 0  # the same with the headers of records
+        self._hello_size = 0  # bytes of the hello received
+        self._size = 0  # the same including record headers
 
     def feed(self, data: bytes) -> None:
-        """Take what came next. Raises: NoHelloError (whoever sent this must not be passed on)."""
+        """Process the next bytes. Raises: NoHelloError (do not pass this connection on)."""
         at = 0
         while at < len(data) and not self.has_ended:
             step = min(self._rest or _HEADER_SIZE - len(self._header), len(data) - at)
@@ -71,7 +76,7 @@ class ClientRecords:
             header.clear()
 
     def _take_of_hello(self, piece: bytes) -> None:
-        """A record may hold more than the hello; that is the server's to judge."""
+        """Process handshake bytes. A record may hold more than the hello; the server judges the rest."""
         header = self._message_header
         header += piece[: _MESSAGE_HEADER_SIZE - len(header)]
         self._hello_size += len(piece)

@@ -1,10 +1,11 @@
-"""The private door of the server behind a front: a Unix socket, which is connected to one by one.
+"""Private Unix socket of the server behind a front, with connections opened one at a time.
 
-It has a name only until the front listens: from then on it is reached through a descriptor, so that a process that is
-killed leaves nothing behind, and nobody else on the machine finds it.
+It has a name only until the front listens. After that it is reached through a descriptor, so a killed process
+leaves nothing behind and no other user of the machine finds it.
 
-A server that is behind with taking connections makes the kernel refuse the next one (EAGAIN); nothing tells when there is
-room again. So whoever is refused tries again in a moment, and those behind it wait until it is through.
+If the server is slow to accept, the kernel refuses the next connection (EAGAIN), and nothing signals when
+there is room again. A refused connection therefore retries after a pause, and later ones wait until it is
+through.
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-#: A connection that finds no room for so long, s, is given up.
+#: Seconds after which a connection that finds no room is given up.
 DOOR_TIMEOUT_S: Final = 5.0
-#: Between two attempts, s.
+#: Seconds between two attempts.
 _PAUSE_S: Final = 0.005
 
 
 class UnixDoor:
-    """A Unix socket of the server behind."""
+    """Unix socket of the server behind a front."""
 
     def __init__(self, path: Path) -> None:
         self.address = f"unix:{path}"
-        self.waiting = 0  # connections that wait until the server takes more
+        self.waiting = 0  # connections that wait for the server to accept
         self._path = str(path)
-        self._handle = -1  # of the socket, when it has no name any more
+        self._handle = -1  # descriptor of the socket once it has no name any more
         self._turn = asyncio.Lock()
 
     async def connect(
         self, protocol: asyncio.Protocol, is_wanted: Callable[[], bool]
     ) -> asyncio.Transport | None:
-        """Give `protocol` a connection and return it; None: it is not wanted any more.
+        """Connect `protocol` and return its transport; None: it is no longer wanted.
 
-        Raises: BlockingIOError (the server takes none for too long), OSError.
+        Raises: BlockingIOError (the server accepts none for too long), OSError.
         """
         connection = await self._reach(is_wanted)
         if connection is None:
@@ -69,7 +70,7 @@ class UnixDoor:
             self.waiting -= 1
 
     def hide(self) -> bool:
-        """Reach the socket without its name from now on; False: the system knows no way."""
+        """Reach the socket without its name from now on. False: the system does not support it."""
         if not hasattr(os, "O_PATH"):
             return False
         handle = os.open(self._path, os.O_PATH | os.O_CLOEXEC)
@@ -81,14 +82,14 @@ class UnixDoor:
         return True
 
     def close(self) -> None:
-        """Give the socket up."""
+        """Release the socket."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
 
 
 def _connected(path: str) -> socket.socket:
-    """Connect at once; asyncio takes "no room" of a Unix socket for "not yet"."""
+    """Connect without waiting. asyncio treats "no room" on a Unix socket as "not yet"."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
