@@ -1,1 +1,1 @@
-"""Consensus: the pure Raft core, the CommitLog it owns, and the node that drives both."""
+"""Consensus: the pure Raft core, the CommitLog, and the node that runs both."""

@@ -1,4 +1,4 @@
-"""What a RaftNode must be told: who it is, who the others are, where its data lies, and its limits.
+"""Settings of a RaftNode: its identity, its peers, its data folder and its limits.
 
 Owns: the defaults of the consensus layer and their validation. Must not: read files or the environment.
 """
@@ -14,17 +14,17 @@ from .core.reign import Reign, Replication, first_term_of
 from .errors import ConfigurationError
 from .types import NO_TERM, NodeId
 
-#: What was late is forgotten after one to two of these.
+#: Observed lateness is forgotten after one to two of these windows.
 LATENESS_WINDOW_MS: Final = 15_000
 DEFAULT_SEGMENT_SIZE: Final = 1 << 30
 MAX_ENTRY_DIVISOR: Final = 4  # no entry is larger than a quarter of a segment (D4)
-CONTROL_FRAME_SIZE: Final = 1 << 20  # the largest frame without entries
-STALL_HEARTBEATS: Final = 4  # a stream that stands still for a shorter time is left alone
+CONTROL_FRAME_SIZE: Final = 1 << 20  # maximum size of a frame without entries
+STALL_HEARTBEATS: Final = 4  # heartbeat intervals; shorter stalls of a stream are ignored
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A node of the group and the `host:port` of its Raft listener."""
+    """A node of the broker group and the `host:port` of its Raft listener."""
 
     node_id: NodeId
     address: str
@@ -32,44 +32,46 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLimits:
-    """What the streams between nodes may take. Sizes are bytes, times are seconds."""
+    """Limits of the streams between nodes. Sizes are in bytes, times in seconds."""
 
-    append_frame: int = 16 << 20  # the largest frame of a stream of appends
+    append_frame: int = 16 << 20  # maximum size of a frame on an append stream
     control_frame: int = CONTROL_FRAME_SIZE
-    stall_s: float = 0.3  # a stream that stands still for a shorter time is left alone
-    whole_frame_s: float = 0.8  # a frame that began must be whole, or grow by a fair amount
+    stall_s: float = 0.3  # shorter stalls of a stream are ignored
+    # a frame in progress must be complete, or grow by a fair amount, within this time
+    whole_frame_s: float = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftConfig:
-    """Settings of one node of one group. Times are milliseconds, sizes are bytes."""
+    """Settings of one node of one broker group. Times are in milliseconds, sizes in bytes."""
 
     cluster_id: str
     group: str
     node_id: NodeId
-    # Every node of the group, this one included; all vote unless there is a master
+    # Every node of the broker group, including this one. All vote unless there is a master.
     members: tuple[Member, ...]
     data_dir: Path  # the node's data folder; the log is in `commitlog/` below it
-    bind: str = ""  # listener `host:port`; empty = this member's address
+    bind: str = ""  # listener `host:port`; empty: this member's address
     rejoin: bool = False  # come back with an empty log under a known id (P19)
     segment_size: int = DEFAULT_SEGMENT_SIZE
     flush: str = "sync"  # sync | async_timed | async_notify (D7)
-    direct_write_bytes: int = 128 << 10  # turns of so many bytes are written past the page cache; 0: none
+    direct_write_bytes: int = 128 << 10  # turns of at least this size bypass the page cache; 0: none do
     replication: Replication = Replication.QUORUM
-    master: str = ""  # the first master; what a promotion wrote into the data folder is newer. Empty: as the folder says
+    # First master; empty: as the folder says. A promotion recorded in the data folder takes precedence.
+    master: str = ""
     reign: Reign | None = None  # of the open data folder; None: a majority decides
     tick_ms: int = 10
     heartbeat_ms: int = 75
     election_ms_min: int = 400
     election_ms_max: int = 800
-    max_uncommitted_bytes: int = 64 << 20  # proposals beyond it are refused with BusyError
-    max_inflight_bytes: int = 8 << 20  # per follower, sent and not yet acknowledged
+    max_uncommitted_bytes: int = 64 << 20  # proposals beyond it fail with BusyError
+    max_inflight_bytes: int = 8 << 20  # per follower, sent and not acknowledged yet
     max_inflight_messages: int = 256
-    max_append_bytes: int = 1 << 20  # entry bytes in one AppendEntries (one entry may be larger)
-    apply_slice_bytes: int = 1 << 20  # entry bytes applied before the loop gets its turn
-    scrub_bytes_per_second: int = 8 << 20  # the whole log is read and verified at this rate; 0: it is not
-    scrub_interval_s: float = 7 * 24 * 3600.0  # a pass over the log begins so often, and takes no longer
-    seed: int | None = None  # of the election timer; None = from the operating system
+    max_append_bytes: int = 1 << 20  # entry bytes in one AppendEntries; a single entry may be larger
+    apply_slice_bytes: int = 1 << 20  # entry bytes applied before the loop gets its next turn
+    scrub_bytes_per_second: int = 8 << 20  # rate of reading and verifying the whole log; 0: off
+    scrub_interval_s: float = 7 * 24 * 3600.0  # a pass over the log starts this often, and takes no longer
+    seed: int | None = None  # of the election timer; None: from the operating system
     feature_level: int = 1
     peers: tuple[Member, ...] = field(init=False)
 
@@ -84,16 +86,18 @@ class RaftConfig:
         self._check_master(ids)
         if not 0 < self.heartbeat_ms * 2 <= self.election_ms_min < self.election_ms_max:
             raise ConfigurationError(
-                "election timeout must be at least twice the heartbeat interval, and its minimum below its maximum: "
-                f"heartbeat {self.heartbeat_ms} ms, election {self.election_ms_min}-{self.election_ms_max} ms"
+                "election timeout must be at least twice the heartbeat interval, and its minimum below its "
+                f"maximum: heartbeat {self.heartbeat_ms} ms, election "
+                f"{self.election_ms_min}-{self.election_ms_max} ms"
             )
         object.__setattr__(self, "peers", tuple(m for m in self.members if m.node_id != self.node_id))
 
     def _check_master(self, ids: list[NodeId]) -> None:
         if self.master and not self.replication.has_master:
             raise ConfigurationError(
-                f"group {self.group} has replication quorum, where the nodes elect a leader, and a master is named"
-                f" ({self.master}): leave `master` out, or set `replication` to async_master or sync_master"
+                f"group {self.group} has replication quorum, where the nodes elect a leader, and a master is "
+                f"named ({self.master}): leave `master` out, or set `replication` to async_master or "
+                "sync_master"
             )
         if self.master and self.master not in ids:
             raise ConfigurationError(
@@ -101,47 +105,47 @@ class RaftConfig:
             )
 
     def under(self, reign: Reign | None) -> RaftConfig:
-        """Return the settings of a node whose data folder belongs to this reign."""
+        """Return the settings for a data folder that belongs to this reign."""
         return replace(self, reign=reign)
 
     @property
     def voters(self) -> tuple[NodeId, ...]:
-        """Whose word decides: every member, or the master alone."""
+        """Nodes that decide what is committed: every member, or the master alone."""
         if self.reign is not None:
             return (self.reign.master,)
         return tuple(member.node_id for member in self.members)
 
     @property
     def is_slave(self) -> bool:
-        """Tell whether this node gets the log of a master, and no vote."""
+        """True if this node receives the log of a master and has no vote."""
         return self.reign is not None and self.reign.master != self.node_id
 
     @property
     def not_judged(self) -> frozenset[NodeId]:
-        """Members that a slave believes to be who they say: the other slaves. The master knows them."""
+        """Members whose identity a slave does not check: the other slaves. The master checks them."""
         return frozenset(m.node_id for m in self.peers if self.is_slave and m.node_id not in self.voters)
 
     @property
     def address(self) -> str:
-        """This node's address as its peers know it."""
+        """Address of this node, as its peers know it."""
         return next(m.address for m in self.members if m.node_id == self.node_id)
 
     @property
     def max_entry_size(self) -> int:
-        """Bytes that one entry may take in the log, header included."""
+        """Maximum size of an entry in the log in bytes, including its header."""
         return self.segment_size // MAX_ENTRY_DIVISOR
 
     def stream_limits(self) -> StreamLimits:
-        """Return what the streams to and from the peers may take."""
+        """Return the limits of the streams to and from the peers."""
         return StreamLimits(
-            # One large entry, or several small ones; and a head, which names the terms of all
+            # One large entry or several small ones, plus a head that names all their terms.
             append_frame=max(self.max_entry_size, self.max_append_bytes) + CONTROL_FRAME_SIZE,
             stall_s=STALL_HEARTBEATS * self.heartbeat_ms / 1000,
             whole_frame_s=self.election_ms_max / 1000,
         )
 
     def core_config(self) -> CoreConfig:
-        """Return the core's part of the settings, in ticks."""
+        """Return the core's settings, in ticks."""
         tick = self.tick_ms
         return CoreConfig(
             node_id=self.node_id,

@@ -1,4 +1,4 @@
-"""Where a log stops being valid, and what a node noted before it began to repair it (P18). Values only, pure.
+"""Damage of a log, and the note that a node stores before it repairs it (P18). Values only, pure.
 
 `recovery.py` finds damage, `log/rewrite.py` repairs it, `log/repair_note.py` stores the note.
 """
@@ -12,27 +12,28 @@ from .types import LogIndex, Term
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What the next entry must continue."""
+    """State of the chain that the next entry must continue."""
 
-    index: LogIndex
-    term: Term
-    crc: int
-    timestamp: int
+    index: LogIndex  # of the entry before; the next entry has index + 1
+    term: Term  # the next entry's term is not lower
+    crc: int  # the next entry must carry it as its previous checksum
+    timestamp: int  # log time (ms); the next entry's is not lower
 
 
 @dataclass(frozen=True, slots=True)
 class RepairNote:
-    """How far the log held valid entries, or promised some: physical offset, and index of the last one known."""
+    """How far the log held valid entries, or promised some."""
 
+    # physical offset that the repaired log must reach
     must_reach: int
-    reach_index: int
-    #: How far the log reached is not known: nobody can tell what was acknowledged behind the damage.
+    reach_index: int  # index that the repaired log must reach
+    #: True: it is unknown how far the log reached, and therefore what was acknowledged after the damage.
     open_ended: bool
-    #: The incarnation under which the node comes back as a learner; 0: it keeps its vote.
+    #: Incarnation under which the node comes back as a learner; 0: it keeps its vote.
     rejoin_as: int = 0
 
     def joined(self, other: RepairNote) -> RepairNote:
-        """Return what both of them ask for."""
+        """Return a note that demands what either of both demands."""
         return RepairNote(
             max(self.must_reach, other.must_reach),
             max(self.reach_index, other.reach_index),
@@ -41,17 +42,17 @@ class RepairNote:
         )
 
     def is_reached(self, offset: int, index: int) -> bool:
-        """Tell whether a log that ends at `offset` with entry `index` holds all that it must."""
+        """Return whether a log that ends at `offset` with entry `index` is complete."""
         return offset >= self.must_reach and index >= self.reach_index and not self.open_ended
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Where a log stops being valid although it goes on, or went on."""
+    """Position where a log stops being valid although it continues, or continued."""
 
     before: Before  # what the first missing entry must continue
-    offset: int  # physical offset where it must stand (a filler may come first)
-    note: RepairNote
-    #: The same places at the ends of the segments before, oldest first: to go back to when what stands in front of the
-    #: damage was never committed.
+    offset: int  # physical offset where that entry must be (a filler may come first)
+    note: RepairNote  # how far the log must reach again
+    #: The same positions at the ends of earlier segments, oldest first: to fall back to if the entries before
+    #: the damage were never committed.
     earlier: tuple[tuple[Before, int], ...] = ()

@@ -3,15 +3,15 @@
 RaftError                     base; `retryable` tells whether the same call may be repeated elsewhere or later
 ├── ConfigurationError        settings that cannot work
 ├── AddressInUseError         the Raft port is taken
-├── NotLeaderError            this node does not lead; carries the leader when known (definite: nothing appended)
+├── NotLeaderError            this node does not lead; carries the leader if known (definite: no append)
 ├── BusyError                 too many uncommitted bytes (definite)
-├── TransferringError         the lead is being handed over (definite)
+├── TransferringError         leadership is being transferred (definite)
 ├── EntryTooLargeError        larger than a quarter of a segment (definite)
 ├── ProposalLostError         the outcome of a proposal is unknown
-├── TransferFailedError       nobody took over the lead
+├── TransferFailedError       no node took over leadership
 ├── NodeStoppedError          the node is stopping or has faulted
-├── DamagedFrameError         bytes between two nodes were changed on the way; that connection ends
-├── StateTransferError        the state of the leader did not get to a follower; tried again
+├── DamagedFrameError         bytes between two nodes were corrupted on the way; the connection ends
+├── StateTransferError        the leader's state did not reach a follower; tried again
 └── StorageError              the data folder and the log
     ├── DataFolderError       the folder cannot be used; nothing was changed
     │   ├── ForeignFolderError    belongs to another node, group or cluster, or has another segment size
@@ -21,12 +21,12 @@ RaftError                     base; `retryable` tells whether the same call may 
     │   └── GroupRecoveryError    a group that lost its majority cannot be recovered from this folder
     ├── DamagedLogError       an entry that must be there is damaged or missing; carries file and offset
     ├── InvalidWireError      entries from a peer that do not fit: checksum, chain, index, offset, size
-    │   └── OtherHistoryError     they are whole, but continue another log than this one
+    │   └── OtherHistoryError     they are intact, but continue another log
     ├── LogTruncatedError     the range was cut off while it was read; look again
     ├── LogCompactedError     the range is below the first retained index
     ├── DiskFullError         no room for another segment (definite when raised by staging)
     ├── StorageFailedError    a write or fsync failed: terminal for the node (rule P15)
-    └── StorageDefectError    a thread of the storage met a bug of ours: terminal for the node
+    └── StorageDefectError    a storage thread hit a bug of ours: terminal for the node
 
 Every message says what happened, why, and what to do next.
 """
@@ -55,8 +55,9 @@ class AddressInUseError(RaftError):
 
     def __init__(self, address: str) -> None:
         super().__init__(
-            f"cannot listen on {address} for Raft: the port is in use or not an address of this machine."
-            f" Stop the other process (ss -tnap shows it, an outgoing connection, too) or choose another address"
+            f"cannot listen on {address} for Raft: the port is in use or not an address of this machine. "
+            "Stop the other process (ss -tnap shows it, an outgoing connection, too) or choose another "
+            "address"
         )
         self.address = address
 
@@ -74,13 +75,13 @@ class NotLeaderError(RaftError):
 
 
 class BusyError(RaftError):
-    """Too many bytes wait for commit. Nothing was appended."""
+    """Too many bytes are waiting for commit. Nothing was appended."""
 
     retryable = True
 
 
 class TransferringError(RaftError):
-    """The lead is being handed over. Nothing was appended."""
+    """Leadership is being transferred. Nothing was appended."""
 
     retryable = True
 
@@ -90,7 +91,7 @@ class TransferringError(RaftError):
 
 
 class EntryTooLargeError(RaftError):
-    """An entry above the limit of a quarter of a segment. Nothing was appended."""
+    """The entry exceeds a quarter of a segment. Nothing was appended."""
 
     def __init__(self, size: int, limit: int, unit: str = "bytes") -> None:
         super().__init__(f"an entry of {size} {unit} is above the limit of {limit} {unit}; send less at once")
@@ -99,13 +100,13 @@ class EntryTooLargeError(RaftError):
 
 
 class ProposalLostError(RaftError):
-    """The fate of a proposal is unknown: it may be committed by another leader, or never."""
+    """The outcome of a proposal is unknown: another leader may commit it, or it may be lost."""
 
     retryable = True
 
 
 class TransferFailedError(RaftError):
-    """Nobody took over the lead in time; this node still leads or steps down by itself."""
+    """No node took over leadership in time. This node still leads, or steps down by itself."""
 
     retryable = True
 
@@ -115,19 +116,22 @@ class NodeStoppedError(RaftError):
 
 
 class DamagedFrameError(RaftError):
-    """Bytes between two nodes were changed on the way. Nothing of them was used; the connection ends, and is made again."""
+    """Bytes between two nodes were corrupted on the way.
+
+    None of them was used; the connection is reopened.
+    """
 
     retryable = True
 
 
 class StateTransferError(RaftError):
-    """The state of the leader did not get to a follower that needs it. Nothing was changed there."""
+    """The leader's state did not reach a follower that needs it. Nothing was changed there."""
 
     retryable = True
 
 
 class StorageError(RaftError):
-    """Base of everything about the data folder and the log."""
+    """Base of all errors of the data folder and the log."""
 
 
 class DataFolderError(StorageError):
@@ -147,8 +151,8 @@ class NewerFolderError(DataFolderError):
 
     def __init__(self, node: str, path: Path, what: str, found: int, supported: int) -> None:
         super().__init__(
-            f"{node} will not start: {path} ({what}) has format version {found}; this build reads up to version"
-            f" {supported}. Install the LedgerMQ that wrote it, or a newer one; nothing was changed."
+            f"{node} will not start: {path} ({what}) has format version {found}; this build reads up to "
+            f"version {supported}. Install the LedgerMQ that wrote it, or a newer one; nothing was changed."
         )
         self.path = path
         self.found = found
@@ -156,7 +160,7 @@ class NewerFolderError(DataFolderError):
 
 
 class DamagedFolderError(DataFolderError):
-    """Identity, hard state or manifest is missing or damaged. `found`: the file and what is wrong with it."""
+    """Identity, hard state or manifest is missing or damaged. `found`: the file and its problem."""
 
     def __init__(self, text: str, *, found: str = "") -> None:
         super().__init__(text)
@@ -164,7 +168,7 @@ class DamagedFolderError(DataFolderError):
 
 
 class OldHardStateError(DamagedFolderError):
-    """The hard state is older than the log beside it: the newer one, and the vote in it, are lost."""
+    """The hard state is older than the log beside it, so the newer one, and the vote in it, are lost."""
 
 
 class GroupRecoveryError(DataFolderError):
@@ -172,10 +176,11 @@ class GroupRecoveryError(DataFolderError):
 
 
 class DamagedLogError(StorageError):
-    """An entry that must be there is damaged or missing. Never healed by truncation (rule P18).
+    """An entry that must exist is damaged or missing. Never fixed by truncation (rule P18).
 
-    `damage` tells where to begin a repair, when recovery found it; None: found while serving. `extent`: the damage
-    begins among so many bytes from `offset` on (a disk that cannot read a range does not say which part of it).
+    `damage` tells where to start a repair if recovery found it; None: found while serving. `extent`: the
+    damage begins within this many bytes from `offset` on. (A disk that cannot read a range does not say which
+    part of it.)
     """
 
     def __init__(
@@ -189,9 +194,9 @@ class DamagedLogError(StorageError):
         extent: int = 1,
     ) -> None:
         super().__init__(
-            f"{node} will not use its log: {path} is damaged at byte {position} (physical offset {offset}): {reason}."
-            f" Acknowledged messages may be stored there, so nothing was cut off. Fetch a clean copy from the other"
-            f" nodes: ledgermq broker --rejoin"
+            f"{node} will not use its log: {path} is damaged at byte {position} (physical offset {offset}): "
+            f"{reason}. Acknowledged messages may be stored there, so nothing was cut off. Fetch a clean "
+            "copy from the other nodes: ledgermq broker --rejoin"
         )
         self.path = path
         self.position = position
@@ -206,17 +211,19 @@ class InvalidWireError(StorageError):
 
 
 class OtherHistoryError(InvalidWireError):
-    """Committed entries from a peer do not continue this log: its last ones were never committed."""
+    """Committed entries from a peer do not continue this log: this log's last entries were never
+    committed.
+    """
 
 
 class LogTruncatedError(StorageError):
-    """The range was cut off while it was being read. Look again; dropping the read is always safe."""
+    """The range was cut off while it was read. Look again; dropping the read is always safe."""
 
     retryable = True
 
 
 class LogCompactedError(StorageError):
-    """The range lies below the first retained index."""
+    """The range is below the first retained index."""
 
     def __init__(self, wanted: int, first: int) -> None:
         super().__init__(f"{wanted} was deleted by retention; the log starts at {first}")
@@ -225,7 +232,7 @@ class LogCompactedError(StorageError):
 
 
 class DiskFullError(StorageError):
-    """The disk has no room for the next segment. Raised by staging, nothing was appended."""
+    """The disk has no room for the next segment. If staging raised it, nothing was appended."""
 
     retryable = True
 
@@ -235,15 +242,15 @@ class StorageFailedError(StorageError):
 
     def __init__(self, path: Path, cause: OSError) -> None:
         super().__init__(
-            f"writing {path} failed: {cause.strerror or cause}. What the disk holds is unknown, so this node stops;"
-            f" the others go on. Check the disk (dmesg), then start the node again."
+            f"writing {path} failed: {cause.strerror or cause}. What the disk holds is unknown, so this node "
+            "stops; the others go on. Check the disk (dmesg), then start the node again."
         )
         self.path = path
         self.cause = cause
 
 
 class StorageDefectError(StorageError):
-    """A thread of the storage met a bug of ours. Terminal: work that was accepted is not done."""
+    """A storage thread hit a bug of ours. Terminal: accepted work is not done."""
 
     def __init__(self, doing: str, defect: Exception) -> None:
         super().__init__(defect_text(doing, defect))
@@ -251,9 +258,9 @@ class StorageDefectError(StorageError):
 
 
 def defect_text(doing: str, defect: Exception) -> str:
-    """Return why a node stops that met a bug of ours, and what a person does about it."""
+    """Return why a node stops because of a bug of ours, and what a person can do about it."""
     return (
-        f"{doing} failed with {type(defect).__name__}: {defect}. This is a defect of LedgerMQ; what this node holds in"
-        f" memory is no longer certain, so it stops; the others go on. Keep its log for a report, then start the node"
-        f" again."
+        f"{doing} failed with {type(defect).__name__}: {defect}. This is a defect of LedgerMQ; what this "
+        "node holds in memory is no longer certain, so it stops; the others go on. Keep its log for a "
+        "report, then start the node again."
     )

@@ -1,6 +1,6 @@
 """Metrics of the consensus layer: one table. Times in seconds, sizes in bytes.
 
-A node sets them; `registry` is given by the process (tests use their own). Labels come from closed sets.
+A node sets them. The process passes its `registry`; tests use their own. Labels come from closed sets.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge] | type[Histogram], st
     "ledgermq_raft_faulted": (Gauge, "1 after a fault: the node is silent and must be restarted", ()),
     "ledgermq_event_loop_lateness_seconds": (Histogram, "How late a timer of the event loop fires", ()),
 }
-#: Values of labels that are shown from the start: an alert sees an increase only of what was there before.
+#: Label values shown from the start: an alert sees an increase only of a series that existed before.
 LABEL_VALUES: Final = {
     "ledgermq_raft_damaged_ranges_total": ("start", "apply", "read", "peer", "scrub"),
     "ledgermq_raft_messages_dropped_total": ("unreadable", "damaged", "entries", "disk_full"),
@@ -67,7 +67,7 @@ LATENESS_BUCKETS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 
 
 class RaftMetrics:
-    """The metrics of one node. Use: `metrics.gauge("ledgermq_raft_term").set(3)`."""
+    """Metrics of one node. Usage: `metrics.gauge("ledgermq_raft_term").set(3)`."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()

@@ -1,7 +1,7 @@
-"""What the replicated state machine above Raft must offer, and what a proposal gives back.
+"""Interface of the replicated state machine above Raft, and the result of a proposal.
 
-All calls come on the event-loop thread. A state machine that raises faults its node: replicas that differ are
-worse than a replica that stops.
+All calls come on the event-loop thread. An exception from the state machine faults its node: a stopped
+replica is better than diverging replicas.
 """
 
 from __future__ import annotations
@@ -17,31 +17,36 @@ from .types import LogIndex, NodeId, Term
 
 
 class StateMachine(Protocol):
-    """The broker's side of the seam."""
+    """State machine that Raft drives. The broker implements it."""
 
     @property
     def last_applied_index(self) -> LogIndex:
-        """Index up to which the state is already built when the node starts (0 = nothing)."""
+        """Index up to which the state is already built when the node starts (0: nothing)."""
 
     def apply(self, entries: Sequence[tuple[EntryHeader, memoryview]]) -> None:
-        """Apply committed entries, in order, each once. The payload views are valid only during the call.
+        """Apply committed entries, in order, each exactly once.
 
-        All kinds come here (no-ops and configurations with their payload) so that the index is contiguous.
+        The payload views are valid only during the call.
+
+        All kinds are passed (no-ops and configurations with their payload) so that the indexes have no gaps.
         """
 
     def on_leader_ready(self, term: Term, timestamp: int) -> None:
-        """This node leads and its no-op of `term` is applied; `timestamp` is log time in ms."""
+        """Handle that this node leads and its no-op of `term` is applied. `timestamp` is log time in ms."""
 
     def on_leader_lost(self, term: Term) -> None:
-        """This node no longer leads `term`. Its undecided proposals fail with ProposalLostError."""
+        """Handle that this node no longer leads `term`.
+
+        Its undecided proposals fail with ProposalLostError.
+        """
 
     def on_leader_changed(self, leader_id: NodeId | None, term: Term) -> None:
-        """Another leader is known (or none)."""
+        """Handle that another leader is known (or none)."""
 
 
 @dataclass(slots=True, eq=False)
 class Proposal:
-    """An entry on its way. `committed` ends with None, or ProposalLostError: outcome unknown."""
+    """A proposed entry. `committed` resolves to None, or fails with ProposalLostError: outcome unknown."""
 
     header: EntryHeader
     committed: asyncio.Future[None]
