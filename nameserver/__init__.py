@@ -1,1 +1,1 @@
-"""The soft-state route registry."""
+"""Nameserver: the route registry. Its state is soft: brokers tell it again after a restart."""

@@ -1,6 +1,6 @@
 """`python -m ledgermq.nameserver`: run one nameserver until SIGTERM or SIGINT.
 
-Prints `ready nameserver=<host:port>` (and `<listener>=<host:port>` for more listeners) when all ports listen.
+Prints `ready nameserver=<host:port>` (and `<listener>=<host:port>` for more listeners) once all ports listen.
 Exit codes: 0 stopped by a signal, 1 cannot start, 2 wrong flags or settings.
 """
 
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # While modules are loaded nothing is begun: Ctrl-C just ends it, without a traceback. `serve` stops in order.
+    # While modules load nothing has begun, so Ctrl-C ends the process without a traceback. `serve` stops in
+    # order.
     signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
 
-# gRPC's own lines on stderr would stand beside our error messages; what it reports reaches us as exceptions.
+# gRPC's own lines on stderr would mix with our error messages. Its errors reach us as exceptions.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# Without the event engine's own threads a message on a stream wakes one thread less (docs/performance.md).
+# Without the event engine's threads a message on a stream wakes one thread less (docs/performance.md).
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 from .config import NameserverConfig, resolve
@@ -75,7 +76,7 @@ def _read_file(name: str | None) -> dict[str, Any]:
 
 
 async def serve(config: NameserverConfig) -> None:
-    """Run until a signal comes. Raises: BindError."""
+    """Run until a signal arrives. Raises: BindError."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -99,7 +100,7 @@ async def _serve_until(stop: asyncio.Event, server: NameServer) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start, serve, stop; every failure becomes one line on stderr."""
+    """Start, serve, stop. Every failure becomes one line on stderr."""
     try:
         config = load_config(argv)
     except ConfigError as error:
@@ -120,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _loop_factory() -> Any:
-    """uvloop's event loop where it is installed, else asyncio's own."""
+    """Return uvloop's event loop if it is installed, else asyncio's."""
     try:
         return importlib.import_module("uvloop").new_event_loop
     except ModuleNotFoundError:

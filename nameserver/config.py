@@ -1,7 +1,8 @@
 """Settings of the nameserver: TOML file < environment < flags. Pure: callers pass in what they read.
 
-Keys: `bind` (host:port of the listener "default"), `listener` (more listeners, name = host:port), `expiry_ms`,
-`max_connections` (of each listener), `max_nodes` and `max_registered_bytes` (of all registrations), `log_level`. Environment: LEDGERMQ_NAMESERVER_<KEY>; listeners there as `name=host:port,name=host:port`.
+Keys: `bind` (host:port of the listener "default"), `listener` (more listeners, name = host:port),
+`expiry_ms`, `max_connections` (per listener), `max_nodes` and `max_registered_bytes` (of all registrations),
+`log_level`. Environment: LEDGERMQ_NAMESERVER_<KEY>; listeners there as `name=host:port,name=host:port`.
 Invariant: an unknown key is an error that names the nearest known one.
 """
 
@@ -25,20 +26,20 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class NameserverConfig:
-    """Validated settings. `listeners` maps names to host:port; the first is the default one."""
+    """Validated settings. `listeners` maps names to host:port; the first one is the default."""
 
     listeners: Mapping[str, str]
-    expiry_ms: int = EXPIRY_MS
+    expiry_ms: int = EXPIRY_MS  # silence after which a node is dropped
     log_level: str = "info"
-    max_connections: int = MAX_CONNECTIONS  # of each listener
-    max_nodes: int = MAX_NODES
-    max_registered_bytes: int = MAX_REGISTERED
+    max_connections: int = MAX_CONNECTIONS  # per listener
+    max_nodes: int = MAX_NODES  # of all registrations
+    max_registered_bytes: int = MAX_REGISTERED  # bytes of all registrations
 
 
 def resolve(
     file: Mapping[str, Any], environment: Mapping[str, str], flags: Mapping[str, Any], *, file_name: str = ""
 ) -> NameserverConfig:
-    """Join the three sources. Flags that were not given are absent or None. Raises: ConfigError."""
+    """Merge the three sources. Flags not given are absent or None. Raises: ConfigError."""
     settings: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for values, source in (
@@ -98,7 +99,7 @@ def _named_address(text: object, source: str) -> tuple[str, str]:
 
 
 def _is_number(text: str) -> bool:
-    """Tell whether a text is digits that `int` takes; `isdigit` alone takes ² too."""
+    """Return whether a text consists of digits that `int` accepts; `isdigit` alone accepts ² too."""
     return text.isascii() and text.isdecimal() and len(text) < 20
 
 

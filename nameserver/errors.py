@@ -9,11 +9,11 @@ from __future__ import annotations
 
 
 class NameserverError(Exception):
-    """The nameserver will not start; the text says what to do."""
+    """The nameserver does not start. The text says what to do."""
 
 
 class ConfigError(NameserverError):
-    """A setting is wrong. `key` names it, `source` says where it stands."""
+    """A setting is wrong. `key` names it, `source` says where it was set."""
 
     def __init__(self, key: str, reason: str, source: str) -> None:
         super().__init__(
@@ -32,9 +32,9 @@ class BindError(NameserverError):
         other = f"{host}:{int(port) + 1}" if port.isdigit() else "127.0.0.1:9877"
         flag = f"--bind {other}" if listener == "default" else f"--listener {listener}={other}"
         super().__init__(
-            f"the nameserver will not start: it cannot listen on {address} (listener {listener!r}): {reason}. "
-            "Another nameserver or `ledgermq up` may be running there. "
-            f"Choose another address: ledgermq nameserver {flag}"
+            f"the nameserver will not start: it cannot listen on {address} (listener {listener!r}): "
+            f"{reason}. Another nameserver or `ledgermq up` may be running there. Choose another address: "
+            f"ledgermq nameserver {flag}"
         )
         self.listener = listener
         self.address = address

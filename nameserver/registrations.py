@@ -1,6 +1,7 @@
-"""What a node may register: names that can be shown, addresses that can be called, and so much in all that there is an end.
+"""Limits on registrations: printable names, callable addresses, and a bounded total size.
 
-Whoever reaches the port can register. What is registered goes to every client, into logs and onto terminals.
+Every client that reaches the port can register. Its data goes to every other client, into logs and onto
+terminals.
 Owns: the checks. Must not: know what is registered (callers say how much).
 """
 
@@ -14,22 +15,23 @@ from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.foreign_text import safe_text
 
-#: Bytes of one registration: 5,000 topics with the longest names take 0.8 MB.
+#: Bytes of one registration. 5,000 topics with the longest names take 0.8 MB.
 MAX_REGISTRATION: Final = 8 << 20
-#: Bytes of all registrations together, and how many there may be.
+#: Bytes of all registrations together, and their maximum number.
 MAX_REGISTERED: Final = 64 << 20
 MAX_NODES: Final = 1000
-#: Of one broker group, as brokers bound it (`max_topics`): a view is built from all of them at each change.
+#: Topics per broker group; brokers have the same limit (`max_topics`). Every change rebuilds a view of all of
+#: them.
 MAX_TOPICS: Final = 100_000
-#: Characters of a name, id or address.
+#: Maximum length of a name, id or address in characters.
 MAX_TEXT: Final = 255
-#: Queues of a topic in a broker group. Brokers and clients go through them one by one.
+#: Maximum number of queues of a topic in a broker group. Brokers and clients iterate over them.
 _MAX_QUEUES: Final = 1024
 _HINT: Final = "A broker of LedgerMQ never says so"
 
 
 def problem_of(request: ns.RegisterRequest) -> str:
-    """Return why a registration cannot be taken, "" when it can."""
+    """Return why a registration is refused; "" if it is acceptable."""
     route = request.route
     if not (request.node_id and route.cluster and route.group):
         return "a registration needs cluster, group and node id. This is a defect of the broker: report it."
@@ -52,7 +54,7 @@ def problem_of(request: ns.RegisterRequest) -> str:
 
 
 def text_problem(what: str, text: str) -> str:
-    """Return why a name, id or address cannot be passed on to others, "" when it can."""
+    """Return why a name, id or address cannot be passed on to others; "" if it can."""
     if len(text) > MAX_TEXT:
         return f"{what} {safe_text(text, 60)} is longer than {MAX_TEXT} characters. {_HINT}"
     if not text.isprintable():
@@ -84,21 +86,23 @@ def _is_address(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much may be registered: nodes, and bytes of what they say."""
+    """Total of what may be registered."""
 
-    nodes: int = MAX_NODES
-    size: int = MAX_REGISTERED
+    nodes: int = MAX_NODES  # number of nodes
+    size: int = MAX_REGISTERED  # bytes of all registrations
 
     def problem(self, nodes: int, size: int, new: pb.GroupRoute) -> str:
-        """Return why one more registration has no room, "" when it has; `nodes` and `size` are without it."""
+        """Return why one more registration does not fit; "" if it does. `nodes` and `size` exclude it."""
         if nodes >= self.nodes:
             return (
-                f"{nodes} nodes are registered here, the limit (max_nodes of the nameserver). Nodes that are silent are "
-                "dropped; stop those that nobody needs, or raise max_nodes. This node goes on asking"
+                f"{nodes} nodes are registered here, the limit (max_nodes of the nameserver). Nodes that are "
+                "silent are dropped; stop those that nobody needs, or raise max_nodes. This node goes on "
+                "asking"
             )
         if size + new.ByteSize() > self.size:
             return (
-                f"what is registered here has {size} bytes, this registration {new.ByteSize()} more; the limit is {self.size} "
-                "(max_registered_bytes of the nameserver). Delete topics that nobody needs, or raise it. This node goes on asking"
+                f"what is registered here has {size} bytes, this registration {new.ByteSize()} more; the "
+                f"limit is {self.size} (max_registered_bytes of the nameserver). Delete topics that nobody "
+                "needs, or raise it. This node goes on asking"
             )
         return ""

@@ -1,7 +1,8 @@
-"""Hands calls to the service as decoded messages, and refuses bytes that are no request.
+"""Request handlers: pass decoded messages to the service, and refuse bytes that are not a request.
 
-gRPC's own deserializers answer UNKNOWN and log a trace per call; here requests stay bytes until they are decoded under
-control. The refusal is in-band where the answer has a field for it, else the status INVALID_ARGUMENT.
+gRPC's own deserializers answer UNKNOWN and log a traceback per call. Here requests stay bytes until this
+module decodes them. The refusal is in-band if the answer has a field for it, else the status
+INVALID_ARGUMENT.
 Must not: know what the calls mean.
 """
 
@@ -20,11 +21,11 @@ from ledgermq.proto import route_pb2
 
 
 class _NoRequestError(Exception):
-    """The bytes of a call are not the message that the method takes."""
+    """The bytes of a call are not the message that the method expects."""
 
 
 def request_handlers(service: Any) -> grpc.GenericRpcHandler[Any, Any]:
-    """Return handlers for every method of NameServerService; `service` has a method of each name."""
+    """Return handlers for every method of NameServerService. `service` has a method of each name."""
     descriptor = pb.DESCRIPTOR.services_by_name["NameServerService"]
     return grpc.method_handlers_generic_handler(
         descriptor.full_name,

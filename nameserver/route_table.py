@@ -1,10 +1,10 @@
-"""Who is where: what brokers said about themselves, and the routes that follow from it.
+"""Route table: what brokers reported about themselves, and the routes that follow from it.
 
-Owns: one record per node, its expiry and suspicion, which node leads each group.
+Owns: one record per node, its expiry and suspicion, the leader of each broker group.
 Must not: read clocks (callers pass `now` in ms of any monotonic clock), send, know listeners' sockets.
-Invariants: `revision` grows with every change that an answer could show, and with nothing else;
-            a group's view is that of the highest (term, version), so an old leader never wins over a new one;
-            the nodes of a group are of one group, not of two that were given the same name.
+Invariants: `revision` grows with every change visible in an answer, and only then. The view of a broker group
+is the one with the highest (term, version), so an old leader never wins over a new one. The nodes of a broker
+group belong to one group, not to two that were given the same name.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ledgermq.proto import route_pb2 as pb
 from .registrations import MAX_TEXT
 from .strangers import Strangers, belongs_to
 
-#: Names that an unknown one is compared with: 5,000 take a fifth of a second.
+#: Maximum number of names to compare an unknown one with. 5,000 take a fifth of a second.
 _MAX_COMPARED: Final = 5_000
 
-#: Silence after which a node is dropped, ms.
+#: Silence in ms after which a node is dropped.
 EXPIRY_MS = 10_000
-#: So many groups without a node are remembered; one more pushes out the first that left.
+#: Number of broker groups without nodes to remember. One more evicts the one that left first.
 MAX_GONE_GROUPS = 64
 
 GroupKey = tuple[str, str]  # cluster, group
@@ -33,48 +33,54 @@ NodeKey = tuple[str, str, str]  # cluster, group, node id
 
 @dataclass(slots=True)
 class NodeRecord:
-    """What one node said last. Times are ms of the caller's clock."""
+    """Latest report of one node. Times are in ms of the caller's clock."""
 
     route: pb.GroupRoute  # as registered, with all listeners
-    incarnation: str
+    incarnation: str  # of the process; a restart registers anew
     is_leader: bool
     registered_at: int
-    heard_at: int
-    term: int  # newest term from registration or beat
-    leader_id: str  # the leader of that term, "" while unknown
+    heard_at: int  # last registration or beat
+    term: int  # newest term from a registration or beat
+    leader_id: str  # leader of that term; "" while unknown
     size: int = 0  # bytes of `route`
-    suspect_since: int | None = None  # its stream closed at that time; None: fine
-    knew_leader: bool = False  # it has named one in this run
+    suspect_since: int | None = None  # when its stream closed; None: it is not suspect
+    knew_leader: bool = False  # it has named a leader in this run
 
     @property
     def order(self) -> tuple[int, bool, int]:
-        """Sort key of views: the newest term, then the leader's own word, then the newest version."""
+        """Sort key of views: newest term, then the leader's own report, then newest version."""
         return (self.route.term, self.is_leader, self.route.version)
 
 
 @dataclass(frozen=True, slots=True)
 class GoneGroup:
-    """What is remembered of a group whose last node has left without being removed."""
+    """Memory of a broker group whose last node has left without being removed."""
 
-    view: pb.GroupRoute  # without leader and topics; nobody is alive in it
+    view: pb.GroupRoute  # without leader and topics; none of its nodes is alive
     topics: tuple[pb.TopicInfo, ...]
-    heard_at: int  # when its last node was heard last
+    heard_at: int  # when its last node was last heard
 
 
 class RouteTable:
-    """Routes of all groups of all clusters. Every method that may change a view bumps `revision` if it did."""
+    """Routes of all broker groups of all clusters.
+
+    Every method that may change a view bumps `revision` if it did.
+    """
 
     def __init__(self, expiry_ms: int = EXPIRY_MS) -> None:
         self.expiry_ms = expiry_ms
-        self.revision = 0
+        self.revision = 0  # number of changes visible in an answer
         self.strangers = Strangers()  # nodes that were refused
         self._nodes: dict[NodeKey, NodeRecord] = {}
         self._gone: dict[GroupKey, GoneGroup] = {}
 
-    # --- what brokers say -------------------------------------------------------------------------------------
+    # --- what brokers say -----------------------------------------------------------------------------------
 
     def rivals(self, route: pb.GroupRoute) -> list[str]:
-        """Return the nodes here that belong to another group of the same name: `route` must not be registered beside them."""
+        """Return the registered nodes of another broker group with the same name.
+
+        `route` must not be registered beside them.
+        """
         records = dict(self._records((route.cluster, route.group)))
         told = [record.route for record in records.values()]
         return sorted(
@@ -82,9 +88,12 @@ class RouteTable:
         )
 
     def make_way(self, route: pb.GroupRoute, is_leader: bool) -> bool:
-        """Forget the rivals of a node that leads its group when none of them has ever named a leader. Return whether that is so.
+        """Forget the rivals of a leader if none of them ever named a leader.
 
-        A single node that was left over from another group must not keep a whole one out because it was quicker.
+        Returns whether they were forgotten.
+
+        A single left-over node of another broker group must not keep a whole group out just because it
+        registered first.
         """
         group = (route.cluster, route.group)
         keys = [(*group, node_id) for node_id in self.rivals(route)]
@@ -92,32 +101,33 @@ class RouteTable:
             return False
         before = self._shown(group)
         for key in keys:
-            del self._nodes[key]  # not `_forget`: their group has not gone, it is refused
+            del self._nodes[key]  # not `_forget`: their group has not left, it is refused
         self._bump_if_changed(group, before)
         return True
 
     def knows_id(self, cluster: str, group: str) -> bool:
-        """Tell whether a node here says which group of that name it is."""
+        """Return whether a registered node has reported the id of that broker group."""
         return any(record.route.group_id for _, record in self._records((cluster, group)))
 
     def registered(self, besides: NodeKey) -> tuple[int, int]:
-        """Return how many nodes are registered besides one, and the bytes of what they said."""
+        """Return the number of registered nodes except one, and the bytes of their registrations."""
         sizes = [record.size for key, record in self._nodes.items() if key != besides]
         return len(sizes), sum(sizes)
 
     def register(
         self, node_id: str, incarnation: str, route: pb.GroupRoute, is_leader: bool, now: int
     ) -> bool:
-        """Take a full registration; return whether a view changed. An older registration of a group never hides a newer one.
+        """Store a full registration. Returns whether a view changed.
 
-        There are no `rivals`, or they made way.
+        An older registration of a broker group never hides a newer one. Requires that there are no `rivals`,
+        or that they made way.
         """
         key = (route.cluster, route.group, node_id)
         before = self._shown(key[:2])
         known = self._nodes.get(key)
         term, leader_id = route.term, route.leader_id
         if known is not None and known.incarnation == incarnation and known.term > term:
-            term, leader_id = known.term, known.leader_id  # a beat brought newer news already
+            term, leader_id = known.term, known.leader_id  # a beat has already brought newer information
         knew_leader = bool(leader_id) or (
             known is not None and known.incarnation == incarnation and known.knew_leader
         )
@@ -134,24 +144,24 @@ class RouteTable:
         )
         gone = self._gone.pop(key[:2], None)
         if gone is not None and not route.master_id and belongs_to(gone.view, route):
-            # a slave that asks for the master, which is away
+            # A slave that asks for its master, which is away.
             route.master_id, route.generation = gone.view.master_id, gone.view.generation
         return self._bump_if_changed(key[:2], before)
 
     def take_back(self, node_id: str, incarnation: str, route: pb.GroupRoute) -> bool:
-        """Forget what a node said before it knew which group it is of. Return whether a view changed."""
+        """Forget what a node reported before it knew its group id. Returns whether a view changed."""
         key = (route.cluster, route.group, node_id)
         record = self._nodes.get(key)
         if record is None or record.incarnation != incarnation:
             return False
         before = self._shown(key[:2])
-        del self._nodes[key]  # not `_forget`: its rivals are here
+        del self._nodes[key]  # not `_forget`: its rivals are registered
         return self._bump_if_changed(key[:2], before)
 
     def beat(
         self, cluster: str, group: str, node_id: str, term: int, leader_id: str, now: int, group_id: int = 0
     ) -> bool:
-        """Take a heartbeat; return False when the node must register again (it is not known)."""
+        """Handle a heartbeat. Returns False if the node is unknown and must register again."""
         record = self._record((cluster, group, node_id), group_id)
         if record is None:
             return False
@@ -165,7 +175,10 @@ class RouteTable:
         return True
 
     def suspect(self, cluster: str, group: str, node_id: str, now: int, group_id: int = 0) -> bool:
-        """The node's stream closed: it is not shown as alive until it is heard again. Return whether a view changed."""
+        """Mark a node as suspect because its stream closed: it is not shown as alive until heard again.
+
+        Returns whether a view changed.
+        """
         record = self._record((cluster, group, node_id), group_id)
         if record is None:
             return False
@@ -174,7 +187,7 @@ class RouteTable:
         return self._bump_if_changed((cluster, group), before)
 
     def unregister(self, cluster: str, group: str, node_id: str, group_id: int = 0) -> bool:
-        """The node says goodbye: forget it at once. Return whether a view changed."""
+        """Forget a node that says goodbye. Returns whether a view changed."""
         if self._record((cluster, group, node_id), group_id) is None:
             return False
         before = self._shown((cluster, group))
@@ -182,10 +195,11 @@ class RouteTable:
         return self._bump_if_changed((cluster, group), before)
 
     def remove(self, cluster: str, group: str, node_id: str, group_id: int = 0) -> bool:
-        """The whole group left the cluster for good, says a node: forget it, and that it was here. Return whether a view changed.
+        """Forget a whole broker group that has left the cluster for good, as one of its nodes reports.
 
-        A node that was away when the group was taken back says so, too: while a node lives in the group and takes messages,
-        only the one that speaks is forgotten. Nothing is, when another group came under the name.
+        Returns whether a view changed. A node that was away when its group was restored reports the same. So
+        while another node of the group lives and takes messages, only the reporting node is forgotten.
+        Nothing is forgotten if another broker group now has the name.
         """
         route = pb.GroupRoute(cluster=cluster, group=group, group_id=group_id)
         if self.rivals(route):
@@ -205,19 +219,21 @@ class RouteTable:
         return self._bump_if_changed((cluster, group), before)
 
     def nodes_of(self, cluster: str, group: str) -> list[str]:
-        """Return the ids of the nodes of a group that are registered, also of those that are suspect."""
+        """Return the ids of the registered nodes of a broker group, including suspect ones."""
         return sorted(node_id for node_id, _ in self._records((cluster, group)))
 
     def forget(self, cluster: str, group: str) -> bool:
-        """A group of which no node is registered is lost for good: forget that it was here. Return whether that was remembered.
+        """Forget a broker group without registered nodes that is lost for good.
 
-        A node that comes back after all registers like that of a new group.
+        Returns whether it was remembered.
+
+        A node that comes back after all registers like one of a new broker group.
         """
         assert not self.nodes_of(cluster, group), "it lives"
         return self._gone.pop((cluster, group), None) is not None
 
     def expire(self, now: int) -> list[NodeKey]:
-        """Drop nodes that were silent for `expiry_ms`; return them."""
+        """Drop the nodes that were silent for `expiry_ms`, and return them."""
         gone = [key for key, record in self._nodes.items() if now - record.heard_at >= self.expiry_ms]
         for key in gone:
             before = self._shown(key[:2])
@@ -226,7 +242,7 @@ class RouteTable:
         return gone
 
     def _forget(self, key: NodeKey) -> None:
-        """Forget a node; of its group's last one remember that the group was here."""
+        """Forget a node. If it was the last of its broker group, remember that the group was here."""
         if key not in self._nodes:
             return
         group = key[:2]
@@ -244,31 +260,41 @@ class RouteTable:
             del self._gone[next(iter(self._gone))]
 
     def master(self, cluster: str, group: str) -> tuple[int, str]:
-        """Return (generation, master id) of a group with a master, as far as its nodes told; (0, "") when it has none."""
+        """Return (generation, master id) of a broker group as far as its nodes reported it; (0, "") without a
+        master.
+        """
         records = dict(self._records((cluster, group)))
         if records:
             return _master(records)
         gone = self._gone.get((cluster, group))
         return (gone.view.generation, gone.view.master_id) if gone is not None else (0, "")
 
-    # --- what clients ask -------------------------------------------------------------------------------------
+    # --- what clients ask -----------------------------------------------------------------------------------
 
     def clusters(self) -> list[str]:
         """Return the names of all known clusters."""
         return sorted({cluster for cluster, _, _ in self._nodes})
 
     def the_cluster(self, cluster: str) -> str:
-        """Return `cluster`, or the only known one when it is ""; "" when that is ambiguous or nothing is known."""
+        """Return `cluster`, or the only known one if it is "".
+
+        Returns "" if that is ambiguous or nothing is known.
+        """
         known = self.clusters()
         return cluster or (known[0] if len(known) == 1 else "")
 
     def groups(self, cluster: str, listener: str | None = "") -> list[pb.GroupRoute]:
-        """Return the views of all groups of `cluster`, with the addresses of the listener of that name (None: of all)."""
+        """Return the views of all broker groups of `cluster`, with the addresses of one listener (None: of
+        all).
+        """
         names = sorted({group for each, group, _ in self._nodes if each == cluster})
         return [self._view((cluster, name), listener) for name in names]
 
     def gone_groups(self, cluster: str, listener: str = "") -> list[pb.GroupRoute]:
-        """Return the groups of `cluster` ("": of all) whose last node has left, as they were then. Clients get none of them."""
+        """Return the broker groups of `cluster` ("": of all) whose last node has left, as they were then.
+
+        Clients never get them.
+        """
         views = []
         for gone in self.remembered(cluster):
             view = pb.GroupRoute()
@@ -279,15 +305,15 @@ class RouteTable:
         return views
 
     def remembered(self, cluster: str) -> list[GoneGroup]:
-        """Return what is remembered of the groups that `gone_groups` returns, in the same order."""
+        """Return the memory of the broker groups that `gone_groups` returns, in the same order."""
         return [self._gone[key] for key in sorted(self._gone) if cluster in ("", key[0])]
 
     def route(self, cluster: str, topic: str, listener: str = "") -> list[pb.GroupRoute]:
-        """Return the groups that have `topic`, each with that topic only; empty when no group has it."""
+        """Return the broker groups that have `topic`, each with that topic only; empty if none has it."""
         return [view for view in self.groups(cluster, listener) if keep_topics(view, {topic})]
 
     def similar_topics(self, cluster: str, topic: str) -> list[str]:
-        """Return up to three known topic names that look like `topic`."""
+        """Return up to three known topic names similar to `topic`."""
         if len(topic) > MAX_TEXT:
             return []
         known = {info.name for view in self.groups(cluster) for info in view.topics}
@@ -295,10 +321,12 @@ class RouteTable:
             return []
         return get_close_matches(topic, sorted(known), n=3, cutoff=0.6)
 
-    # --- views ------------------------------------------------------------------------------------------------
+    # --- views ----------------------------------------------------------------------------------------------
 
     def _record(self, key: NodeKey, group_id: int) -> NodeRecord | None:
-        """Return what a node said; None when another node of that name said it: of another group, or of none so far."""
+        """Return a node's record; None if it belongs to another node of that name, with another group id or
+        none so far.
+        """
         record = self._nodes.get(key)
         if record is None or record.route.group_id in (0, group_id):
             return record
@@ -308,7 +336,7 @@ class RouteTable:
         return ((node_id, record) for (c, g, node_id), record in self._nodes.items() if (c, g) == key)
 
     def _shown(self, key: GroupKey) -> bytes:
-        """The group as an answer would show it with all listeners, for comparison."""
+        """Return the broker group as an answer with all listeners would show it, for comparison."""
         if not any(True for _ in self._records(key)):
             return b""
         return self._view(key, None).SerializeToString(deterministic=True)
@@ -319,13 +347,14 @@ class RouteTable:
         return changed
 
     def _view(self, key: GroupKey, listener: str | None) -> pb.GroupRoute:
-        """Join what the group's nodes said. `listener` None keeps all listeners."""
+        """Merge the reports of a broker group's nodes. `listener` None keeps all listeners."""
         records = dict(self._records(key))
         _, best = max(records.items(), key=lambda item: (item[1].order, item[0]))
         view = pb.GroupRoute(
             cluster=key[0], group=key[1], version=best.route.version, writable=best.route.writable,
             max_message_bytes=best.route.max_message_bytes, max_request_bytes=best.route.max_request_bytes,
-            mode=best.route.mode, group_id=best.route.group_id, former_group_ids=_former_group_ids(records, best),
+            mode=best.route.mode, group_id=best.route.group_id, former_group_ids=_former_group_ids(records,
+            best),
             replication=best.route.replication,
         )  # fmt: skip
         view.term, view.leader_id = _leader(records)
@@ -338,7 +367,7 @@ class RouteTable:
 
 
 def keep_topics(view: pb.GroupRoute, topics: set[str]) -> bool:
-    """Remove all other topics from `view`; return whether any is left."""
+    """Remove all other topics from `view`. Returns whether any is left."""
     kept = [info for info in view.topics if info.name in topics]
     del view.topics[:]
     view.topics.extend(kept)
@@ -346,7 +375,7 @@ def keep_topics(view: pb.GroupRoute, topics: set[str]) -> bool:
 
 
 def _former_group_ids(records: dict[str, NodeRecord], best: NodeRecord) -> list[int]:
-    """Return the ids before that of the best view; a node that came without data knows none."""
+    """Return the ids before that of the best view. A node that came without data knows none."""
     told = [best, *(records[node_id] for node_id in sorted(records))]
     return list(
         dict.fromkeys(
@@ -359,7 +388,7 @@ def _former_group_ids(records: dict[str, NodeRecord], best: NodeRecord) -> list[
 
 
 def _leader(records: dict[str, NodeRecord]) -> tuple[int, str]:
-    """Return (term, leader id) by the highest term; no leader while the one that led it is suspect."""
+    """Return (term, leader id) of the highest term; no leader while that node is suspect."""
     term = max(record.term for record in records.values())
     named = {record.leader_id for record in records.values() if record.term == term and record.leader_id}
     leader_id = min(named, default="")
@@ -370,14 +399,14 @@ def _leader(records: dict[str, NodeRecord]) -> tuple[int, str]:
 
 
 def _master(records: dict[str, NodeRecord]) -> tuple[int, str]:
-    """Return (generation, master id) of a group with a master: what the latest generation says; "" when it has none."""
+    """Return (generation, master id) as the latest generation reports it; (0, "") without a master."""
     return max((record.route.generation, record.route.master_id) for record in records.values())
 
 
 def _node(
     node_id: str, told: pb.NodeInfo | None, own: NodeRecord | None, best: NodeRecord, listener: str | None
 ) -> pb.NodeInfo:
-    """Join what the best view tells of a node with what the node says itself (its own word on addresses wins)."""
+    """Merge the best view of a node with the node's own report. Its own addresses win."""
     own_info = next((info for info in own.route.nodes if info.node_id == node_id), None) if own else None
     info = pb.NodeInfo(node_id=node_id)
     info.CopyFrom(own_info or told or info)
@@ -387,7 +416,7 @@ def _node(
     if own is None:
         info.alive = told is not None and told.alive
     elif own.suspect_since is not None:
-        # Its stream closed here. The leader's later word that it lives counts more.
+        # Its stream to this nameserver closed. A later report of the leader that it lives takes precedence.
         info.alive = (
             told is not None and told.alive and best is not own and best.registered_at > own.suspect_since
         )
@@ -399,7 +428,7 @@ def _node(
 
 
 def _keep_listener(info: pb.NodeInfo, listener: str) -> None:
-    """Keep the addresses of the listener of that name, else of the first."""
+    """Keep the addresses of the listener of that name, else of the first one."""
     chosen = next((each for each in info.listeners if each.name == listener), None)
     kept = [chosen] if chosen is not None else list(info.listeners[:1])
     del info.listeners[:]

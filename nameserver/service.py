@@ -1,9 +1,9 @@
-"""NameServerService on grpc.aio: lets brokers register, answers clients, pushes changes to watchers.
+"""NameServerService on grpc.aio: registers brokers, answers clients, pushes changes to watchers.
 
-Owns: the listeners (one gRPC server each, so that an answer knows by which one the call came in), the watch streams,
-the expiry timer. Must not: decide anything that `route_table` decides.
-Invariant: a watcher holds no queue. It is woken, and sends the newest view if that differs from what it sent last, so
-a slow watcher costs one view and never an unbounded backlog.
+Owns: the listeners (one gRPC server each, so that an answer knows which one received the call), the watch
+streams, the expiry timer. Must not: decide anything that `route_table` decides.
+Invariant: watchers have no queues. A woken watcher sends the newest view if it differs from the last one
+sent. So a slow watcher costs one view, never an unbounded backlog.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from .strangers import refusal_of_stranger
 
 logger = logging.getLogger(__name__)
 
-#: Open watch streams of one listener; one more is refused.
+#: Maximum number of open watch streams per listener; more are refused.
 MAX_WATCHERS = 10_000
 _EXPIRY_CHECK_S = 0.5
-_CHECKS_PER_LOOK = 10  # how often it is looked whether the listeners are full
+_CHECKS_PER_LOOK = 10  # expiry checks per check for full listeners
 _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second nameserver on the same port must fail, not share it
     ("grpc.max_receive_message_length", MAX_REGISTRATION),
-    # Nobody here compresses by gRPC, and what is unpacked has no bound.
+    # No client compresses with gRPC, and decompressed data would have no bound.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.per_message_decompression", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    # Handshakes that do not end, clients whose machine vanished, and idle ones give their connections back; who watches
-    # routes, and a broker that beats, are not idle.
+    # Unfinished handshakes, clients whose machine vanished and idle clients release their connections.
+    # Watchers and beating brokers are not idle.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.ping_timeout_ms", 20_000),  # this one counts; its default is a minute
+    ("grpc.http2.ping_timeout_ms", 20_000),  # the effective one; its default is a minute
     ("grpc.max_connection_idle_ms", 600_000),
 )
 
 
 def now_ms() -> int:
-    """Milliseconds of the monotonic clock."""
+    """Return the monotonic clock in milliseconds."""
     return time.monotonic_ns() // 1_000_000
 
 
 class Changes:
-    """Wakes everybody who waits for the next change of the table."""
+    """Wakes all tasks that wait for the next change of the table."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -69,7 +69,7 @@ class Changes:
         self._event = asyncio.Event()
 
     def next(self) -> asyncio.Event:
-        """Return the event of the next change. Take it before reading the table, wait for it after."""
+        """Return the event of the next change. Take it before reading the table, wait for it afterwards."""
         return self._event
 
 
@@ -78,15 +78,15 @@ def _key(beat: pb.HeartbeatBeat) -> tuple[NodeKey, int]:
 
 
 class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
-    """The calls that come in on one listener. All listeners share `table` and `changes`."""
+    """Calls received on one listener. All listeners share `table` and `changes`."""
 
     def __init__(self, table: RouteTable, changes: Changes, listener: str, room: Room | None = None) -> None:
         self._table = table
         self._room = room or Room()
         self._changes = changes
         self._listener = listener
-        self._watchers = 0
-        #: The stream that brought each node's newest beat; two groups may have a node of one name.
+        self._watchers = 0  # open watch streams of this listener
+        #: Stream that brought each node's newest beat. Two broker groups may have a node of the same name.
         self._beating: dict[tuple[NodeKey, int], object] = {}
 
     def _told(self, revision: int) -> None:
@@ -112,7 +112,8 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
                 "not listed any more, a group of the same name has a leader group=%s nodes=%s leader=%s",
                 route.group, ",".join(rivals), request.node_id,
             )  # fmt: skip
-        # One that does not know yet which group it is of is not listed among those that do: they may be another one
+        # A node that does not know its group id yet is not listed beside nodes that do: it may belong to another
+        # broker group.
         if (
             route.group_id
             or not request.knows_group_ids
@@ -132,7 +133,7 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         refusal = refusal_of_stranger(request.node_id, request.route, rivals)
         if self._table.strangers.note(request.node_id, request.route, now_ms()):
             logger.error("registration refused: %s", refusal.message)
-        # It registered before it knew which group it is of
+        # It registered before it knew its group id.
         if self._table.take_back(request.node_id, request.incarnation, request.route):
             self._changes.tell()
         return pb.RegisterResponse(refusal=refusal)
@@ -146,10 +147,11 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         stream = object()
         try:
             async for beat in request_iterator:
-                if problem := text_problem("the leader id", beat.leader_id):  # all clients would be told
+                # it would be sent to all clients
+                if problem := text_problem("the leader id", beat.leader_id):
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
                 if last is not None and _key(last) != _key(beat):
-                    self._forget_stream(last, stream)  # a node may learn its group's id; the names stay
+                    self._forget_stream(last, stream)  # a node may learn its group id; the names stay
                 last = beat
                 self._beating[_key(beat)] = stream
                 revision = self._table.revision
@@ -159,12 +161,12 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
                 self._told(revision)
                 yield pb.HeartbeatReply(register_again=not known)
         finally:
-            # One that broke in silence may end here long after the node came back on another.
+            # A stream that broke silently may end here long after the node came back on another one.
             if last is not None and self._forget_stream(last, stream):
                 self._on_stream_end(last)
 
     def _forget_stream(self, last: pb.HeartbeatBeat, stream: object) -> bool:
-        """Return whether the node's newest beat came on this stream."""
+        """Forget a stream. Returns whether it brought the node's newest beat."""
         if self._beating.get(_key(last)) is not stream:
             return False
         del self._beating[_key(last)]
@@ -206,7 +208,7 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         )
 
     def _topic_not_found(self, asked: str, cluster: str, topic: str) -> route_pb2.Refusal:
-        """Say why there is no route. Known names that look alike go into the message."""
+        """Explain why there is no route. The text names similar known topics."""
         topic, known = safe_text(topic), self._table.clusters()
         if not known:
             message = "no broker group is registered at this nameserver. See: ledgermq cluster status"
@@ -222,9 +224,10 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         similar = [f'"{name}"' for name in self._table.similar_topics(cluster, topic)]
         hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
         if leaderless := [view.group for view in self._table.groups(cluster) if not view.leader_id]:
-            # Nodes that were started without a majority know topics only up to their checkpoints.
+            # Nodes started without a majority know topics only up to their checkpoints.
             message = (
-                f'whether topic "{topic}" exists in cluster "{cluster}" is not known: group {", ".join(leaderless)} '
+                f'whether topic "{topic}" exists in cluster "{cluster}" is not known: group '
+                f"{', '.join(leaderless)} "
                 f"has no leader.{hint} Ask again when it has one. See: ledgermq cluster status"
             )
             return route_pb2.Refusal(code=route_pb2.NO_QUORUM, message=message, retryable=True)
@@ -257,11 +260,13 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         request: pb.ForgetGroupRequest,
         context: aio.ServicerContext[pb.ForgetGroupRequest, pb.ForgetGroupResponse],
     ) -> pb.ForgetGroupResponse:
-        if nodes := self._table.nodes_of(request.cluster, request.group):  # so the names are sound
+        # registered, so the names are valid
+        if nodes := self._table.nodes_of(request.cluster, request.group):
             message = (
-                f"broker group {request.group} lives: {', '.join(nodes)} of it {'is' if len(nodes) == 1 else 'are'} registered. "
-                "Nothing was forgotten. To take it out: ledgermq cluster drain, then remove-group. A node that has just died is "
-                f"dropped after {self._table.expiry_ms / 1000:g} s: repeat it then"
+                f"broker group {request.group} lives: {', '.join(nodes)} of it "
+                f"{'is' if len(nodes) == 1 else 'are'} registered. Nothing was forgotten. To take it out: "
+                "ledgermq cluster drain, then remove-group. A node that has just died is dropped after "
+                f"{self._table.expiry_ms / 1000:g} s: repeat it then"
             )
             refusal = route_pb2.Refusal(code=route_pb2.INVALID_ARGUMENT, message=message)
             return pb.ForgetGroupResponse(refusal=refusal)
@@ -278,7 +283,8 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         if self._watchers >= MAX_WATCHERS:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{MAX_WATCHERS} clients watch already (the limit). Ask another nameserver, or poll GetRoute.",
+                f"{MAX_WATCHERS} clients watch already (the limit). Ask another nameserver, or poll "
+                "GetRoute.",
             )
         self._watchers += 1
         sent: bytes | None = None
@@ -312,7 +318,7 @@ def _refused(code: route_pb2.RefusalCode, message: str) -> pb.RegisterResponse:
 
 
 class NameServer:
-    """A whole nameserver: its listeners, one table, the expiry timer."""
+    """A complete nameserver: its listeners, one table, the expiry timer."""
 
     def __init__(
         self,
@@ -321,16 +327,16 @@ class NameServer:
         max_connections: int = MAX_CONNECTIONS,
         room: Room | None = None,
     ) -> None:
-        """`listeners` maps each listener's name to its host:port; port 0 takes a free one."""
+        """`listeners` maps each listener's name to its host:port. Port 0 takes a free one."""
         self.table = RouteTable(expiry_ms)
-        self.addresses: dict[str, str] = {}  # as bound, after start()
+        self.addresses: dict[str, str] = {}  # bound addresses by listener; set by start()
         self._listeners = dict(listeners)
         self._room = room or Room()
         self._changes = Changes()
         self._servers: list[aio.Server] = []
         self._expiry: asyncio.Task[None] | None = None
         self._limit = connections_per_listener(max_connections, len(listeners))
-        self._full = FullListeners(self._limit, {})  # of the ports, after start()
+        self._full = FullListeners(self._limit, {})  # gets the ports in start()
 
     async def start(self) -> None:
         """Listen on every address, or on none. Raises: BindError."""
@@ -342,7 +348,7 @@ class NameServer:
             try:
                 port = server.add_insecure_port(address)
             except RuntimeError as error:
-                # gRPC gives back the port of a server only when that was started.
+                # gRPC releases the port of a server only if the server was started.
                 await asyncio.gather(*(each.start() for each in self._servers))
                 await self.stop(0)
                 raise BindError(name, address, "the address is in use or not one of this machine") from error

@@ -1,6 +1,6 @@
-"""Which nodes belong together although only names were compared before, and which were refused lately for not doing so.
+"""Group id comparison of nodes with equal names, and the list of nodes refused lately because of it.
 
-Owns: the comparison of group ids, a bounded list of refused nodes. Must not: read clocks (callers pass `now` in ms), send.
+Owns: the comparison, a bounded list of refused nodes. Must not: read clocks (callers pass `now` in ms), send.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.group_ids import are_related
 
-#: So many refused nodes are remembered, each for so long after its last attempt, ms.
+#: Maximum number of refused nodes to remember, and for how many ms after their last attempt.
 MAX_STRANGERS: Final = 64
 SHOWN_MS: Final = 10_000
 
 
 def belongs_to(one: pb.GroupRoute, other: pb.GroupRoute, told: Iterable[pb.GroupRoute] = ()) -> bool:
-    """Tell whether two nodes that name the same group are of the same one, as far as they, and those of `told`, know it.
+    """Return whether two nodes that name the same broker group belong to the same one, as far as they and
+    `told` know.
 
-    The ids differ between generations of a group that was recovered, or in which a master was promoted: then the later one
-    names the earlier one. A node that came into the later one without data does not know the earlier one.
+    The id differs between generations of a broker group that was recovered, or in which a master was
+    promoted. The later generation names the earlier one. A node that joined the later one without data does
+    not know the earlier one.
     """
     if are_related(one.group_id, one.former_group_ids, other.group_id, other.former_group_ids):
         return True
@@ -30,13 +32,16 @@ def belongs_to(one: pb.GroupRoute, other: pb.GroupRoute, told: Iterable[pb.Group
 
 
 class Strangers:
-    """Nodes that wanted to register under the name of a group that is not theirs."""
+    """Nodes that tried to register under the name of a broker group that is not theirs."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str, str, int], tuple[int, pb.NodeInfo]] = {}
 
     def note(self, node_id: str, route: pb.GroupRoute, now: int) -> bool:
-        """Take note of a refused node; return whether it was not refused lately already, and is not one of very many."""
+        """Record a refused node.
+
+        Returns whether to log it: it was not refused lately, and the list is not full.
+        """
         self._drop_old(now)
         key = (route.cluster, route.group, node_id, route.group_id)
         is_new = self._seen.pop(key, None) is None and len(self._seen) < MAX_STRANGERS
@@ -47,7 +52,9 @@ class Strangers:
         return is_new
 
     def lately(self, cluster: str, listener: str, now: int) -> list[ns.Stranger]:
-        """Return the nodes of `cluster` ("": of all) that were refused lately, with the addresses of a listener."""
+        """Return the nodes of `cluster` ("": of all) that were refused lately, with the addresses of a
+        listener.
+        """
         self._drop_old(now)
         return [
             ns.Stranger(
@@ -77,14 +84,17 @@ def _log_address(listeners: Iterable[pb.ListenerAddresses], name: str) -> str:
 
 
 def refusal_of_stranger(node_id: str, route: pb.GroupRoute, rivals: Iterable[str]) -> pb.Refusal:
-    """Return what a node is told that registers under the name of a group to which it does not belong."""
+    """Return the refusal for a node that registers under the name of a broker group to which it does not
+    belong.
+    """
     group = f'broker group "{route.group}" of cluster "{route.cluster}"'
     return pb.Refusal(
         code=pb.OTHER_GROUP,
         message=(
-            f"{node_id} belongs to another {group} than the one that is registered here, with {', '.join(rivals)}: two groups "
-            f"were made under one name. No client is sent to {node_id}. Stop it, or the others; a group that is to stay beside "
-            "the other one needs a name of its own, which it gets when it is made. This node goes on asking"
+            f"{node_id} belongs to another {group} than the one that is registered here, with "
+            f"{', '.join(rivals)}: two groups were made under one name. No client is sent to {node_id}. Stop "
+            "it, or the others; a group that is to stay beside the other one needs a name of its own, which "
+            "it gets when it is made. This node goes on asking"
         ),
         retryable=True,
     )
