@@ -112,8 +112,8 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
                 "not listed any more, a group of the same name has a leader group=%s nodes=%s leader=%s",
                 route.group, ",".join(rivals), request.node_id,
             )  # fmt: skip
-        # A node that does not know its group id yet is not listed beside nodes that do: it may belong to another
-        # broker group.
+        # A node that does not know its group id yet is not listed beside nodes that do: it may belong to
+        # another broker group.
         if (
             route.group_id
             or not request.knows_group_ids
@@ -219,7 +219,10 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
                 if asked
                 else "several clusters are known here, none was named"
             )
-            message = f'{what}. Known: {", ".join(known)}. Name one of them where the client is made: cluster="{known[0]}"'
+            message = (
+                f"{what}. Known: {', '.join(known)}. Name one of them where the client is made: "
+                f'cluster="{known[0]}"'
+            )
             return route_pb2.Refusal(code=route_pb2.INVALID_ARGUMENT, message=message)
         similar = [f'"{name}"' for name in self._table.similar_topics(cluster, topic)]
         hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
@@ -227,11 +230,14 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
             # Nodes started without a majority know topics only up to their checkpoints.
             message = (
                 f'whether topic "{topic}" exists in cluster "{cluster}" is not known: group '
-                f"{', '.join(leaderless)} "
-                f"has no leader.{hint} Ask again when it has one. See: ledgermq cluster status"
+                f"{', '.join(leaderless)} has no leader.{hint} Ask again when it has one. See: ledgermq "
+                "cluster status"
             )
             return route_pb2.Refusal(code=route_pb2.NO_QUORUM, message=message, retryable=True)
-        message = f'topic "{topic}" does not exist in cluster "{cluster}".{hint} Create it: ledgermq topic create {topic}'
+        message = (
+            f'topic "{topic}" does not exist in cluster "{cluster}".{hint} '
+            f"Create it: ledgermq topic create {topic}"
+        )
         return route_pb2.Refusal(code=route_pb2.TOPIC_NOT_FOUND, message=message)
 
     async def ListGroups(

@@ -1,1 +1,1 @@
-"""The shared contract: RPC definitions, generated code, and the binary layouts (no I/O, no gRPC)."""
+"""Shared contract: RPC definitions, generated code, and the binary layouts. No I/O, no gRPC."""

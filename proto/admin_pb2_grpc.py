@@ -206,7 +206,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetDeliveries(self, request, context):
-        """Who holds leases of a consumer group's messages, and which messages are parked; the leader knows.
+        """Holders of leases of a consumer group's messages, and parked messages. Only the leader knows them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -220,7 +220,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """This node's own view; the leader's carries the progress of all nodes. Never forwarded.
+        """Status as this node sees it. The leader's answer has the progress of all nodes. Never forwarded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -233,50 +233,52 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Promote(self, request, context):
-        """Makes this node the master of its group, in a new generation; the former master is left behind. Never forwarded. The
-        answer comes when the log was read and verified, while the node goes on as a slave; who hangs up before ends it all.
+        """Makes this node the master of its broker group, in a new generation, which supersedes the former master.
+        Never forwarded. The answer comes once the log was read and verified, while the node still runs as a
+        slave. A caller that hangs up before then cancels it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NoteClaim(self, request, context):
-        """Has this node store that another one of its group is about to begin a generation. Between nodes; never forwarded.
+        """Stores on this node that another node of its broker group is about to begin a generation. Between nodes;
+        never forwarded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Dump(self, request, context):
-        """This node's log up to its commit point, as files of a dump (D20). Never forwarded.
+        """Dumps this node's log up to its commit point as files (D20). Never forwarded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Clean(self, request, context):
-        """Deletes whole expired segments (retention); the leader decides, all nodes follow.
+        """Deletes whole expired segments (retention). The leader decides, all nodes follow.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def QueryMessages(self, request, context):
-        """Stored messages by id, key or time, from what the answering node has applied. Never forwarded.
+        """Stored messages by id, key or time, among those that the answering node has applied. Never forwarded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetBrokerGroupMode(self, request, context):
-        """Drains the broker group, takes it back, or removes it from the cluster; the leader decides.
+        """Drains the broker group, undoes that, or removes it from the cluster. The leader decides.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetProgress(self, request, context):
-        """How far consumer groups are in this broker group, topic by topic.
+        """Progress of consumer groups in this broker group, per topic.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,7 +1,7 @@
-"""`manifest.json`: what the dump of one node says of itself (D20; broker/backup/files.py writes it).
+"""`manifest.json`: the description of one node's dump (D20; broker/backup/files.py writes it).
 
-Pure. Owns: the names and types of its fields. Must not: open files. What it says is a claim: whoever reads a dump checks
-it against the files.
+Pure. Owns: the names and types of its fields. Must not: open files. Its contents are claims: readers of a
+dump check them against the files.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .foreign_text import safe_text
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = "ledgermq-dump"
 FORMAT_VERSION: Final = 1
-_LATEST_MS: Final = 253_402_300_799_999  # the end of the year 9999: the last time that can be written
+_LATEST_MS: Final = 253_402_300_799_999  # end of the year 9999, the last time that can be written
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class QueueClaim:
-    """A queue as the node knows it: it holds the messages [begin, end). A deleted topic has none."""
+    """A queue as the node knows it, with the messages [begin, end). A deleted topic has no queues."""
 
     topic: str
     topic_id: int
@@ -32,51 +32,51 @@ class QueueClaim:
 
 @dataclass(frozen=True, slots=True)
 class StateClaim:
-    """The file with the state after an entry; the queues' units before it are made from the log."""
+    """File with the state after an entry. Consume queue units before it are rebuilt from the log."""
 
-    index: int
-    path: str  # below the dump's folder
+    index: int  # last entry in the state
+    path: str  # relative to the dump's folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpManifest:
-    """What a dump says of itself. Offsets are physical."""
+    """Contents of a manifest. Offsets are physical."""
 
     cluster: str
     group: str
     node: str
     incarnation: str
-    group_id: int  # tells groups of one name apart; 0: not known, or the dump is older than this field
-    former_group_ids: tuple[int, ...]  # of this group before it was recovered, or a master promoted
+    group_id: int  # tells broker groups of one name apart; 0: not known, or the dump is older than this field
+    former_group_ids: tuple[int, ...]  # before it was recovered, or before a master was promoted
     voters: tuple[str, ...]
     segment_size: int
     first_index: int
     first_offset: int
-    prev_term: int  # of the entry before the first one; 0 also when the dump is older than this field
-    prev_crc: int  # that the first entry chains to; likewise
+    prev_term: int  # of the entry before the first one; also 0 if the dump is older than this field
+    prev_crc: int  # checksum that the first entry chains to; likewise
     prev_timestamp: int  # log time (ms) of the entry before the first one; likewise
     commit_index: int
-    commit_offset: int  # behind the entry at `commit_index`
+    commit_offset: int  # just past the entry at `commit_index`
     commit_term: int  # 0: that entry could not be read
     commit_crc: int
-    end_offset: int  # behind the last byte that was dumped
+    end_offset: int  # just past the last dumped byte
     queues_complete: bool
     has_queues: bool
     queues: tuple[QueueClaim, ...]
     state: StateClaim | None  # None: the log begins at its first entry, or the dump cannot be restored
-    index_points: tuple[tuple[int, int], ...]  # (index, offset) about every 4 MiB
+    index_points: tuple[tuple[int, int], ...]  # (index, offset), about one per 4 MiB
     checksums: dict[int, tuple[int, int]]  # start of a block of raw bytes -> (size, crc32c)
-    file_sizes: dict[str, int]  # path below the folder -> bytes
+    file_sizes: dict[str, int]  # path relative to the folder -> bytes
     log_time_ms: int
     software: str
 
     @property
     def is_restorable(self) -> bool:
-        """Whether a broker group can go on from it: nothing is missing before the first entry."""
+        """True if a broker group can be restored from it: nothing is missing before the first entry."""
         return self.first_index == 1 or self.state is not None
 
     def summary(self) -> dict[str, object]:
-        """Return for programs what the dump holds. `bytes` and `files` count what is in it beside the manifest."""
+        """Return a machine-readable summary. `bytes` and `files` count everything but the manifest."""
         return {
             "broker_group": self.group,
             "node": self.node,
@@ -89,12 +89,12 @@ class DumpManifest:
 
 
 def decode_manifest(raw: bytes) -> DumpManifest:
-    """Return what a manifest says. Raises: CorruptError (not one, damaged, incomplete), NewerFormatError."""
+    """Decode a manifest. Raises: CorruptError (not a manifest, damaged, incomplete), NewerFormatError."""
     return DumpManifest(**manifest_fields(raw))
 
 
 def manifest_fields(raw: bytes) -> dict[str, Any]:
-    """Return the checked fields, for classes that hold more. Raises: as `decode_manifest`."""
+    """Return the checked fields, for classes with more fields. Raises: see `decode_manifest`."""
     try:
         fields = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -156,13 +156,13 @@ def _state(fields: dict[str, Any] | None) -> StateClaim | None:
     if fields is None:
         return None
     index, path = _number(fields["index"]), str(fields["path"])
-    if path != f"state/{index:020d}":  # a name of our own: it leads nowhere else
+    if path != f"state/{index:020d}":  # a fixed name: it cannot lead elsewhere
         raise ValueError(f"the state's file {path!r}")
     return StateClaim(index, path)
 
 
 def _name(value: Any) -> str:
-    """Return a name that logs, terminals and pages can show. Raises: ValueError."""
+    """Return a name that is safe in logs, on terminals and on pages. Raises: ValueError."""
     name = str(value)
     if name != safe_text(name):
         raise ValueError(f"the name {safe_text(name, 60)}")
@@ -170,7 +170,7 @@ def _name(value: Any) -> str:
 
 
 def _number(value: Any, limit: int = (1 << 63) - 1) -> int:
-    """Return an index, offset or time that fits into what it is compared with. Raises: ValueError."""
+    """Return an index, offset or time within range. Raises: ValueError."""
     number = int(value)
     if not -1 <= number <= limit:
         raise ValueError(f"the number {number}")

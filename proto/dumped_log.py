@@ -1,11 +1,13 @@
-"""The log that the dumps of one broker group hold together, read entry by entry.
+"""Log that the dumps of one broker group hold together, read entry by entry.
 
-Physical offsets are equal on all nodes, so what one dump lacks or holds damaged is read at the same offset of another
-one; the chain of checksums proves that it continues what was read before. The dump whose log reaches furthest (term, then
-index of its last entry, as in an election) is asked first: where dumps of stopped nodes end differently, it counts.
-Every commit point that a dump claims must be met by the entry of that index; a dump that does not is named (`Dispute`).
+Physical offsets are equal on all nodes. So a range that one dump lacks or holds damaged is read at the same
+offset from another one, and the checksum chain proves that it continues the entries read before. The dump
+whose log reaches furthest is read first (term, then index of its last entry, as in an election): it decides
+where dumps of stopped nodes end differently. The entry at every claimed commit point must match; a dump that
+differs is reported (`Dispute`).
 
-Owns: finding dumps below folders, opening their files. Must not: believe a checksum that it has not computed, print.
+Owns: finding dumps below folders, opening their files. Must not: trust a checksum that it has not computed,
+print.
 """
 
 from __future__ import annotations
@@ -27,26 +29,26 @@ _AGAIN: Final = "Take the dump again: ledgermq dump DIR"
 
 
 class UnusableDumpError(Exception):
-    """The dumps cannot be read; the text says why and what to do."""
+    """The dumps cannot be read. The text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Behind which entry the next one is expected, and at which physical offset."""
+    """Position after an entry: where the next one is expected, and what it must chain to."""
 
-    offset: int
+    offset: int  # physical
     index: int = 0
     term: int = 0
     crc: int = 0
     timestamp: int = 0
 
     def after(self, header: EntryHeader) -> Position:
-        """Return the position behind an entry or filler."""
+        """Return the position after an entry or filler."""
         return Position(header.end, header.index, header.term, header.crc, header.timestamp)
 
 
 class NodeLog:
-    """The log files of one node's dump, read forward. `close` it."""
+    """Log files of one node's dump, for forward reading. Call `close`."""
 
     def __init__(self, folder: Path, manifest: DumpManifest) -> None:
         self.folder = folder
@@ -59,14 +61,14 @@ class NodeLog:
 
     @property
     def base(self) -> Position:
-        """Before its first entry."""
+        """Position before its first entry."""
         m = self.manifest
         return Position(m.first_offset, m.first_index - 1, m.prev_term, m.prev_crc, m.prev_timestamp)
 
     def entry(self, before: Position) -> tuple[EntryHeader, bytes]:
         """Return the entry or filler that continues `before`, with its bytes.
 
-        Raises: EOFError (this dump ends before it, or begins behind it), LayoutError (damaged), OSError.
+        Raises: EOFError (this dump ends before it, or begins after it), LayoutError (damaged), OSError.
         """
         size = self.manifest.segment_size
         if not self.manifest.first_offset <= before.offset < self.manifest.end_offset:
@@ -87,7 +89,7 @@ class NodeLog:
         return header, raw
 
     def crc_at(self, index: int) -> int | None:
-        """Return the checksum of the committed entry at an index; None: it is not here, or cannot be read."""
+        """Return the checksum of the committed entry at an index; None if it is missing or unreadable."""
         m = self.manifest
         if not m.first_index <= index <= m.commit_index:
             return None
@@ -103,7 +105,7 @@ class NodeLog:
         return None
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return so many bytes of one segment, fewer where its file ends. Raises: OSError."""
+        """Return bytes of one segment, fewer at the end of its file. Raises: OSError."""
         at = offset - self._window_start
         if not 0 <= at <= len(self._window) - size:
             self._window, self._window_start, at = self._load(offset, max(size, _WINDOW)), offset, 0
@@ -121,7 +123,7 @@ class NodeLog:
         return os.pread(self._fd, min(size, start + segment_size - offset), offset - start)
 
     def _find_last(self) -> tuple[int, int]:
-        """Return (term, index) of the last entry: the commit point, or what a stopped node had behind it."""
+        """Return (term, index) of the last entry: the commit point, or a later one on a stopped node."""
         m = self.manifest
         at = Position(m.commit_offset, m.commit_index, m.commit_term, m.commit_crc)
         with suppress(EOFError, LayoutError, OSError):
@@ -131,7 +133,7 @@ class NodeLog:
         return at.term, at.index
 
     def close(self) -> None:
-        """Close what is open; reading goes on afterwards."""
+        """Close the open file. Later reads reopen it."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._fd_start = -1, -1
@@ -139,7 +141,7 @@ class NodeLog:
 
 @dataclass(frozen=True, slots=True)
 class Dispute:
-    """A dump that knows another entry to be committed than the one that was read."""
+    """A dump in which another entry is committed than the one that was read."""
 
     log: NodeLog
     index: int
@@ -147,20 +149,22 @@ class Dispute:
 
 @dataclass(slots=True)
 class Reading:
-    """What `DumpedLog.entries` found out by its end."""
+    """Findings of `DumpedLog.entries`."""
 
+    # position after the last entry that was read
     end: Position
-    damage: list[tuple[NodeLog, int]] = field(default_factory=list)  # and the offset: read from another dump
+    # (dump, offset) of ranges that were read from another dump
+    damage: list[tuple[NodeLog, int]] = field(default_factory=list)
     disputes: list[Dispute] = field(default_factory=list)
-    #: Why it ended before the log did: no dump holds an intact entry there. "" = all was read.
+    #: Why reading ended before the log did: no dump has an intact entry there. "": all was read.
     stopped: str = ""
 
 
 class DumpedLog:
-    """The dumps of one broker group. Use it as a context."""
+    """Dumps of one broker group. A context manager."""
 
     def __init__(self, logs: Sequence[NodeLog]) -> None:
-        """`logs` are of one broker group, at least one."""
+        """`logs` are at least one, all of one broker group."""
         self.logs = sorted(logs, key=lambda log: (log.last, log.manifest.node), reverse=True)
         self.reading = Reading(self.base.base)
 
@@ -173,23 +177,25 @@ class DumpedLog:
 
     @property
     def base(self) -> NodeLog:
-        """The dump whose log begins first; among equals the one that is asked first."""
+        """The dump whose log begins first; among equal ones, the first in reading order."""
         return min(self.logs, key=lambda log: log.manifest.first_index)
 
     @property
     def last_index(self) -> int:
-        """Index of the last entry that any dump holds."""
+        """Index of the last entry in any dump."""
         return max(index for log in self.logs for index in (log.last[1], log.manifest.commit_index))
 
     @property
     def commit_index(self) -> int:
-        """The highest commit point that a dump claims."""
+        """Highest commit point that a dump claims."""
         return max(log.manifest.commit_index for log in self.logs)
 
     def entries(self, begin: Position) -> Iterator[tuple[EntryHeader, bytes]]:
-        """Yield the entries behind `begin` with their bytes; fillers, too. `reading` says at any time what was found.
+        """Yield the entries after `begin` with their bytes, fillers included.
 
-        The crc of `begin` is not known (0) of a dump that is older than this field: the first entry is believed then.
+        `reading` holds the findings so far.
+
+        Dumps older than the crc field have an unknown crc (0) in `begin`. Their first entry is trusted.
         """
         self.reading = Reading(begin)
         if begin.index and not begin.crc:
@@ -209,7 +215,7 @@ class DumpedLog:
             yield found
 
     def others_than(self, header: EntryHeader) -> list[NodeLog]:
-        """Return the dumps that hold another intact entry in the place of one that was read."""
+        """Return the dumps that have another intact entry in place of the one that was read."""
         found = ((log, log.crc_at(header.index)) for log in self.logs)
         return [log for log, crc in found if crc not in (None, header.crc)]
 
@@ -222,7 +228,7 @@ class DumpedLog:
         return begin
 
     def _next(self, at: Position) -> tuple[EntryHeader, bytes] | None:
-        """Return what stands at a position, from the first dump that has it intact; None: nothing, or nobody has."""
+        """Return the entry at a position from the first dump that has it intact; None: no dump has."""
         damaged: list[tuple[NodeLog, str]] = []
         for log in self.logs:
             try:
@@ -245,9 +251,9 @@ class DumpedLog:
 
 
 def find_logs(folders: Iterable[Path]) -> list[NodeLog]:
-    """Return the dumps of one broker group in these folders: each is a node's, or has one per node below it.
+    """Return the dumps of one broker group in these folders. Each is a node's dump, or contains one per node.
 
-    Raises: UnusableDumpError (no dump, one that cannot be read, several broker groups), OSError.
+    Raises: UnusableDumpError (no dump, an unreadable one, several broker groups), OSError.
     """
     found: list[Path] = []
     for folder in folders:
@@ -271,11 +277,12 @@ def _nodes_in(folder: Path) -> list[Path]:
     unfinished = next(iter(sorted(folder.glob("**/commitlog"))), None)
     if unfinished is not None and not (unfinished.parent / "identity").exists():
         raise UnusableDumpError(
-            f"the dump in {unfinished.parent} was not finished: {MANIFEST}, which is written last, is missing. {_AGAIN}"
+            f"the dump in {unfinished.parent} was not finished: {MANIFEST}, which is written last, is "
+            f"missing. {_AGAIN}"
         )
     raise UnusableDumpError(
-        f"{folder} holds no dump (no {MANIFEST} in it, nor in its sub-folders). Name what `ledgermq dump DIR` wrote;"
-        " a node's data folder is dumped first: ledgermq dump --data DATA DIR"
+        f"{folder} holds no dump (no {MANIFEST} in it, nor in its sub-folders). Name what `ledgermq dump "
+        "DIR` wrote; a node's data folder is dumped first: ledgermq dump --data DATA DIR"
     )
 
 
@@ -296,12 +303,12 @@ def _check_alike(first: NodeLog, log: NodeLog) -> None:
         a.group_id, a.former_group_ids, b.group_id, b.former_group_ids
     ):
         raise UnusableDumpError(
-            f"{first.folder} is of broker group {a.group} in cluster {a.cluster} (id {a.group_id:016x}), {log.folder} of"
-            f" {b.group} in {b.cluster} (id {b.group_id:016x}): they have nothing to do with each other. Name dumps of one"
-            " broker group"
+            f"{first.folder} is of broker group {a.group} in cluster {a.cluster} (id {a.group_id:016x}), "
+            f"{log.folder} of {b.group} in {b.cluster} (id {b.group_id:016x}): they have nothing to do with "
+            "each other. Name dumps of one broker group"
         )
     if a.segment_size != b.segment_size:
         raise UnusableDumpError(
-            f"{first.folder} has segments of {a.segment_size:,} bytes, {log.folder} of {b.segment_size:,}: they are not of"
-            " one broker group"
+            f"{first.folder} has segments of {a.segment_size:,} bytes, {log.folder} of {b.segment_size:,}: "
+            "they are not of one broker group"
         )

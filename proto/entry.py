@@ -1,4 +1,4 @@
-"""Layout of a log entry: what stands in the CommitLog, on the wire between nodes, and in dumps.
+"""Layout of a log entry in the CommitLog, on the wire between nodes, and in dumps.
 
 Little-endian. An entry is a 64-byte header, the payload, and zero padding to a multiple of 8 bytes.
 
@@ -10,14 +10,14 @@ Little-endian. An entry is a 64-byte header, the payload, and zero padding to a 
     14  u16  section count     sections in the payload (RECORDS only, else 0)
     16  u64  index             Raft log index; a filler carries the index of the entry before it
     24  u64  term
-    32  u64  physical offset   position in the log of this header: entries locate themselves
+    32  u64  physical offset   position of this header in the log: entries locate themselves
     40  u64  timestamp         log time, ms since the epoch (D21), never decreasing
     48  u32  prev_crc          crc32c field of the entry (or filler) before it: the chain. 0 before the first
     52  u32  payload size      bytes, without padding
     56  u64  reserved          0
 
-A filler closes a segment. On disk it is followed by zeros up to the segment's end; on the wire only its header
-travels, before the entry that follows it. It is a pure function of the entry before it and the segment size.
+A filler closes a segment. On disk it is followed by zeros up to the segment's end. On the wire only its
+header is sent, before the next entry. It is a pure function of the entry before it and the segment size.
 
 Invariant: inside a segment of S bytes, an entry either ends exactly at S or leaves room for a filler header.
 """
@@ -40,12 +40,12 @@ VERSION: Final = 1
 MAGIC_WORD: Final = int.from_bytes(MAGIC + bytes([VERSION]), "little")
 HEADER_SIZE: Final = 64
 ALIGNMENT: Final = 8
-MAX_SECTION_COUNT: Final = 0xFFFF  # the header counts them in 16 bits
+MAX_SECTION_COUNT: Final = 0xFFFF  # limit of the 16-bit field in the header
 
 _HEADER: Final = struct.Struct("<IIIBBHQQQQIIQ")
 assert _HEADER.size == HEADER_SIZE
 
-#: The header as numpy sees it: `np.frombuffer(header_bytes, HEADER_DTYPE)`.
+#: The header as a numpy type: `np.frombuffer(header_bytes, HEADER_DTYPE)`.
 HEADER_DTYPE: Final = np.dtype(
     [
         ("magic", "<u4"),
@@ -68,11 +68,11 @@ Buffer = bytes | bytearray | memoryview
 
 
 class EntryKind(IntEnum):
-    """What an entry holds. An unknown kind stops a node (D23): it must not guess."""
+    """Kind of an entry. An unknown kind stops a node (D23): it must not guess."""
 
     RECORDS = 1  # sections of records and state commands, applied by the broker
     NOOP = 2  # first entry of a term
-    CONFIGURATION = 3  # voters and learners of the group
+    CONFIGURATION = 3  # voters and learners of the broker group
     FILLER = 4  # closes a segment; has no index of its own
 
 
@@ -96,12 +96,12 @@ class EntryHeader:
 
     @property
     def end(self) -> int:
-        """Physical offset of the first byte behind the entry."""
+        """Physical offset just past the entry."""
         return self.physical_offset + self.size
 
     @property
     def wire_size(self) -> int:
-        """Bytes that the entry takes between nodes: a filler travels as its header only."""
+        """Bytes that the entry takes between nodes. Of a filler only the header is sent."""
         return HEADER_SIZE if self.kind is EntryKind.FILLER else self.size
 
 
@@ -116,7 +116,7 @@ def entry_size(payload_size: int) -> int:
 
 
 def fits_segment(size: int, room: int) -> bool:
-    """Tell whether an entry of `size` bytes may start where `room` bytes are left in its segment."""
+    """Return whether an entry of `size` bytes may start where its segment has `room` bytes left."""
     return size == room or size + HEADER_SIZE <= room
 
 
@@ -131,7 +131,7 @@ def encode_entry(
     timestamp: int,
     prev_crc: int,
 ) -> bytearray:
-    """Return a whole entry: header, the joined `parts`, padding. One copy of the payload."""
+    """Return a whole entry: header, the joined `parts`, padding. Copies the payload once."""
     payload_size = sum(len(part) for part in parts)
     size = entry_size(payload_size)
     out = bytearray(size)
@@ -148,7 +148,7 @@ def encode_entry(
 
 
 def encode_header(header: EntryHeader) -> bytes:
-    """Return the 64 bytes of a decoded header, with the checksum that it carries."""
+    """Return the 64 bytes of a decoded header, with its own checksum."""
     return _HEADER.pack(
         MAGIC_WORD, header.crc, header.size, header.kind, 0, header.section_count, header.index, header.term,
         header.physical_offset, header.timestamp, header.prev_crc, header.payload_size, 0,
@@ -156,7 +156,10 @@ def encode_header(header: EntryHeader) -> bytes:
 
 
 def encode_filler(previous: EntryHeader, segment_end: int) -> bytearray:
-    """Return the 64-byte header that closes a segment behind `previous` (the rest of it stays zero)."""
+    """Return the 64-byte header that closes a segment after `previous`.
+
+    The rest of the segment stays zero.
+    """
     offset = previous.end
     out = bytearray(HEADER_SIZE)
     _HEADER.pack_into(
@@ -168,7 +171,7 @@ def encode_filler(previous: EntryHeader, segment_end: int) -> bytearray:
 
 
 def decode_header(buffer: Buffer, position: int = 0) -> EntryHeader:
-    """Decode the header at `position`. Checks structure, not the checksum (see `verify_entry`).
+    """Decode the header at `position`. Checks the structure, not the checksum (see `verify_entry`).
 
     Raises: CorruptError (no header there, impossible sizes), NewerFormatError.
     """

@@ -1,26 +1,27 @@
-"""Makes text from outside safe to show: in a log line, on a terminal, on a page, in an error. Pure.
+"""Conversion of text from outside so that it is safe in log lines, terminals, pages and errors. Pure.
 
-What it returns has only printable characters on one line: no control characters, line separators, bidi overrides,
-invisible characters or lone surrogates. Each is shown as an escape (`\\x1b`, `\\u202e`), so a reader sees that it was there.
+The result has only printable characters on one line: no control characters, line separators, bidi overrides,
+invisible characters or lone surrogates. Each of them becomes an escape (`\\x1b`, `\\u202e`), so readers see
+that it was there.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Enough to recognize an id, a reason or a name; the longest id that brokers accept is shown whole.
+#: Enough to recognize an id, a reason or a name. The longest id that brokers accept is not cut.
 DEFAULT_LIMIT: Final = 255
 _CUT: Final = "…"
 
 
 def safe_text(value: str | bytes, limit: int = DEFAULT_LIMIT) -> str:
-    """Return `value` on one line of at most `limit` (>= 1) printable characters; a cut text ends with "…".
+    """Return `value` on one line of at most `limit` (>= 1) printable characters. Cut text ends with "…".
 
-    Bytes are read as UTF-8; those that are not are shown as `\\xff`. Work and memory are bounded by `limit`, whatever the size.
-    Text that is safe already comes back as it is.
+    Bytes are decoded as UTF-8; invalid ones become `\\xff`. Work and memory are bounded by `limit`, whatever
+    the size. Text that is already safe is returned unchanged.
     """
     if isinstance(value, bytes):
-        # A character has at most four bytes; one that is cut in half lies behind the limit.
+        # A character has at most four bytes, so one that is cut in half is beyond the limit.
         value = value[: 4 * limit + 4].decode("utf-8", "backslashreplace")
     if len(value) <= limit and value.isprintable():
         return value
@@ -36,14 +37,17 @@ def safe_text(value: str | bytes, limit: int = DEFAULT_LIMIT) -> str:
 
 
 def safe_lines(value: str) -> str:
-    """Return a whole text with its line breaks and tabs; everything else that cannot be printed is shown as an escape."""
+    """Return a text with its line breaks and tabs.
+
+    Everything else that is not printable becomes an escape.
+    """
     if value.isprintable():
         return value
     return "".join(each if each.isprintable() or each in "\n\t" else _escaped(ord(each)) for each in value)
 
 
 def safe_json(text: str) -> str:
-    """Return a JSON document that shows the same, with escapes for what cannot be printed."""
+    """Return an equal JSON document with escapes for characters that are not printable."""
     if all(line.isprintable() for line in text.split("\n")):
         return text
     return "".join(each if each.isprintable() or each == "\n" else _json_escaped(each) for each in text)
@@ -55,7 +59,7 @@ def _json_escaped(character: str) -> str:
 
 
 def _cut(shown: list[str], limit: int) -> str:
-    """Take whole characters and escapes off the end until the mark of the cut fits."""
+    """Remove whole characters and escapes from the end until the ellipsis fits."""
     size = sum(map(len, shown))
     while shown and size > limit - len(_CUT):
         size -= len(shown.pop())

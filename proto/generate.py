@@ -1,7 +1,8 @@
-"""Generate the Python code of every .proto file beside it: `python -m ledgermq.proto.generate [--check]`.
+"""Generator of the Python code for every .proto file beside it: `python -m ledgermq.proto.generate
+[--check]`.
 
-`--check` writes nothing and fails when the committed code differs from what the .proto files give. Code of a .proto
-file that is gone counts as different, and is removed by generating.
+`--check` writes nothing and fails if the committed code differs from what the .proto files give. Code whose
+.proto file is gone counts as different; generating removes it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
-#: Made by `make setup`; its version is the oldest runtime that the code runs with (deploy/install.py).
+#: `make setup` installs it. Its version is the oldest runtime that the code runs with (deploy/install.py).
 COMPILER = HERE.parent / ".venv" / "protoc" / "bin" / "python"
 
 
@@ -32,7 +33,7 @@ def generate(out: Path) -> list[Path]:
 
 
 def _is_wanted(path: Path) -> bool:
-    """A file without a service has an empty _pb2_grpc.py: not kept."""
+    """Return whether to keep a file. Without a service, _pb2_grpc.py is empty and not kept."""
     return not path.name.endswith("_pb2_grpc.py") or "class " in path.read_text()
 
 

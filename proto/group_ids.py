@@ -1,4 +1,4 @@
-"""When two group ids are of one broker group. Pure."""
+"""Comparison of the ids of broker groups. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Collection
 def are_related(
     one: int, former_of_one: Collection[int], other: int, former_of_other: Collection[int]
 ) -> bool:
-    """Tell whether two ids may be of one broker group; 0: nobody says, so it may be any.
+    """Return whether two ids may belong to one broker group. 0 means unknown, so it may be any.
 
-    Generations of a group that was recovered, or in which a master was promoted, differ in their ids: the later one names
-    the earlier ones among its former ids.
+    Generations of a broker group that was recovered, or in which a master was promoted, have different ids.
+    The later one lists the earlier ones among its former ids.
     """
     return 0 in (one, other) or one == other or one in former_of_other or other in former_of_one

@@ -1,7 +1,7 @@
-"""Answers of gRPC calls that cannot be decoded: an error like any other failed call.
+"""Check of gRPC answers: one that cannot be decoded becomes an error like that of any failed call.
 
-grpc.aio gives None where the bytes of an answer are no message of its type (it logs the exception). Whoever takes that for
-an answer fails by AttributeError, or, where only the end of the call counts, believes that it succeeded.
+If the bytes of an answer are not a message of its type, grpc.aio logs the exception and returns None. A
+caller that uses it fails with AttributeError or, where only the end of the call matters, assumes success.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class UndecodableAnswerError(grpc.aio.AioRpcError):
-    """Something answered, and the bytes are no message of the type that the call has. What was asked may have been done."""
+    """The bytes of an answer are not a message of the call's type. The call may have taken effect."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -28,7 +28,7 @@ class UndecodableAnswerError(grpc.aio.AioRpcError):
 
 
 def decoded(answer: T | None) -> T:
-    """Return what a unary call, or one read of a stream, gave. Raises: UndecodableAnswerError."""
+    """Return the result of a unary call or of one read from a stream. Raises: UndecodableAnswerError."""
     if answer is None:
         raise UndecodableAnswerError
     return answer

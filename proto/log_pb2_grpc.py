@@ -26,9 +26,10 @@ if _version_not_supported:
 
 
 class LogServiceStub(object):
-    """A call may say which broker group it means, in the metadata `ledgermq-group-id`: GroupRoute.group_id as 16 hex digits. A
-    node of another group that has come under the name and address refuses it with OTHER_GROUP: topic ids, offsets and epochs
-    of the one mean nothing in the other. A fetch stream may say in `x-ledgermq-consumer-group` for which consumer group it reads.
+    """A call may name the broker group that it addresses in the metadata `ledgermq-group-id`: GroupRoute.group_id
+    as 16 hex digits. A node of another broker group that has taken over the name and address refuses it with
+    OTHER_GROUP, because topic ids, offsets and epochs of one group mean nothing in the other. A fetch stream
+    may name the consumer group that it reads for in `x-ledgermq-consumer-group`.
     """
 
     def __init__(self, channel):
@@ -70,27 +71,28 @@ class LogServiceStub(object):
 
 
 class LogServiceServicer(object):
-    """A call may say which broker group it means, in the metadata `ledgermq-group-id`: GroupRoute.group_id as 16 hex digits. A
-    node of another group that has come under the name and address refuses it with OTHER_GROUP: topic ids, offsets and epochs
-    of the one mean nothing in the other. A fetch stream may say in `x-ledgermq-consumer-group` for which consumer group it reads.
+    """A call may name the broker group that it addresses in the metadata `ledgermq-group-id`: GroupRoute.group_id
+    as 16 hex digits. A node of another broker group that has taken over the name and address refuses it with
+    OTHER_GROUP, because topic ids, offsets and epochs of one group mean nothing in the other. A fetch stream
+    may name the consumer group that it reads for in `x-ledgermq-consumer-group`.
     """
 
     def Produce(self, request_iterator, context):
-        """One open stream per producer and broker group. Answers come in the order of the requests. Leader only.
+        """One open stream per producer and broker group. Answers keep the order of the requests. Leader only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Long poll. Leader or follower; never beyond what the node has applied.
+        """Long poll. Leader or follower; returns only what the node has applied.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchStream(self, request_iterator, context):
-        """The same on an open stream: the next request is written when the previous answer was taken in.
+        """The same on an open stream. The client sends the next request once it has processed the previous answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,7 +112,8 @@ class LogServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Membership(self, request_iterator, context):
-        """Membership in a queue-exclusive consumer group: one open stream per consumer and broker group. Leader only.
+        """Membership in a queue-exclusive consumer group: one open stream per consumer and broker group. Leader
+        only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,9 +161,10 @@ def add_LogServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LogService(object):
-    """A call may say which broker group it means, in the metadata `ledgermq-group-id`: GroupRoute.group_id as 16 hex digits. A
-    node of another group that has come under the name and address refuses it with OTHER_GROUP: topic ids, offsets and epochs
-    of the one mean nothing in the other. A fetch stream may say in `x-ledgermq-consumer-group` for which consumer group it reads.
+    """A call may name the broker group that it addresses in the metadata `ledgermq-group-id`: GroupRoute.group_id
+    as 16 hex digits. A node of another broker group that has taken over the name and address refuses it with
+    OTHER_GROUP, because topic ids, offsets and epochs of one group mean nothing in the other. A fetch stream
+    may name the consumer group that it reads for in `x-ledgermq-consumer-group`.
     """
 
     @staticmethod

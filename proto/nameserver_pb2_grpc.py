@@ -75,14 +75,14 @@ class NameServerServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request, context):
-        """Brokers: full registration, at start, every 30 s, and at once when leader, topics or nodes change.
+        """Brokers: full registration at start, every 30 s, and at once when leader, topics or nodes change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request_iterator, context):
-        """Brokers: an open stream; a beat every second. The end of the stream makes the node suspect at once.
+        """Brokers: an open stream with a beat every second. The end of the stream makes the node suspect at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,7 +95,7 @@ class NameServerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetRoute(self, request, context):
-        """Clients: the route of one topic over all groups.
+        """Clients: the route of one topic over all broker groups.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,14 +109,14 @@ class NameServerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListGroups(self, request, context):
-        """Everything that is known (CLI, nodes).
+        """Everything known (CLI, nodes).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForgetGroup(self, request, context):
-        """CLI: a group is lost for good. Refused while a node of it is registered.
+        """CLI: a broker group is lost for good. Refused while a node of it is registered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -66,38 +66,41 @@ class PeerServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Report(self, request, context):
-        """Follower to leader, every second and after each change of leader; without one to all others, who learn where it is.
+        """Follower to leader, every second and after each change of leader. Without a leader it goes to all others,
+        so that they learn the caller's addresses.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Forward(self, request_iterator, context):
-        """Small unary calls that a follower passes on, as many in a message as came in meanwhile. Answers come in any order.
-        The end of the stream ends the calls that are still being served, as the end of a call of its own would.
+        """Small unary calls that a follower forwards, batched as they arrive. Answers come in any order. The end of
+        the stream ends the calls still being served, as the end of a separate call would.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Grant(self, request, context):
-        """Follower to leader: a consumer's ReceiveMessage, request bytes and metadata as they came. The leader leases and says
-        where the messages stand; the follower hands them out of its own log, which has the same bytes at the same place. A
-        leader that does not know this call (an older version) answers UNIMPLEMENTED and gets the ReceiveMessage itself.
+        """Follower to leader: a consumer's ReceiveMessage, with request bytes and metadata as received. The leader
+        leases messages and returns their positions. The follower delivers them from its own log, which has the
+        same bytes at the same offsets. An older leader without this call answers UNIMPLEMENTED; the follower
+        then forwards the ReceiveMessage itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadGranted(self, request, context):
-        """Follower to leader: the messages of a grant that the follower cannot read itself, in the order of the request.
+        """Follower to leader: granted messages that the follower cannot read itself, in the order of the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GiveBack(self, request, context):
-        """Follower to leader: messages of a grant that did not reach the consumer. Their leases end, no attempt is counted.
+        """Follower to leader: granted messages that did not reach the consumer. Their leases end without counting
+        an attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RaftServiceStub(object):
-    """By gRPC, on the same port.
+    """Served by gRPC on the same port.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,12 @@ class RaftServiceStub(object):
 
 
 class RaftServiceServicer(object):
-    """By gRPC, on the same port.
+    """Served by gRPC on the same port.
     """
 
     def Refetch(self, request, context):
-        """Committed entries, for a member whose copy of them is damaged: it writes the same bytes at the same place.
+        """Committed entries for a member whose copy of them is damaged. It writes the same bytes at the same
+        offset.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +71,7 @@ def add_RaftServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RaftService(object):
-    """By gRPC, on the same port.
+    """Served by gRPC on the same port.
     """
 
     @staticmethod
@@ -102,8 +103,9 @@ class RaftService(object):
 
 
 class ResetServiceStub(object):
-    """What brings a follower back that needs entries which retention deleted on the leader (D8). The follower calls, on a
-    connection of its own: neither heartbeats nor appends wait behind the chunks, and the caller's disk sets the pace.
+    """Brings back a follower that needs entries which retention deleted on the leader (D8). The follower calls on
+    a separate connection: neither heartbeats nor appends wait behind the chunks, and the caller's disk sets
+    the pace.
     """
 
     def __init__(self, channel):
@@ -120,8 +122,9 @@ class ResetServiceStub(object):
 
 
 class ResetServiceServicer(object):
-    """What brings a follower back that needs entries which retention deleted on the leader (D8). The follower calls, on a
-    connection of its own: neither heartbeats nor appends wait behind the chunks, and the caller's disk sets the pace.
+    """Brings back a follower that needs entries which retention deleted on the leader (D8). The follower calls on
+    a separate connection: neither heartbeats nor appends wait behind the chunks, and the caller's disk sets
+    the pace.
     """
 
     def Fetch(self, request, context):
@@ -147,8 +150,9 @@ def add_ResetServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ResetService(object):
-    """What brings a follower back that needs entries which retention deleted on the leader (D8). The follower calls, on a
-    connection of its own: neither heartbeats nor appends wait behind the chunks, and the caller's disk sets the pace.
+    """Brings back a follower that needs entries which retention deleted on the leader (D8). The follower calls on
+    a separate connection: neither heartbeats nor appends wait behind the chunks, and the caller's disk sets
+    the pace.
     """
 
     @staticmethod

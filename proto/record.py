@@ -1,6 +1,7 @@
-"""Layout of sections and records: the payload of a RECORDS entry, and what producers send and consumers fetch.
+"""Layout of sections and records: the payload of a RECORDS entry, as producers send and consumers fetch it.
 
-Little-endian. The payload is 1..n sections; a section is a 64-byte header and a body, both multiples of 8 bytes.
+Little-endian. The payload is 1..n sections. A section is a 64-byte header and a body, both multiples of 8
+bytes.
 
 Section header
      0  u8   kind              SectionKind: 1 records of one queue, 2 state commands
@@ -58,18 +59,18 @@ SECTION_HEADER_SIZE: Final = 64
 RECORD_HEADER_SIZE: Final = 64
 COMMAND_HEADER_SIZE: Final = 8
 SECTION_VERSION: Final = 1
-#: A body larger than this is refused (features.md A2.8: 4 MiB).
+#: A larger body is refused (features.md A2.8: 4 MiB).
 MAX_BODY_SIZE: Final = 4 * 1024 * 1024
-#: Tag, keys and user properties together, bytes of text.
+#: Tag, keys and user properties together, in bytes of text.
 MAX_PROPERTIES_SIZE: Final = 16 * 1024
-#: Keys of one message: each costs a hash in the record.
+#: Keys per message. Each costs a hash in the record.
 MAX_KEYS: Final = 1024
-#: What a record may have beside its body: properties, key hashes, names, ids, and how they are framed.
+#: Limit of a record besides its body: properties, key hashes, names, ids, and their framing.
 MAX_RECORD_OVERHEAD: Final = 64 * 1024
-#: Largest record.
+#: Size of the largest record.
 MAX_RECORD_SIZE: Final = MAX_BODY_SIZE + MAX_RECORD_OVERHEAD
 
-#: Up to so many records are looked at one by one.
+#: Up to this number, records are processed one by one.
 _FEW: Final = 4
 
 _SECTION: Final = struct.Struct("<BBHIqIIIIQIIQQ")
@@ -78,13 +79,13 @@ _COMMAND: Final = struct.Struct("<HHI")
 assert _SECTION.size == SECTION_HEADER_SIZE
 assert _RECORD.size == RECORD_HEADER_SIZE
 
-#: Where a record has what differs between records that are otherwise alike, bytes from its start.
+#: Positions of the fields that differ between otherwise equal records, in bytes from the start of the record.
 SECTION_DISTANCE_OFFSET: Final = 4
 REST_SIZE_OFFSET: Final = 16
 BODY_SIZE_OFFSET: Final = 24
 MESSAGE_ID_OFFSET: Final = 48
 
-#: Flags, body offset and body size of a record, for who wants only the body.
+#: Flags, body offset and body size of a record, for readers that need only the body.
 BODY_FIELDS: Final = struct.Struct("<8xH10xII")
 
 RECORD_DTYPE: Final = np.dtype(
@@ -117,7 +118,7 @@ class RecordFlags(IntFlag):
     FIFO = 8  # the message has a message group
 
 
-_FLAGS: Final = tuple(RecordFlags(value) for value in range(16))  # making one takes long
+_FLAGS: Final = tuple(RecordFlags(value) for value in range(16))  # cached, because constructing one is slow
 
 #: Flags that a producer may set.
 PRODUCER_FLAGS: Final = int(RecordFlags.GZIP | RecordFlags.V1_ID | RecordFlags.FIFO)
@@ -146,7 +147,10 @@ class SectionHeader:
 
 
 class RecordView(NamedTuple):
-    """One record inside a buffer; its runs are slices, nothing is copied. A tuple: readers make one per message."""
+    """One record inside a buffer.
+
+    Its runs are slices without a copy. A tuple, because readers make one per message.
+    """
 
     buffer: Buffer
     position: int
@@ -180,7 +184,7 @@ class RecordView(NamedTuple):
 
     @property
     def body(self) -> memoryview:
-        """The body as sent (compressed when `RecordFlags.GZIP` is set)."""
+        """Body as sent (compressed if `RecordFlags.GZIP` is set)."""
         start = self.position + self.body_offset
         return memoryview(self.buffer)[start : start + self.body_size]
 
@@ -198,7 +202,7 @@ def hash_text(text: str) -> int:
 
 
 def pack_message_id(text: str) -> tuple[bytes, RecordFlags]:
-    """Return the 16 stored bytes of a message id, and the flag that says how to read them."""
+    """Return the 16 stored bytes of a message id, and the flag that tells how to read them."""
     if len(text) == 34 and text.startswith("01"):
         try:
             raw = bytes.fromhex(text[2:])
@@ -246,7 +250,7 @@ def encode_section(
     producer_epoch: int = 0,
     base_sequence: int = 0,
 ) -> bytearray:
-    """Return a section. The leader's fields (base offset, entry distance) are filled in later by `seal_section`."""
+    """Return a section. `seal_section` later sets the leader's fields (base offset, entry distance)."""
     size = sum(len(part) for part in body_parts)
     assert size % 8 == 0, "records and commands are padded to 8 bytes"
     out = bytearray(SECTION_HEADER_SIZE + size)
@@ -273,7 +277,7 @@ def put_section_header(
     producer_epoch: int = 0,
     base_sequence: int = 0,
 ) -> None:
-    """Write the header in front of a body that stands in its place already: all of `section` behind the header."""
+    """Write the header before a body that is already in place: the rest of `section` after the header."""
     size = len(section) - SECTION_HEADER_SIZE
     crc = crc32c(memoryview(section)[SECTION_HEADER_SIZE:])
     _SECTION.pack_into(
@@ -283,7 +287,7 @@ def put_section_header(
 
 
 def seal_section(section: bytearray | memoryview, *, base_queue_offset: int, entry_distance: int) -> None:
-    """Fill in the leader's fields of a writable section header."""
+    """Set the leader's fields of a writable section header."""
     struct.pack_into("<q", section, 8, base_queue_offset)
     struct.pack_into("<I", section, 28, entry_distance)
 
@@ -306,7 +310,8 @@ def decode_section(buffer: Buffer, position: int = 0) -> SectionHeader:
     if size % 8 or position + SECTION_HEADER_SIZE + size > len(buffer):
         raise CorruptError("section size does not fit", position)
     return SectionHeader(
-        SectionKind.RECORDS if kind == 1 else SectionKind.COMMANDS, queue_id, topic_id, base_queue_offset, count, size, crc, entry_distance,
+        SectionKind.RECORDS if kind == 1 else SectionKind.COMMANDS, queue_id, topic_id, base_queue_offset,
+        count, size, crc, entry_distance,
         producer_id, producer_epoch, base_sequence,
     )  # fmt: skip
 
@@ -332,10 +337,11 @@ def walk_sections(payload: Buffer, count: int) -> Iterator[tuple[int, SectionHea
 def record_positions(body: Buffer, count: int, *, distance: int = SECTION_HEADER_SIZE) -> np.ndarray:
     """Return the byte positions of a section's records inside its body (int64, shape (count,)).
 
-    Checks that sizes chain exactly through the body, that every run is inside its record, and that each record
-    names its section (`distance` = bytes between section header and body). Raises: CorruptError.
+    Checks that sizes chain exactly through the body, that every run is inside its record, and that each
+    record refers to its section (`distance`: bytes between section header and body).
+    Raises: CorruptError.
     """
-    if count * RECORD_HEADER_SIZE > len(body):  # before anything is made for so many
+    if count * RECORD_HEADER_SIZE > len(body):  # before allocating anything for that many
         raise CorruptError("the section is too short for its records", 0)
     if count <= _FEW:
         return _few_positions(body, count, distance)
@@ -361,14 +367,15 @@ def record_positions(body: Buffer, count: int, *, distance: int = SECTION_HEADER
 
 
 def _few_positions(body: Buffer, count: int, distance: int) -> np.ndarray:
-    """As `record_positions`: for a handful of records a loop is quicker than arrays. Raises: CorruptError."""
+    """Like `record_positions`. For a few records a loop is faster than arrays. Raises: CorruptError."""
     positions = []
     position, end = 0, len(body)
     for _ in range(count):
         if position + RECORD_HEADER_SIZE > end:
             raise CorruptError("record cut short", position)
         (
-            size, section_distance, _flags, key_count, system_size, rest_size, body_offset, body_size, reserved,
+            size, section_distance, _flags, key_count, system_size, rest_size, body_offset, body_size,
+            reserved,
             _tag_hash, _born_timestamp, _message_id,
         ) = _RECORD.unpack_from(body, position)  # fmt: skip
         if size < RECORD_HEADER_SIZE or size % 8 or section_distance != position + distance:
@@ -385,7 +392,7 @@ def _few_positions(body: Buffer, count: int, distance: int) -> np.ndarray:
 
 
 def _equal_positions(body: Buffer, count: int, distance: int) -> np.ndarray | None:
-    """Return the positions when all records have one size, found without a loop; None: look at each."""
+    """Return the positions without a loop if all records have the same size; None if they do not."""
     if not count or len(body) < RECORD_HEADER_SIZE:
         return None
     (size,) = struct.unpack_from("<I", body)
@@ -443,7 +450,8 @@ def decode_record(buffer: Buffer, position: int = 0) -> RecordView:
     if size != padded(exact) or position + size > len(buffer) or body_offset + body_size > exact or reserved:
         raise CorruptError("record sizes do not fit", position)
     return RecordView(
-        buffer, position, size, section_distance, _FLAGS[flags] if flags < 16 else RecordFlags(flags), key_count, system_size, rest_size,
+        buffer, position, size, section_distance, _FLAGS[flags] if flags < 16 else RecordFlags(flags),
+        key_count, system_size, rest_size,
         body_offset, body_size, tag_hash, born_timestamp, message_id,
     )  # fmt: skip
 

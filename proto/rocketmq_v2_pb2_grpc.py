@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class MessagingServiceStub(object):
-    """Failures are in-band: the gRPC status is OK and `status` in the answer says what went wrong. Only Telemetry ends
-    with a gRPC error.
+    """Failures are in-band: the gRPC status is OK, and `status` in the answer tells what went wrong. Only
+    Telemetry ends with a gRPC error.
     """
 
     def __init__(self, channel):
@@ -124,8 +124,8 @@ class MessagingServiceStub(object):
 
 
 class MessagingServiceServicer(object):
-    """Failures are in-band: the gRPC status is OK and `status` in the answer says what went wrong. Only Telemetry ends
-    with a gRPC error.
+    """Failures are in-band: the gRPC status is OK, and `status` in the answer tells what went wrong. Only
+    Telemetry ends with a gRPC error.
     """
 
     def QueryRoute(self, request, context):
@@ -201,7 +201,7 @@ class MessagingServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Telemetry(self, request_iterator, context):
-        """Open for the life of a client: settings and command results up, settings and commands down.
+        """Open for the life of a client: settings and command results go up, settings and commands come down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -328,8 +328,8 @@ def add_MessagingServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MessagingService(object):
-    """Failures are in-band: the gRPC status is OK and `status` in the answer says what went wrong. Only Telemetry ends
-    with a gRPC error.
+    """Failures are in-band: the gRPC status is OK, and `status` in the answer tells what went wrong. Only
+    Telemetry ends with a gRPC error.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""Protobuf's variable-length numbers, for code that reads and writes wire bytes without message objects. Pure.
+"""Variable-length integers of protobuf, for code that handles wire bytes without message objects. Pure.
 
-Owns: the one reader and the one writer.
-Invariant: a number has at most 64 bits in 10 bytes, so that no input costs more than 10 steps.
+Owns: the only reader and the only writer.
+Invariant: a number has at most 64 bits in 10 bytes, so no input costs more than 10 steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
-    """Return (number, position behind it). Raises: CorruptError (cut short, or more than 64 bits)."""
+    """Return (number, position after it). Raises: CorruptError (truncated, or more than 64 bits)."""
     value = shift = 0
     for at in range(position, min(position + _MAX_BYTES, len(buffer))):
         byte = buffer[at]
