@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,13 +24,18 @@ from .processes import LEDGERMQ, environment, left_behind, run, wait_for
 
 
 @contextmanager
-def up(data: Path, *arguments: str) -> Iterator[tuple[str, Path]]:
-    """Run `ledgermq up`; give the nameserver's address and the file with its output. Ends it by Ctrl-C."""
+def up(
+    data: Path, *arguments: str, command: Sequence[str] = LEDGERMQ, folder: Path = ROOT
+) -> Iterator[tuple[str, Path]]:
+    """Run `ledgermq up`; give the nameserver's address and the file with its output. Ends it by Ctrl-C.
+
+    `command`: the `ledgermq` of another environment; `folder`: where it runs.
+    """
     output = data.parent / f"{data.name}.out"
     with output.open("a") as file:
         process = subprocess.Popen(
-            [*LEDGERMQ, "up", "--data", str(data), *arguments],
-            cwd=ROOT, env=environment(PYTHONUNBUFFERED="1"), stdout=file, stderr=subprocess.STDOUT,
+            [*command, "up", "--data", str(data), *arguments],
+            cwd=folder, env=environment(PYTHONUNBUFFERED="1"), stdout=file, stderr=subprocess.STDOUT,
         )  # fmt: skip
     try:
         begun = output.stat().st_size
