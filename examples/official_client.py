@@ -1,4 +1,4 @@
-"""The official RocketMQ 5 client for Python, unmodified. In a process of its own: see the README."""
+"""The official RocketMQ 5 client for Python, unmodified."""
 
 from __future__ import annotations
 

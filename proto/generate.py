@@ -3,6 +3,14 @@
 
 `--check` writes nothing and fails if the committed code differs from what the .proto files give. Code whose
 .proto file is gone counts as different; generating removes it.
+
+The messages of RocketMQ's protocol are registered under a package name of our own. protobuf has one pool of
+names per process, and the official Python client registers `apache.rocketmq.v2.Message` and the others there:
+the library that was imported second could not be loaded. Message names are not sent, so the bytes are the same.
+Service names are sent, as part of each call's path, and stay as the protocol has them.
+
+Rejected: a `DescriptorPool` of our own. Its well-known types are other classes than those of `google.protobuf`,
+which its messages then refuse, and protobuf's Python backend registers messages in the common pool anyway.
 """
 
 from __future__ import annotations
@@ -15,7 +23,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
-
+#: The package as the protocol has it, and as the Python code registers it.
+PACKAGE = "apache.rocketmq.v2"
+OUR_PACKAGE = "ledgermq.rocketmq.v2"
 #: `make setup` installs it. Its version is the oldest runtime that the code runs with (deploy/install.py).
 COMPILER = HERE.parent / ".venv" / "protoc" / "bin" / "python"
 
@@ -24,12 +34,20 @@ def generate(out: Path) -> list[Path]:
     """Run protoc into `out`; return the generated files. Raises: SystemExit (with the reason)."""
     if not COMPILER.exists():
         raise SystemExit(f"generating code needs the compiler {COMPILER}, which is missing. Run: make setup")
+    renamed = out / "renamed"
+    renamed.mkdir()
+    for path in HERE.glob("*.proto"):
+        (renamed / path.name).write_text(path.read_text().replace(PACKAGE, OUR_PACKAGE))
     sources = sorted(f"ledgermq/proto/{path.name}" for path in HERE.glob("*.proto"))
-    command = [str(COMPILER), "-m", "grpc_tools.protoc", f"-Iledgermq/proto={HERE}"]
+    command = [str(COMPILER), "-m", "grpc_tools.protoc", f"-Iledgermq/proto={renamed}"]
     command += [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
     if subprocess.run([*command, *sources], check=False).returncode != 0:
         raise SystemExit("protoc failed; see its message above")
-    return [path for path in sorted((out / "ledgermq" / "proto").iterdir()) if _is_wanted(path)]
+    made = [path for path in sorted((out / "ledgermq" / "proto").iterdir()) if _is_wanted(path)]
+    for path in made:
+        if path.name.endswith("_pb2_grpc.py"):
+            path.write_text(path.read_text().replace(OUR_PACKAGE, PACKAGE))
+    return made
 
 
 def _is_wanted(path: Path) -> bool:

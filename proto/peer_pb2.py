@@ -26,7 +26,7 @@ from ledgermq.proto import rocketmq_v2_pb2 as ledgermq_dot_proto_dot_rocketmq__v
 from ledgermq.proto import route_pb2 as ledgermq_dot_proto_dot_route__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19ledgermq/proto/peer.proto\x12\x0bledgermq.v1\x1a ledgermq/proto/rocketmq_v2.proto\x1a\x1aledgermq/proto/route.proto\"E\n\nNodeReport\x12#\n\x04node\x18\x01 \x01(\x0b\x32\x15.ledgermq.v1.NodeInfo\x12\x12\n\nclient_ids\x18\x02 \x03(\t\"X\n\tGroupView\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.ledgermq.v1.Refusal\x12$\n\x05nodes\x18\x02 \x03(\x0b\x32\x15.ledgermq.v1.NodeInfo\"N\n\x0e\x46orwardedCalls\x12)\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x1a.ledgermq.v1.ForwardedCall\x12\x11\n\x05\x65nded\x18\x02 \x03(\x04\x42\x02\x10\x01\"g\n\rForwardedCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x10\n\x08metadata\x18\x04 \x03(\t\x12\x12\n\ntimeout_ms\x18\x05 \x01(\r\"A\n\x10\x46orwardedAnswers\x12-\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1c.ledgermq.v1.ForwardedAnswer\"g\n\x0f\x46orwardedAnswer\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\x0c\x12\x0e\n\x06status\x18\x03 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x04 \x01(\t\x12\x12\n\nnot_leader\x18\x05 \x01(\x08\"|\n\x0bGrantAnswer\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x1a.apache.rocketmq.v2.Status\x12\x12\n\nstore_host\x18\x02 \x01(\t\x12-\n\x07granted\x18\x03 \x01(\x0b\x32\x1c.ledgermq.v1.GrantedMessages\"d\n\x0fGrantedMessages\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x10\n\x08topic_id\x18\x02 \x01(\r\x12-\n\x08messages\x18\x03 \x03(\x0b\x32\x1b.ledgermq.v1.GrantedMessage\"\x82\x01\n\x0eGrantedMessage\x12\x10\n\x08queue_id\x18\x01 \x01(\r\x12\x14\n\x0cqueue_offset\x18\x02 \x01(\x03\x12\x17\n\x0fphysical_offset\x18\x03 \x01(\x03\x12\x0c\n\x04size\x18\x04 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x10\n\x08lease_id\x18\x06 \x01(\x04\"8\n\rGrantedRecord\x12\x0e\n\x06record\x18\x01 \x01(\x0c\x12\x17\n\x0fstore_timestamp\x18\x02 \x01(\x03\"7\n\x0eGiveBackAnswer\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.ledgermq.v1.Refusal2\xf3\x02\n\x0bPeerService\x12\x39\n\x06Report\x12\x17.ledgermq.v1.NodeReport\x1a\x16.ledgermq.v1.GroupView\x12I\n\x07\x46orward\x12\x1b.ledgermq.v1.ForwardedCalls\x1a\x1d.ledgermq.v1.ForwardedAnswers(\x01\x30\x01\x12L\n\x05Grant\x12).apache.rocketmq.v2.ReceiveMessageRequest\x1a\x18.ledgermq.v1.GrantAnswer\x12I\n\x0bReadGranted\x12\x1c.ledgermq.v1.GrantedMessages\x1a\x1a.ledgermq.v1.GrantedRecord0\x01\x12\x45\n\x08GiveBack\x12\x1c.ledgermq.v1.GrantedMessages\x1a\x1b.ledgermq.v1.GiveBackAnswerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19ledgermq/proto/peer.proto\x12\x0bledgermq.v1\x1a ledgermq/proto/rocketmq_v2.proto\x1a\x1aledgermq/proto/route.proto\"E\n\nNodeReport\x12#\n\x04node\x18\x01 \x01(\x0b\x32\x15.ledgermq.v1.NodeInfo\x12\x12\n\nclient_ids\x18\x02 \x03(\t\"X\n\tGroupView\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.ledgermq.v1.Refusal\x12$\n\x05nodes\x18\x02 \x03(\x0b\x32\x15.ledgermq.v1.NodeInfo\"N\n\x0e\x46orwardedCalls\x12)\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x1a.ledgermq.v1.ForwardedCall\x12\x11\n\x05\x65nded\x18\x02 \x03(\x04\x42\x02\x10\x01\"g\n\rForwardedCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x10\n\x08metadata\x18\x04 \x03(\t\x12\x12\n\ntimeout_ms\x18\x05 \x01(\r\"A\n\x10\x46orwardedAnswers\x12-\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1c.ledgermq.v1.ForwardedAnswer\"g\n\x0f\x46orwardedAnswer\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\x0c\x12\x0e\n\x06status\x18\x03 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x04 \x01(\t\x12\x12\n\nnot_leader\x18\x05 \x01(\x08\"~\n\x0bGrantAnswer\x12,\n\x06status\x18\x01 \x01(\x0b\x32\x1c.ledgermq.rocketmq.v2.Status\x12\x12\n\nstore_host\x18\x02 \x01(\t\x12-\n\x07granted\x18\x03 \x01(\x0b\x32\x1c.ledgermq.v1.GrantedMessages\"d\n\x0fGrantedMessages\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x10\n\x08topic_id\x18\x02 \x01(\r\x12-\n\x08messages\x18\x03 \x03(\x0b\x32\x1b.ledgermq.v1.GrantedMessage\"\x82\x01\n\x0eGrantedMessage\x12\x10\n\x08queue_id\x18\x01 \x01(\r\x12\x14\n\x0cqueue_offset\x18\x02 \x01(\x03\x12\x17\n\x0fphysical_offset\x18\x03 \x01(\x03\x12\x0c\n\x04size\x18\x04 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x10\n\x08lease_id\x18\x06 \x01(\x04\"8\n\rGrantedRecord\x12\x0e\n\x06record\x18\x01 \x01(\x0c\x12\x17\n\x0fstore_timestamp\x18\x02 \x01(\x03\"7\n\x0eGiveBackAnswer\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.ledgermq.v1.Refusal2\xf5\x02\n\x0bPeerService\x12\x39\n\x06Report\x12\x17.ledgermq.v1.NodeReport\x1a\x16.ledgermq.v1.GroupView\x12I\n\x07\x46orward\x12\x1b.ledgermq.v1.ForwardedCalls\x1a\x1d.ledgermq.v1.ForwardedAnswers(\x01\x30\x01\x12N\n\x05Grant\x12+.ledgermq.rocketmq.v2.ReceiveMessageRequest\x1a\x18.ledgermq.v1.GrantAnswer\x12I\n\x0bReadGranted\x12\x1c.ledgermq.v1.GrantedMessages\x1a\x1a.ledgermq.v1.GrantedRecord0\x01\x12\x45\n\x08GiveBack\x12\x1c.ledgermq.v1.GrantedMessages\x1a\x1b.ledgermq.v1.GiveBackAnswerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,15 +48,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FORWARDEDANSWER']._serialized_start=517
   _globals['_FORWARDEDANSWER']._serialized_end=620
   _globals['_GRANTANSWER']._serialized_start=622
-  _globals['_GRANTANSWER']._serialized_end=746
-  _globals['_GRANTEDMESSAGES']._serialized_start=748
-  _globals['_GRANTEDMESSAGES']._serialized_end=848
-  _globals['_GRANTEDMESSAGE']._serialized_start=851
-  _globals['_GRANTEDMESSAGE']._serialized_end=981
-  _globals['_GRANTEDRECORD']._serialized_start=983
-  _globals['_GRANTEDRECORD']._serialized_end=1039
-  _globals['_GIVEBACKANSWER']._serialized_start=1041
-  _globals['_GIVEBACKANSWER']._serialized_end=1096
-  _globals['_PEERSERVICE']._serialized_start=1099
-  _globals['_PEERSERVICE']._serialized_end=1470
+  _globals['_GRANTANSWER']._serialized_end=748
+  _globals['_GRANTEDMESSAGES']._serialized_start=750
+  _globals['_GRANTEDMESSAGES']._serialized_end=850
+  _globals['_GRANTEDMESSAGE']._serialized_start=853
+  _globals['_GRANTEDMESSAGE']._serialized_end=983
+  _globals['_GRANTEDRECORD']._serialized_start=985
+  _globals['_GRANTEDRECORD']._serialized_end=1041
+  _globals['_GIVEBACKANSWER']._serialized_start=1043
+  _globals['_GIVEBACKANSWER']._serialized_end=1098
+  _globals['_PEERSERVICE']._serialized_start=1101
+  _globals['_PEERSERVICE']._serialized_end=1474
 # @@protoc_insertion_point(module_scope)
