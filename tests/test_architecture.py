@@ -91,6 +91,7 @@ PURE: dict[str, tuple[str, ...]] = {
         "admin/status_report",
         "admin/status_verdict",
         "bench/figures",
+        "cluster/leader_tracker",
         "cluster/topic_route",
         "consume/fetch_buffer",
         "consume/fetched_records",
@@ -100,6 +101,7 @@ PURE: dict[str, tuple[str, ...]] = {
         "demo/ledger",
         "errors",
         "message",
+        "pauses",
         "produce/encoding",
         "produce/queue_selection",
         "produce/retry_policy",
@@ -168,7 +170,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "trace": {"cluster"},
         "produce": {"cluster", "trace"},
         "consume": {"cluster", "produce", "trace"},
-        "push": {"cluster", "consume", "produce"},
+        "push": {"cluster", "consume"},
         "admin": {"cluster", "consume", "produce", "trace"},
         "sync": {"admin", "cluster", "consume", "produce", "push"},
         "bench": {"admin", "cluster", "consume", "produce"},
@@ -180,7 +182,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
 ROOT_MODULES = {
     "raft": {"config", "damage", "errors", "metrics", "state_machine", "status", "types"},
     "broker": {"config", "errors", "metrics", "refusals", "replica"},
-    "client": {"arguments", "durations", "errors", "event_loop", "interrupts", "message"},
+    "client": {"arguments", "durations", "errors", "event_loop", "interrupts", "message", "pauses"},
 }
 #: What these modules of the top folder need of rooms that need nothing themselves.
 ROOT_NEEDS = {"raft/config.py": "core", "raft/metrics.py": "ports"}

@@ -43,7 +43,11 @@ class BrokerGroup:
 
     @property
     def leader(self) -> Node | None:
-        return next((node for node in self.nodes if node.node_id == self.leader_id), None)
+        return self.node(self.leader_id)
+
+    def node(self, node_id: str) -> Node | None:
+        """Return a node that has an address in the network of this client."""
+        return next((node for node in self.nodes if node.node_id == node_id), None)
 
     @property
     def zone(self) -> str:

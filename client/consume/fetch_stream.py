@@ -25,7 +25,7 @@ from ledgermq.proto.grpc_answers import decoded
 
 from ..cluster.calls import being_cancelled, raise_if_final
 from ..cluster.channels import Channels, unreachable
-from ..cluster.topic_route import BrokerGroup
+from ..cluster.topic_route import BrokerGroup, Node
 from ..cluster.waiting import happens
 from ..errors import CorruptMessageError, LedgerMQError
 from .intake import Intake, Q, Refused
@@ -57,22 +57,24 @@ class GroupFetcher(ABC, Generic[Q]):
         consumer_group: str = "",
     ) -> None:
         """`poll_ms`: how long a node may hold a request while nothing is there. `consumer_group`: brokers name who reads."""
-        self.group = group
         self._reads_for = ((CONSUMER_GROUP, consumer_group),) if consumer_group else ()
         self.changed = asyncio.Event()  # the assignment changed, or there is room again
         self.source: FetchSource | None = None  # of the last answer
         self._channels = channels
         self._intake = intake
         self._poll_ms = poll_ms
-        self._read = ReadSource()
+        self._read = ReadSource(group)
         self._address = ""  # of the open stream
         self._news = asyncio.Event()  # the route of the group changed
         self._refreshed_at = -_REFRESH_S
         self._exchanging: asyncio.Task[None] | None = None
         self._timers: set[asyncio.TimerHandle] = set()
-        leader = group.leader
-        self._led = group.term, leader.log_address if leader else ""  # the newest leader that somebody named
         self._task = asyncio.create_task(self._run(), name=f"ledgermq-fetch-{group.name}")
+
+    @property
+    def group(self) -> BrokerGroup:
+        """The newest route."""
+        return self._read.tracker.group
 
     @abstractmethod
     async def refresh(self) -> None:
@@ -133,24 +135,19 @@ class GroupFetcher(ABC, Generic[Q]):
         """Take a newer route."""
         if group != self.group:
             self._news.set()
-        if group.is_another(self.group):
-            self._led = (0, "")  # terms of the one say nothing of the other
-        self.group = group
-        if group.leader is not None:
-            self.leader_is(group.term, group.leader.log_address)
+        self._follow(self._read.tracker.update(group))
 
-    def leader_is(self, term: int, address: str) -> None:
-        """Somebody leads at `address`: it is read at once, since who led before may be stopped, and silent for long.
+    def leader_is(self, term: int, leader_id: str) -> None:
+        """Take in who leads."""
+        self._follow(self._read.tracker.learned(term, leader_id))
+
+    def _follow(self, leader: Node | None) -> None:
+        """Read a new leader at once, if there is one: who led before may be stopped, and silent for long.
 
         A follower that was suggested is read on: it has what it had before.
         """
-        led_term, before = self._led
-        if term < led_term:
-            return
-        self._led = term, address
-        if address not in (before, self._address) and not self._read.follower:
-            logger.info("leader moved, fetching there address=%s", address)
-            self._read.hint(address)
+        if leader is not None and leader.log_address != self._address and not self._read.follower:
+            logger.info("leader moved, fetching there address=%s", leader.log_address)
             self.restart()
 
     async def close(self) -> None:
@@ -166,7 +163,7 @@ class GroupFetcher(ABC, Generic[Q]):
                 self.changed.clear()
                 await self.changed.wait()
                 continue
-            address, pause_ms = self._read.next(self.group)
+            address, pause_ms = self._read.next()
             if pause_ms:
                 self._news.clear()
                 await self._refresh_sometimes()
@@ -220,7 +217,7 @@ class GroupFetcher(ABC, Generic[Q]):
             call.cancel()
 
     def _failed(self, address: str) -> None:
-        self._read.failed(self.group, address, time.monotonic())
+        self._read.failed(address, time.monotonic())
 
     async def _exchange(self, call: aio.StreamStreamCall[pb.FetchRequest, pb.FetchResponse]) -> None:
         """Ask and take in, until another node is to be asked."""
@@ -238,7 +235,7 @@ class GroupFetcher(ABC, Generic[Q]):
                 raise TimeoutError  # the node ended the stream
             if response.HasField("refusal"):
                 raise_if_final(response.refusal)
-                self._read.hint(response.refusal.leader_address)
+                self._read.tracker.hint(response.refusal.leader_address)
                 raise TimeoutError
             refused = self._intake.on_response(response, asked)
             moved = self._answered(response)
@@ -258,4 +255,4 @@ class GroupFetcher(ABC, Generic[Q]):
             logger.log(level, text, self.group.name, source.node_id, source.stale)
             self.source = source
         suggested, empty = response.suggested_node_id, not response.queues
-        return self._read.answered(self.group, source, suggested, empty, time.monotonic())
+        return self._read.answered(source, suggested, empty, time.monotonic())

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ..cluster.topic_route import BrokerGroup, Node
-from ..produce.retry_policy import LeaderSearch
+from ..cluster.leader_tracker import LeaderTracker
+from ..cluster.topic_route import BrokerGroup
 
 #: How long a node that failed is not gone to by suggestion, s. Doubled with every failure.
 AVOID_S: Final = 5.0
@@ -33,8 +33,8 @@ class FetchSource:
 class ReadSource:
     """The choice for one broker group. Ask `next`, then tell what came of it."""
 
-    def __init__(self) -> None:
-        self._search = LeaderSearch()
+    def __init__(self, group: BrokerGroup) -> None:
+        self.tracker = LeaderTracker(group)
         self._follower = ""  # that is read instead of the leader
         self._avoided: dict[str, tuple[float, float]] = {}  # node → (until, for how long the next time)
 
@@ -43,22 +43,18 @@ class ReadSource:
         """The follower that is read by suggestion; "" = none."""
         return self._follower
 
-    def next(self, group: BrokerGroup) -> tuple[str, int]:
-        """Return (address, pause in ms before trying it); ("", pause) when the group has no node at all."""
+    def next(self) -> tuple[str, int]:
+        """Return (address, pause in ms before trying it); ("", pause) when the broker group has no node at all."""
         if self._follower:
-            node = _node(group, self._follower)
+            node = self.tracker.group.node(self._follower)
             if node is not None:
                 return node.log_address, 0
             self._follower = ""
-        leader = group.leader
-        nodes = [node.log_address for node in group.by_preference]
-        return self._search.next(leader.log_address if leader else "", nodes)
+        return self.tracker.next()
 
-    def answered(
-        self, group: BrokerGroup, source: FetchSource, suggested: str, empty: bool, now: float
-    ) -> bool:
+    def answered(self, source: FetchSource, suggested: str, empty: bool, now: float) -> bool:
         """Take note of an answer; return whether the next question is for another node. `empty`: it brought nothing."""
-        self._search.succeeded()
+        self.tracker.succeeded()
         if not (empty or source.stale):
             self._avoided.pop(source.node_id, None)
         if self._follower:
@@ -68,26 +64,22 @@ class ReadSource:
             if source.stale or not suggested:
                 self._avoid(source.node_id, now)
             return True
-        node = _node(group, suggested)
+        node = self.tracker.group.node(suggested)
         if node is None or suggested == source.node_id or self._is_avoided(suggested, now):
             return False
-        if suggested == group.leader_id:
-            self._search.hint(node.log_address)
+        if suggested == self.tracker.group.leader_id:
+            self.tracker.hint(node.log_address)
         else:
             self._follower = suggested
         return True
 
-    def failed(self, group: BrokerGroup, address: str, now: float) -> None:
+    def failed(self, address: str, now: float) -> None:
         """The node at `address` could not be reached, broke off, refused, or sent damaged bytes."""
-        self._search.failed(address)
+        self.tracker.failed(address)
         self._follower = ""
-        for node in group.nodes:
+        for node in self.tracker.group.nodes:
             if node.log_address == address:
                 self._avoid(node.node_id, now)
-
-    def hint(self, address: str) -> None:
-        """A node named the leader."""
-        self._search.hint(address)
 
     def _avoid(self, node_id: str, now: float) -> None:
         _, seconds = self._avoided.get(node_id, (0.0, AVOID_S))
@@ -95,7 +87,3 @@ class ReadSource:
 
     def _is_avoided(self, node_id: str, now: float) -> bool:
         return node_id in self._avoided and now < self._avoided[node_id][0]
-
-
-def _node(group: BrokerGroup, node_id: str) -> Node | None:
-    return next((node for node in group.nodes if node.node_id == node_id), None) if node_id else None

@@ -1,7 +1,7 @@
 """One producer's Produce stream to the leader of one broker group.
 
-Owns: the stream, the search for the leader, the clock and the timers around a `SendWindow`.
-Must not: decide what is sent or what an answer means (that is `batching` and `retry_policy`).
+Owns: the stream, the clock and the timers around a `SendWindow`.
+Must not: decide what is sent or what an answer means (that is `send_window` and `retry_policy`).
 Invariant: at most one stream is open; what was in flight on a broken stream goes again, first, in order, on the next.
 """
 
@@ -24,9 +24,9 @@ from ledgermq.proto.varint import varint
 
 from ..cluster.channels import Channels, unreachable
 from ..cluster.leader_question import who_leads
-from ..cluster.topic_route import BrokerGroup, TopicRoute
+from ..cluster.leader_tracker import LeaderTracker
+from ..cluster.topic_route import BrokerGroup, Node, TopicRoute
 from .latency_fault import CallTimes
-from .retry_policy import LeaderSearch
 from .send_window import Outcome, Request, SendWindow
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,6 @@ class GroupConnection:
         calls: CallTimes | None = None,
     ) -> None:
         """`on_outcome` gets every answer's outcome, `on_flush` gets the number of messages of every request that was cut, `calls` of every request."""
-        self.group = group
         self.window = window
         self.calls = calls
         self.counts = GroupCounts()  # kept by the producer
@@ -81,8 +80,7 @@ class GroupConnection:
         self._channels = channels
         self._on_outcome = on_outcome
         self._on_flush = on_flush
-        self._search = LeaderSearch()
-        self._told = (group.term, group.leader_id)  # the newest leader that a route named, "" while none did
+        self._tracker = LeaderTracker(group)
         self._address = ""  # of the open stream
         self._call: aio.StreamStreamCall[bytes, pb.ProduceResponse] | None = None
         self._wake = asyncio.Event()
@@ -90,6 +88,11 @@ class GroupConnection:
         self._avoid_ms = FIRST_AVOID_MS  # the next time that no node takes anything
         self._sent_at = 0  # when the oldest request in flight was written
         self._task = asyncio.create_task(self._run(), name=f"ledgermq-produce-{group.name}")
+
+    @property
+    def group(self) -> BrokerGroup:
+        """The newest route."""
+        return self._tracker.group
 
     @property
     def connected(self) -> bool:
@@ -102,10 +105,10 @@ class GroupConnection:
     def update(self, group: BrokerGroup) -> None:
         """Take a newer route. A stream to a node that no longer leads is closed: its answers will not come."""
         is_another = group.is_another(self.group)
-        self.group = group
+        leader = self._tracker.update(group)
         if is_another:
             self._leave_group()
-        self._take_news(group.term, group.leader_id)
+        self._follow(leader)
 
     def _leave_group(self) -> None:
         """The broker group was made anew, or another one was given its name: nothing of what was sent is known there."""
@@ -115,27 +118,24 @@ class GroupConnection:
         call, self._call = self._call, None  # its answers are not for these lanes any more
         if call is not None:
             call.cancel()
-        self._search, self._told = LeaderSearch(), (0, "")
         text = f"{what} before it had acknowledged the message. Whether it was stored there nobody can say"
         refusal = route_pb2.Refusal(code=route_pb2.OUTCOME_UNKNOWN, message=text)
         failed = self.window.leave_group(refusal)
         self._on_outcome(self, Outcome(failed=failed, refresh_topics=self.window.topics_left))
 
-    def _take_news(self, term: int, leader_id: str) -> None:
-        """Somebody says who leads. A term may be known before its leader is; when it is, it has no other one."""
-        leader = next((node for node in self.group.nodes if node.node_id == leader_id), None)
-        if leader is None or term < self._told[0] or (term, leader_id) == self._told:
+    def _follow(self, leader: Node | None) -> None:
+        """Go to a new leader, if there is one."""
+        if leader is None:
             return
-        self._told = (term, leader_id)
-        self._search.hint(leader.log_address)
         self.window.paused_until = self.window.avoid_until = 0  # another leader, or none, asked for the pause
         if self.calls is not None:
             self.calls.forget()
         self._news.set()
         self._wake.set()
         if self._call is not None and leader.log_address != self._address:
-            logger.info("leader moved group=%s term=%d leader=%s", self.group.name, term, leader_id)
-            self.last_error = f"the node at {self._address} leads no longer, {leader_id} does."
+            text = "leader moved group=%s term=%d leader=%s"
+            logger.info(text, self.group.name, self._tracker.term, leader.node_id)
+            self.last_error = f"the node at {self._address} leads no longer, {leader.node_id} does."
             self._call.cancel()
 
     async def close(self) -> None:
@@ -150,15 +150,13 @@ class GroupConnection:
             if not self.window.wants_to_send:
                 await _wait(self._wake, None)
                 continue
-            leader = self.group.leader
-            nodes = [node.log_address for node in self.group.by_preference]
-            address, pause_ms = self._search.next(leader.log_address if leader else "", nodes)
+            address, pause_ms = self._tracker.next()
             if pause_ms > 0 or not address:
                 self._give_way()
             pause_ms = max(pause_ms, self.window.paused_until - now_ms(), 0 if address else _NO_NODE_PAUSE_MS)
             if pause_ms > 0:
                 await _wait(self._news, pause_ms)
-                if self._search.has_hint:
+                if self._tracker.has_hint:
                     continue  # ask again: somebody leads now
             if address:
                 await self._use_stream(address)
@@ -196,7 +194,7 @@ class GroupConnection:
             self.window.on_disconnect(sent=not any(_never_connected(address, each) for each in results))
             if self.calls is not None:
                 self.calls.ended(address, now_ms(), broken=any(isinstance(each, _BROKEN) for each in results))
-        self._search.failed(address)
+        self._tracker.failed(address)
         self._note_end(address, results)
         if any(isinstance(each, TimeoutError) for each in results):
             self._give_way()  # whoever is silent may be so for long
@@ -240,9 +238,9 @@ class GroupConnection:
             if outcome.find_leader:
                 self.last_error = f"the node at {self._address} does not lead group {self.group.name}."
                 if outcome.leader_hint != self._address:
-                    self._search.hint(outcome.leader_hint)
+                    self._tracker.hint(outcome.leader_hint)
                 return
-            self._search.succeeded()
+            self._tracker.succeeded()
             self._avoid_ms = FIRST_AVOID_MS
             self._wake.set()
 
@@ -264,7 +262,7 @@ class GroupConnection:
                 raise TimeoutError
             if silent_ms > SUSPICION_MS:
                 others = [node.log_address for node in self.group.nodes if node.log_address != self._address]
-                self._take_news(*await who_leads(self._channels, others))
+                self._follow(self._tracker.learned(*await who_leads(self._channels, others)))
 
 
 def _never_connected(address: str, result: object) -> bool:

@@ -16,13 +16,7 @@ from typing import Final
 
 from ledgermq.proto import route_pb2 as pb
 
-_FIRST_PAUSE_MS: Final = 10
-_LONGEST_PAUSE_MS: Final = 500
-_SEARCH_PAUSE_MS: Final = 100  # an election takes a few hundred ms: look often
-#: After so many rounds nobody is coming back soon, and news of the route end the pause: it doubles with every few rounds.
-_PATIENT_ROUNDS: Final = 50
-_ROUNDS_PER_STEP: Final = 4
-_LONGEST_SEARCH_PAUSE_MS: Final = 2_000
+from ..pauses import backoff_ms
 
 
 class Action(Enum):
@@ -86,63 +80,3 @@ def decide(refusal: pb.Refusal, attempt: int, *, first_of_queue: bool, fifo: boo
     if refusal.retryable:
         return Decision(Action.RESEND, definite=True, unseen=True, pause_ms=pause)
     return Decision(Action.FAIL, definite=True)
-
-
-def backoff_ms(attempt: int) -> int:
-    """Return the pause before the next attempt: doubling from 10 ms, at most 500 ms. `attempt` counts from 1."""
-    return min(_FIRST_PAUSE_MS << min(max(attempt - 1, 0), 16), _LONGEST_PAUSE_MS)
-
-
-class LeaderSearch:
-    """Where to open the next stream of a group: hints first, then the route's leader, then every node in turn."""
-
-    def __init__(self) -> None:
-        self._hint = ""
-        self._failed: set[str] = set()  # tried since the last success
-        self._rounds = 0
-
-    @property
-    def has_hint(self) -> bool:
-        """Somebody named a leader that was not tried since."""
-        return bool(self._hint)
-
-    def hint(self, address: str) -> None:
-        """A node named the leader. It is tried next, even if it failed before."""
-        if address:
-            self._hint = address
-            self._failed.discard(address)
-
-    def failed(self, address: str) -> None:
-        """A stream to `address` could not be opened, broke, or met a node that does not lead."""
-        self._failed.add(address)
-        if self._hint == address:
-            self._hint = ""
-
-    def succeeded(self) -> None:
-        """A request was answered: the next search starts afresh."""
-        self._failed.clear()
-        self._hint = ""
-        self._rounds = 0
-
-    def next(self, leader: str, nodes: list[str]) -> tuple[str, int]:
-        """Return (address, pause in ms before trying it); ("", pause) when the route has no node at all.
-
-        `leader` is the route's leader address ("" while unknown), `nodes` all known addresses. The pause is 0 until
-        every candidate failed once; then a new round begins.
-        """
-        if self._hint:
-            return self._hint, 0
-        candidates = [leader] * bool(leader) + [node for node in nodes if node != leader]
-        for address in candidates:
-            if address not in self._failed:
-                return address, 0
-        self._failed.clear()
-        self._rounds += 1
-        return (candidates[0] if candidates else ""), _search_pause_ms(self._rounds)
-
-
-def _search_pause_ms(rounds: int) -> int:
-    if rounds <= _PATIENT_ROUNDS:
-        return min(backoff_ms(rounds + 1), _SEARCH_PAUSE_MS)
-    steps = min((rounds - _PATIENT_ROUNDS) // _ROUNDS_PER_STEP + 1, 16)
-    return min(_SEARCH_PAUSE_MS << steps, _LONGEST_SEARCH_PAUSE_MS)

@@ -1,6 +1,6 @@
 """One consumer's membership in a consumer group, as one broker group sees it.
 
-Owns: the stream to the leader, the signs of life, the search for the next leader, the knowledge of how long nobody was heard.
+Owns: the stream to the leader, the signs of life, the knowledge of how long nobody was heard.
 Must not: decide what follows from an answer (its owner does).
 Invariants: the member id stays the same on every stream, so whoever comes back in time keeps its queues; at most one stream is open.
 
@@ -25,10 +25,10 @@ from ledgermq.proto.grpc_answers import decoded
 
 from ..cluster.channels import Channels, unreachable
 from ..cluster.leader_question import who_leads
-from ..cluster.topic_route import BrokerGroup
+from ..cluster.leader_tracker import LeaderTracker
+from ..cluster.topic_route import BrokerGroup, Node
 from ..cluster.waiting import happens
 from ..errors import LedgerMQError, error_of
-from ..produce.retry_policy import LeaderSearch
 from .options import PushOptions
 
 logger = logging.getLogger(__name__)
@@ -57,9 +57,8 @@ class GroupMembership:
     ) -> None:
         """`on_contact(whether)`: nobody was heard for a session timeout, or somebody is again.
 
-        `on_leader(term, address)`: who leads now. `on_refused(error)`: this consumer cannot be a member; nothing more is tried.
+        `on_leader(term, node id)`: who leads now. `on_refused(error)`: this consumer cannot be a member; nothing more is tried.
         """
-        self.group = group
         self._first = pb.MembershipRequest(
             group=consumer_group,
             member_id=member_id,
@@ -75,8 +74,7 @@ class GroupMembership:
         self._on_refused = on_refused
         self._session_s = options.session_timeout_ms / 1000
         self._beat_s = self._session_s / 3
-        self._search = LeaderSearch()
-        self._told = (group.term, group.leader_id)
+        self._tracker = LeaderTracker(group)
         self._address = ""  # of the open stream
         self._call: Any = None
         self._reading: asyncio.Task[route_pb2.Refusal | None] | None = None
@@ -92,6 +90,11 @@ class GroupMembership:
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def group(self) -> BrokerGroup:
+        """The newest route."""
+        return self._tracker.group
 
     def start(self, topics: Collection[str], filters: str) -> None:
         """Join with these topics; `filters` is only compared with that of other members."""
@@ -117,8 +120,7 @@ class GroupMembership:
 
     def update(self, group: BrokerGroup) -> None:
         """Take a newer route."""
-        self.group = group
-        self._take_news(group.term, group.leader_id)
+        self._follow(self._tracker.update(group))
 
     async def leave(self) -> None:
         """Give up membership at once, if a leader hears it in time; else others get the queues a session timeout later."""
@@ -138,9 +140,7 @@ class GroupMembership:
 
     async def _run(self) -> None:
         while not self._left:
-            leader = self.group.leader
-            nodes = [node.log_address for node in self.group.by_preference]
-            address, pause_ms = self._search.next(leader.log_address if leader else "", nodes)
+            address, pause_ms = self._tracker.next()
             pause_ms = max(pause_ms, 0 if address else _NO_NODE_PAUSE_MS)
             if pause_ms and await happens(self._news, pause_ms / 1000):
                 self._news.clear()
@@ -148,7 +148,7 @@ class GroupMembership:
             if not address:
                 continue
             refusal = await self._use_stream(address)
-            self._search.failed(address)
+            self._tracker.failed(address)
             if refusal is None:
                 continue
             error = error_of(refusal)
@@ -159,7 +159,7 @@ class GroupMembership:
                 return
             if refusal.code == route_pb2.FENCED and error.retryable:
                 self._on_response(pb.MembershipResponse())  # taken out: nothing is ours any more
-            self._search.hint(refusal.leader_address)
+            self._tracker.hint(refusal.leader_address)
             if refusal.retry_after_ms or refusal.code in _NOT_FINAL:
                 await asyncio.sleep((refusal.retry_after_ms or _NO_NODE_PAUSE_MS) / 1000)
 
@@ -200,7 +200,7 @@ class GroupMembership:
             if response.heartbeat_interval_ms:
                 self._beat_s = response.heartbeat_interval_ms / 1000
             self._answered = True
-            self._search.succeeded()
+            self._tracker.succeeded()
             self._heard()
             self._on_response(response)
         return None  # the end of the stream
@@ -230,8 +230,8 @@ class GroupMembership:
             await asyncio.sleep(self._beat_s)
             addresses = [node.log_address for node in self.group.nodes]
             term, leader_id = await who_leads(self._channels, addresses)
-            self._take_news(term, leader_id)
-            leader = next((node for node in self.group.nodes if node.node_id == leader_id), None)
+            self._follow(self._tracker.learned(term, leader_id))
+            leader = self.group.node(leader_id)
             ours = self._answered and leader is not None and leader.log_address == self._address
             now = time.monotonic()
             if term and (ours or (not leader_id and self._in_contact)):
@@ -249,15 +249,13 @@ class GroupMembership:
             self._in_contact = True
             self._on_contact(True)
 
-    def _take_news(self, term: int, leader_id: str) -> None:
-        """Somebody says who leads: a stream to another node is closed, its answers will not come."""
-        leader = next((node for node in self.group.nodes if node.node_id == leader_id), None)
-        if leader is None or term < self._told[0] or (term, leader_id) == self._told:
+    def _follow(self, leader: Node | None) -> None:
+        """Go to a new leader, if there is one: a stream to another node is closed, its answers will not come."""
+        if leader is None:
             return
-        self._told = (term, leader_id)
-        self._search.hint(leader.log_address)
         self._news.set()
-        self._on_leader(term, leader.log_address)
+        self._on_leader(self._tracker.term, leader.node_id)
         if self._call is not None and leader.log_address != self._address:
-            logger.info("leader moved group=%s term=%d leader=%s", self.group.name, term, leader_id)
+            text = "leader moved group=%s term=%d leader=%s"
+            logger.info(text, self.group.name, self._tracker.term, leader.node_id)
             self._end_stream()

@@ -337,8 +337,8 @@ def test_a_fetcher_of_a_dead_group_asks_for_its_route_rarely_and_wakes_when_that
         monkeypatch.setattr(fetcher, "_failed", count)
         await until(lambda: tried > 4)
         assert fetcher.refreshed == 1
-        fetcher._read._search._rounds = 1000  # it has been dead for long: the pauses are as long as they get
-        await until(lambda: fetcher._read._search._rounds > 1000)
+        fetcher._read.tracker._rounds = 1000  # it has been dead for long: the pauses are as long as they get
+        await until(lambda: fetcher._read.tracker._rounds > 1000)
         before = tried
         fetcher.update(BrokerGroup("local", "g0", 2, "", nodes, writable=True))
         await until(lambda: tried > before)

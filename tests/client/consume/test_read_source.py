@@ -13,19 +13,19 @@ class Reading:
     """A reader of GROUP at a time of its own."""
 
     def __init__(self) -> None:
-        self.source = ReadSource()
+        self.source = ReadSource(GROUP)
         self.now = 100.0
 
     @property
     def at(self) -> str:
         """The address that is asked next."""
-        return self.source.next(GROUP)[0]
+        return self.source.next()[0]
 
     def answer(self, node: str, suggested: str = "", *, stale: bool = False, empty: bool = False) -> bool:
-        return self.source.answered(GROUP, FetchSource(node, stale), suggested, empty, self.now)
+        return self.source.answered(FetchSource(node, stale), suggested, empty, self.now)
 
     def fail(self, node: int) -> None:
-        self.source.failed(GROUP, f"host{node}:1", self.now)
+        self.source.failed(f"host{node}:1", self.now)
 
 
 def test_the_leader_is_read_until_it_suggests_a_follower() -> None:
@@ -115,7 +115,7 @@ def test_a_suggestion_without_an_address_here_is_not_followed() -> None:
 
 def test_a_new_leader_that_somebody_names_is_asked_next() -> None:
     reading = Reading()
-    reading.source.hint("host3:1")
+    reading.source.tracker.learned(2, "n3")
     assert reading.at == "host3:1"
 
 
@@ -123,5 +123,6 @@ def test_a_follower_that_left_the_route_is_not_asked() -> None:
     reading = Reading()
     reading.answer("n1", "n2")
     without = BrokerGroup("local", "g0", 1, "n1", NODES[:1], writable=True)
-    assert reading.source.next(without) == ("host1:1", 0)
+    reading.source.tracker.update(without)
+    assert reading.source.next() == ("host1:1", 0)
     assert reading.source.follower == ""

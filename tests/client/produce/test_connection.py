@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
+from ledgermq.client.cluster import leader_tracker
 from ledgermq.client.cluster.topic_route import BrokerGroup, Node
 from ledgermq.client.message import MessageQueue
 from ledgermq.client.produce import produce_stream as module
-from ledgermq.client.produce import retry_policy
 from ledgermq.client.produce.latency_fault import CallTimes, LatencyTable
 from ledgermq.client.produce.produce_stream import GroupConnection, now_ms
 from ledgermq.client.produce.send_window import Outcome, SendWindow
@@ -193,8 +193,7 @@ def test_a_stream_that_breaks_with_a_request_open_is_a_failed_call_and_one_that_
 
 
 def test_news_during_a_pause_of_the_search_are_what_it_goes_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry_policy, "backoff_ms", lambda _attempt: FOR_EVER_MS)
-    monkeypatch.setattr(retry_policy, "_LONGEST_SEARCH_PAUSE_MS", FOR_EVER_MS)
+    monkeypatch.setattr(leader_tracker, "_search_pause_ms", lambda _rounds: FOR_EVER_MS)
 
     async def test(connection: GroupConnection, channels: Channels) -> None:
         for name in ("n1", "n2", "n3"):

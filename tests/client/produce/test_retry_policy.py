@@ -1,10 +1,11 @@
-"""What follows from a refusal, and where the next stream goes."""
+"""What follows from a refusal."""
 
 from __future__ import annotations
 
 import pytest
 
-from ledgermq.client.produce.retry_policy import Action, LeaderSearch, backoff_ms, decide
+from ledgermq.client.pauses import backoff_ms
+from ledgermq.client.produce.retry_policy import Action, decide
 from ledgermq.proto import route_pb2 as pb
 
 
@@ -57,48 +58,6 @@ def test_the_brokers_own_pause_counts_more_than_ours() -> None:
 
 def test_pauses_double_up_to_half_a_second() -> None:
     assert [backoff_ms(n) for n in (1, 2, 3, 50)] == [10, 20, 40, 500]
-
-
-def test_the_search_takes_a_hint_then_the_leader_then_the_others_then_pauses() -> None:
-    search = LeaderSearch()
-    nodes = ["n1", "n2", "n3"]
-    search.hint("n3")
-    order = []
-    for _ in range(3):
-        address, pause = search.next("n1", nodes)
-        assert pause == 0
-        order.append(address)
-        search.failed(address)
-    assert order == ["n3", "n1", "n2"]
-    assert search.next("n1", nodes)[1] > 0
-
-
-def test_a_success_forgets_old_failures() -> None:
-    search = LeaderSearch()
-    search.failed("n1")
-    search.succeeded()
-    assert search.next("n1", ["n1"]) == ("n1", 0)
-
-
-def test_without_any_node_there_is_only_a_pause() -> None:
-    address, pause = LeaderSearch().next("", [])
-    assert address == ""
-    assert pause > 0
-
-
-def test_a_group_that_stays_dead_is_searched_less_and_less_and_a_success_ends_that() -> None:
-    search, pauses = LeaderSearch(), []
-    for _ in range(150):
-        address, pause = search.next("n1", ["n1", "n2"])
-        search.failed(address)
-        pauses += [pause] * bool(pause)
-    assert pauses == sorted(pauses)
-    assert pauses[20:50] == [100] * 30, "an election is not waited for any longer than before"
-    assert pauses[-1] == 2_000
-    search.succeeded()
-    search.failed("n1")
-    search.failed("n2")
-    assert search.next("n1", ["n1", "n2"])[1] < 100
 
 
 def test_a_drained_group_moves_messages_at_once_but_fails_those_with_an_order() -> None:
