@@ -21,7 +21,7 @@ from ledgermq.broker.cluster.other_broker_groups import OtherGroups
 from ledgermq.broker.cluster.registration import Registration
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.find_master import _ask
-from ledgermq.client.cluster.calls import call_group
+from ledgermq.client.cluster.calls import call_broker_group
 from ledgermq.client.cluster.channels import Channels
 from ledgermq.client.cluster.routes import Routes
 from ledgermq.client.cluster.topic_route import BrokerGroup, Node
@@ -166,7 +166,7 @@ def test_a_client_does_not_believe_that_its_call_succeeded() -> None:
 
         try:
             with pytest.raises(BrokerUnreachableError, match="cannot be decoded") as failed:
-                await call_group(lambda: group, channels, commit, timeout_s=0.3)
+                await call_broker_group(lambda: group, channels, commit, timeout_s=0.3)
             assert failed.value.perhaps_done
         finally:
             await channels.close()

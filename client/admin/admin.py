@@ -36,7 +36,7 @@ from ..arguments import (
     whole,
     wrong,
 )
-from ..cluster.calls import CALL_TIMEOUT_S, call_group
+from ..cluster.calls import CALL_TIMEOUT_S, call_broker_group
 from ..cluster.channels import Channels, unreachable
 from ..cluster.every_group import Silent, ask_all, change_each, check_that_all_answer
 from ..cluster.gone_groups import groups_gone_error
@@ -209,7 +209,7 @@ class Admin:
             if change is not None:
                 change.perhaps_done = True
 
-        return await call_group(
+        return await call_broker_group(
             lambda: group,
             self._channels,
             lambda channel, timeout: call(Stub(channel), timeout),

@@ -15,13 +15,12 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ledgermq.proto import admin_pb2 as pb
-from ledgermq.proto import log_pb2, log_pb2_grpc, nameserver_pb2, route_pb2
+from ledgermq.proto import log_pb2, nameserver_pb2, route_pb2
 
 from ..arguments import a_flag, a_text, checked, instance_of, texts
-from ..cluster.calls import call_group
+from ..cluster.calls import call_log_service
 from ..cluster.every_group import Silent
 from ..cluster.topic_route import BrokerGroup
 from ..errors import FencedError, LedgerMQError, RouteError, UsageError, shortened
@@ -399,13 +398,14 @@ class GroupAdmin(GroupForgetting):
         commit = log_pb2.CommitOffsetsRequest(group=consumer_group)
         for queue in described.queues:
             commit.offsets.add(topic=topic, queue_id=queue.queue_id, offset=queue.begin_offset)
-
-        def send(channel: Any, timeout_s: float) -> Any:
-            stub = log_pb2_grpc.LogServiceStub(channel)
-            return stub.CommitOffsets(commit, timeout=timeout_s, metadata=group.metadata)
-
         try:
-            await call_group(lambda: group, self._channels, send, timeout_s=self._timeout_s)
+            await call_log_service(
+                lambda: group,
+                self._channels,
+                lambda stub: stub.CommitOffsets,
+                commit,
+                timeout_s=self._timeout_s,
+            )
         except FencedError:
             logger.info(
                 "consumers were quicker topic=%s group=%s", topic, consumer_group

@@ -1,6 +1,7 @@
 """Unary calls to the nodes of a broker group: the leader first, then the others, within one deadline.
 
-Owns: which node is asked next, the translation of refusals and gRPC errors. Used for calls that are safe to repeat.
+Owns: the one way to repeat a call, the translation of refusals and gRPC errors. Used for calls that are safe to repeat.
+Must not: choose nodes (`LeaderTracker` does).
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
+from ledgermq.proto import log_pb2_grpc
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.grpc_answers import decoded
 
@@ -26,11 +29,15 @@ from ..errors import (
     error_of,
 )
 from .channels import Channels, unreachable
+from .leader_tracker import LeaderTracker, Port
 from .topic_route import BrokerGroup
 
+#: How long a call may take with all its attempts, s: longer than an election.
 CALL_TIMEOUT_S: Final = 5.0
-_ATTEMPT_TIMEOUT_S: Final = 2.5
-_PAUSE_S: Final = 0.05
+#: How long one node may take of that, s: the next one may be quicker.
+ATTEMPT_TIMEOUT_S: Final = 2.5
+#: The longest pause between two rounds, s: the caller waits, and the deadline is near.
+LONGEST_CALL_PAUSE_S: Final = 0.1
 
 T = TypeVar("T")
 
@@ -57,78 +64,105 @@ def raise_if_final(refusal: pb.Refusal) -> None:
         raise error
 
 
-def _no_address(group: BrokerGroup) -> LedgerMQError:
-    return RouteError(
-        f'broker group "{group.name}" has no node with an address for this network',
-        "Its nodes have not registered for the nameserver's listener that was asked",
-        "See: ledgermq cluster status",
-    )
-
-
-def _nobody_asked(group: BrokerGroup, timeout_s: float) -> LedgerMQError:
-    addresses = [node.log_address for node in group.by_preference]
+def _nobody_asked(tracker: LeaderTracker, timeout_s: float) -> LedgerMQError:
+    addresses = tracker.addresses
     if not addresses:
-        return _no_address(group)
+        return RouteError(
+            f'broker group "{tracker.group.name}" has no node with an address for this network',
+            "Its nodes have not registered for the nameserver's listener that was asked",
+            "See: ledgermq cluster status",
+        )
     if timeout_s <= 0:
         return UsageError(f"the timeout is {timeout_s:g} s: no node was asked", "", "Give more than 0")
     return BrokerUnreachableError(", ".join(addresses), f"it could not be asked within {timeout_s:g} s")
 
 
-async def call_group(
+async def call_broker_group(
     group: Callable[[], BrokerGroup],
     channels: Channels,
     call: Callable[[Any, float], Awaitable[T]],
     *,
     timeout_s: float = CALL_TIMEOUT_S,
+    attempt_s: float = ATTEMPT_TIMEOUT_S,
+    port: Port = "log_address",
+    once: bool = False,
+    after_round: Callable[[], Awaitable[None]] | None = None,
     on_unknown: Callable[[], None] = lambda: None,
 ) -> T:
-    """Call nodes of a group until one answers. `call(channel, timeout_s)` makes the call on a channel.
+    """Call nodes of a broker group until one answers, round by round.
 
-    `on_unknown()` is called when an attempt may have taken effect although it brought no answer.
+    `call(channel, timeout_s)` makes the call on a channel; it may raise a LedgerMQError instead of returning a refusal.
+    `attempt_s`: how long one node may take. `once`: end with the first round. `after_round()` is called when a round has failed,
+    before the pause. `on_unknown()` is called when an attempt may have taken effect although it brought no answer.
 
     Raises: the refusal as an error when it is not retryable; the last refusal, or BrokerUnreachableError when no node answered,
-    when the time is over; RouteError when the group has no node that could be asked; ClosedError when the channels are closed.
+    when the time is over; RouteError when no node has an address; ClosedError when the channels are closed.
     The error's `perhaps_done` says that an attempt may have taken effect.
     """
     end = time.monotonic() + timeout_s
+    tracker = LeaderTracker(group(), port)
     last: LedgerMQError | None = None
-    # By a node that answered: it knows more than the silence of the others
+    # By a node that answered, in this round or the one before: it knows more than the silence of the others
     refused: LedgerMQError | None = None
-    hint, perhaps_done = "", False
+    earlier: LedgerMQError | None = None
+    perhaps_done = False
     while True:
-        refused, earlier = None, refused
-        addresses = [hint] * bool(hint) + [node.log_address for node in group().by_preference]
-        for address in addresses:
-            rest = end - time.monotonic()
-            if rest <= 0:
-                break
-            try:
-                answer = decoded(await call(channels.get(address), min(rest, _ATTEMPT_TIMEOUT_S)))
-            except asyncio.CancelledError:
-                raise_if_closed()
-                raise
-            except grpc.RpcError as error:
-                last = unreachable(address, error)
-                if not last.not_sent:
-                    perhaps_done = True
-                    on_unknown()
-                continue
+        tracker.update(group())
+        address, pause_ms = tracker.next()
+        rest = end - time.monotonic()
+        if pause_ms or rest <= 0:
+            pause_s = min(pause_ms / 1000, LONGEST_CALL_PAUSE_S)
+            if once or pause_s >= rest:
+                last = refused or earlier or last or _nobody_asked(tracker, timeout_s)
+                last.perhaps_done = perhaps_done
+                raise last
+            refused, earlier = None, refused
+            if after_round is not None:
+                await after_round()
+            await asyncio.sleep(pause_s)
+            continue
+        try:
+            answer = decoded(await call(channels.get(address), min(rest, attempt_s)))
             refusal: pb.Refusal | None = getattr(answer, "refusal", None)
             if refusal is None or not refusal.code:
                 return answer
             failure = error_of(refusal)
-            perhaps_done = perhaps_done or isinstance(failure, OutcomeUnknownError)
-            failure.perhaps_done = perhaps_done
-            if not failure.retryable:
-                raise failure
-            last = refused = failure
             if refusal.code == pb.OUTCOME_UNKNOWN:
                 on_unknown()
-            hint = failure.leader_address if isinstance(failure, RefusedError) else ""
-            if hint and hint != address:
-                break
-        if time.monotonic() + _PAUSE_S >= end:
-            last = refused or earlier or last or _nobody_asked(group(), timeout_s)
-            last.perhaps_done = perhaps_done
-            raise last
-        await asyncio.sleep(_PAUSE_S)
+        except asyncio.CancelledError:
+            raise_if_closed()
+            raise
+        except grpc.RpcError as error:
+            last = unreachable(address, error)
+            if not last.not_sent:
+                perhaps_done = True
+                on_unknown()
+            tracker.failed(address)
+            continue
+        except LedgerMQError as error:
+            failure = error
+        perhaps_done = perhaps_done or isinstance(failure, OutcomeUnknownError)
+        failure.perhaps_done = perhaps_done
+        if not failure.retryable:
+            raise failure
+        last = refused = failure
+        tracker.failed(address)
+        if isinstance(failure, RefusedError) and failure.leader_address != address:
+            tracker.hint(failure.leader_address)
+
+
+async def call_log_service(
+    group: Callable[[], BrokerGroup],
+    channels: Channels,
+    method: Callable[[log_pb2_grpc.LogServiceStub], Callable[..., Awaitable[T]]],
+    request: Message,
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> T:
+    """Call LogService as `call_broker_group` does, saying which broker group is meant. Raises: as that."""
+
+    def send(channel: Any, attempt_s: float) -> Awaitable[T]:
+        stub = log_pb2_grpc.LogServiceStub(channel)
+        return method(stub)(request, timeout=attempt_s, metadata=group().metadata)
+
+    return await call_broker_group(group, channels, send, timeout_s=timeout_s)

@@ -49,6 +49,12 @@ class LeaderTracker:
         """Whether a leader was named that was not tried since."""
         return bool(self._hint)
 
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of all nodes: the route's leader, then the living ones, then the rest."""
+        addresses = (getattr(node, self._port) for node in self.group.by_preference)
+        return [each for each in addresses if each]
+
     def update(self, group: BrokerGroup) -> Node | None:
         """Take a newer route; return its leader when that is news."""
         if group.is_another(self.group):
@@ -92,9 +98,7 @@ class LeaderTracker:
 
         The pause is 0 until every node has failed once, or nodes have named one another more often than there are nodes.
         """
-        leader = getattr(self.group.leader, self._port, "")
-        addresses = [getattr(node, self._port) for node in self.group.by_preference]
-        candidates = [leader] * bool(leader) + [each for each in addresses if each and each != leader]
+        candidates = self.addresses
         if self._hint:
             self._hops += 1
             if self._hops <= max(len(candidates), 1):

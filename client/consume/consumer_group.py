@@ -12,7 +12,7 @@ from typing import Any
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import admin_pb2_grpc
 
-from ..cluster.calls import call_group
+from ..cluster.calls import call_broker_group
 from ..cluster.channels import Channels
 from ..cluster.topic_route import BrokerGroup
 from ..errors import GroupNotFoundError
@@ -38,8 +38,8 @@ async def ensure_group(
         return admin_pb2_grpc.AdminServiceStub(channel).CreateGroup(create, timeout=timeout_s)
 
     try:
-        found = (await call_group(group, channels, ask)).group
+        found = (await call_broker_group(group, channels, ask)).group
     except GroupNotFoundError:
-        await call_group(group, channels, make)
-        found = (await call_group(group, channels, ask)).group
+        await call_broker_group(group, channels, make)
+        found = (await call_broker_group(group, channels, ask)).group
     return found

@@ -8,14 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
-
-from grpc import aio
 
 from ledgermq.proto import log_pb2 as pb
-from ledgermq.proto import log_pb2_grpc
 
-from ..cluster.calls import CALL_TIMEOUT_S, call_group
+from ..cluster.calls import CALL_TIMEOUT_S, call_log_service
 from ..cluster.channels import Channels
 from ..cluster.topic_route import BrokerGroup
 from ..message import MessageQueue
@@ -43,7 +39,7 @@ class GroupOffsets:
         allow_stale: bool = False,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> dict[MessageQueue, pb.QueueOffset]:
-        """Return what a broker group knows of the queues of a topic. Raises: as call_group.
+        """Return what a broker group knows of the queues of a topic. Raises: as call_broker_group.
 
         With a `timestamp` (ms) the answer holds the first offset at or after it (`time_offset`). `allow_stale`: without a
         leader, what a node has applied; the committed offsets may have moved on since.
@@ -51,16 +47,12 @@ class GroupOffsets:
         request = pb.QueryOffsetsRequest(
             group=self._consumer_group, topic=topic, timestamp=timestamp, allow_stale=allow_stale
         )
-
-        async def send(channel: aio.Channel, timeout_s: float) -> pb.QueryOffsetsResponse:
-            stub = log_pb2_grpc.LogServiceStub(channel)
-            result: pb.QueryOffsetsResponse = await stub.QueryOffsets(
-                request, timeout=timeout_s, metadata=self._find(topic, broker_group).metadata
-            )
-            return result
-
-        answer = await call_group(
-            lambda: self._find(topic, broker_group), self._channels, send, timeout_s=timeout_s
+        answer: pb.QueryOffsetsResponse = await call_log_service(
+            lambda: self._find(topic, broker_group),
+            self._channels,
+            lambda stub: stub.QueryOffsets,
+            request,
+            timeout_s=timeout_s,
         )
         if answer.stale:
             text = "no leader: offsets may have moved on since topic=%s broker_group=%s"
@@ -70,7 +62,7 @@ class GroupOffsets:
     async def commit(
         self, offsets: Mapping[MessageQueue, int], *, reset: bool, timeout_s: float = CALL_TIMEOUT_S
     ) -> None:
-        """Store offsets; a broker group that does not answer holds up no other. Raises: as call_group, for the first."""
+        """Store offsets; a broker group that does not answer holds up no other. Raises: as call_broker_group, for the first."""
         requests: dict[str, pb.CommitOffsetsRequest] = {}
         for queue, offset in offsets.items():
             request = requests.setdefault(
@@ -86,10 +78,10 @@ class GroupOffsets:
         topic = request.offsets[0].topic
         meant = self._find(topic, broker_group)
 
-        def send(channel: aio.Channel, attempt_s: float) -> Any:
-            group = self._find(topic, broker_group)
-            metadata = (meant if group.is_another(meant) else group).metadata
-            stub = log_pb2_grpc.LogServiceStub(channel)
-            return stub.CommitOffsets(request, timeout=attempt_s, metadata=metadata)
+        def group() -> BrokerGroup:
+            now = self._find(topic, broker_group)
+            return meant if now.is_another(meant) else now
 
-        await call_group(lambda: self._find(topic, broker_group), self._channels, send, timeout_s=timeout_s)
+        await call_log_service(
+            group, self._channels, lambda stub: stub.CommitOffsets, request, timeout_s=timeout_s
+        )

@@ -20,7 +20,7 @@ import secrets
 import socket
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -42,8 +42,8 @@ from ..arguments import (
     checked,
     instance_of,
 )
-from ..cluster.calls import raise_if_closed
-from ..cluster.channels import Channels, unreachable
+from ..cluster.calls import call_broker_group
+from ..cluster.channels import Channels
 from ..cluster.routes import Routes
 from ..cluster.topic_route import BrokerGroup, TopicRoute
 from ..errors import (
@@ -65,9 +65,8 @@ logger = logging.getLogger(__name__)
 
 INVISIBLE_MS: Final = 30_000
 RECEIVE_BATCH: Final = 32
-#: Everything one acknowledgement needs, with failover; and what one node of the group may take of that.
+#: Everything one acknowledgement needs, with failover.
 _CALL_TIMEOUT_S: Final = 10.0
-_ATTEMPT_TIMEOUT_S: Final = 3.0
 _POLL_MS: Final = 10_000
 _SLICE_MS: Final = 500
 _POLL_GRACE_S: Final = 3.0
@@ -224,32 +223,41 @@ class SimpleConsumer:
             auto_renew=False,
         )
         request.invisible_duration.FromMilliseconds(invisible_ms)
-        # One deadline for all nodes: the grace is for an answer that is on its way when the long poll ends.
-        end = time.monotonic() + poll_ms / 1000 + _POLL_GRACE_S
-        for address in _addresses(self._group(topic, broker_group)):
-            rest_s = end - time.monotonic()
-            if rest_s <= 0:
-                break
+
+        def receive(channel: Any, rest_s: float) -> Awaitable[list[LeasedMessage]]:
             request.long_polling_timeout.FromMilliseconds(max(int((rest_s - _POLL_GRACE_S) * 1000), 0))
-            try:
-                messages = await self._receive_once(address, request, broker_group, rest_s)
-                self._silent.answered(broker_group)
-                return messages
-            except grpc.RpcError as error:
-                logger.info("receive failed address=%s reason=%s", address, unreachable(address, error))
-            except TooManyRequestsError as error:
-                logger.info("receive refused address=%s reason=%s", address, error)
+            return self._receive_once(Stub(channel), request, broker_group, rest_s)
+
+        # One deadline for all nodes: the grace is for an answer that is on its way when the long poll ends.
+        timeout_s = poll_ms / 1000 + _POLL_GRACE_S
+        try:
+            messages = await call_broker_group(
+                lambda: self._group(topic, broker_group),
+                self._channels,
+                receive,
+                timeout_s=timeout_s,
+                attempt_s=timeout_s,
+                port="messaging_address",
+                once=True,
+            )
+        except LedgerMQError as error:
+            if not error.retryable:
+                raise
+            logger.info("receive failed broker_group=%s reason=%s", broker_group, error)
+        else:
+            self._silent.answered(broker_group)
+            return messages
         self._silent.failed(broker_group, time.monotonic())
         await asyncio.sleep(_PAUSE_S)
         await self._refresh(topic)
         return []
 
     async def _receive_once(
-        self, address: str, request: v2.ReceiveMessageRequest, broker_group: str, timeout_s: float
+        self, stub: Stub, request: v2.ReceiveMessageRequest, broker_group: str, timeout_s: float
     ) -> list[LeasedMessage]:
         """Make one call. What has come is kept when the stream breaks behind it: it is leased to us."""
         messages: list[LeasedMessage] = []
-        call = self._stub(address).ReceiveMessage(request, timeout=timeout_s, metadata=self._metadata())
+        call = stub.ReceiveMessage(request, timeout=timeout_s, metadata=self._metadata())
         try:
             async for each in call:
                 frame = decoded(each)
@@ -266,9 +274,6 @@ class SimpleConsumer:
         except grpc.RpcError:
             if not messages:
                 raise
-        except asyncio.CancelledError:
-            raise_if_closed()
-            raise
         return messages
 
     async def __aiter__(self) -> AsyncIterator[LeasedMessage]:
@@ -383,9 +388,6 @@ class SimpleConsumer:
 
     # --- calls ------------------------------------------------------------------------------------------------
 
-    def _stub(self, address: str) -> Stub:
-        return Stub(self._channels.get(address))
-
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return (
             ("x-mq-client-id", self._client_id),
@@ -397,31 +399,16 @@ class SimpleConsumer:
     def _unary(self, method: Any, request: Any, timeout_s: float) -> Any:
         return method(request, timeout=timeout_s, metadata=self._metadata())
 
-    async def _call(self, topic: str, broker_group: str, call: Callable[[Stub, float], Any]) -> Any:
-        """Make a call that is safe to repeat on the nodes of a group, round and round, until one answers in time.
-
-        `call(stub, timeout_s)`. Raises: BrokerUnreachableError, RefusedError (the group has no node).
-        """
-        end = time.monotonic() + _CALL_TIMEOUT_S
-        last: LedgerMQError | None = None
-        while True:
-            for address in _addresses(self._group(topic, broker_group)):
-                rest_s = end - time.monotonic()
-                if rest_s <= 0:
-                    break
-                try:
-                    return decoded(await call(self._stub(address), min(rest_s, _ATTEMPT_TIMEOUT_S)))
-                except asyncio.CancelledError:
-                    raise_if_closed()
-                    raise
-                except grpc.RpcError as error:
-                    last = unreachable(address, error)
-            if time.monotonic() + _PAUSE_S >= end:
-                raise last or RefusedError(
-                    "NO_QUORUM", f'broker group "{broker_group}" has no node. See: ledgermq cluster status'
-                )
-            await asyncio.sleep(_PAUSE_S)
-            await self._refresh(topic)
+    async def _call(self, topic: str, broker_group: str, call: Callable[[Stub, float], Awaitable[T]]) -> T:
+        """Make a call that is safe to repeat. Raises: BrokerUnreachableError, RouteError (the broker group has no node)."""
+        return await call_broker_group(
+            lambda: self._group(topic, broker_group),
+            self._channels,
+            lambda channel, timeout_s: call(Stub(channel), timeout_s),
+            timeout_s=_CALL_TIMEOUT_S,
+            port="messaging_address",
+            after_round=lambda: self._refresh(topic),
+        )
 
     def _group(self, topic: str, broker_group: str) -> BrokerGroup:
         route: TopicRoute | None = self._routes.cached(topic)
@@ -469,10 +456,6 @@ class SimpleConsumer:
         if code == v2.TOO_MANY_REQUESTS:
             return TooManyRequestsError(name, status.message)
         return RefusedError(name, status.message or name)
-
-
-def _addresses(group: BrokerGroup) -> list[str]:
-    return [node.messaging_address for node in group.by_preference if node.messaging_address]
 
 
 def _end(

@@ -186,7 +186,7 @@ class WantedQueues:
                 await happens(news, _RETRY_S)
 
     async def _join(self, topic: str, name: str, *, late: bool = False) -> None:
-        """Find out where the missing queues of a group start, and have them read. Raises: as call_group."""
+        """Find out where the missing queues of a group start, and have them read. Raises: as call_broker_group."""
         if (await self._routes.get(topic)).part(name) is None:
             return  # it left; its return changes the route
         since = (

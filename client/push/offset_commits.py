@@ -12,12 +12,11 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
 from ledgermq.proto import log_pb2 as pb
-from ledgermq.proto import log_pb2_grpc
 
-from ..cluster.calls import call_group
+from ..cluster.calls import call_log_service
 from ..cluster.channels import Channels
 from ..cluster.topic_route import BrokerGroup
 from ..errors import FencedError, LedgerMQError, RefusedError, StaleRouteError
@@ -159,11 +158,6 @@ class GroupCommits(OffsetCommits):
         for owned, offset in rows:
             queue = owned.queue
             request.offsets.add(topic=queue.topic, queue_id=queue.queue_id, offset=offset, epoch=owned.epoch)
-
-        def send(channel: Any, timeout_s: float) -> Any:
-            stub = log_pb2_grpc.LogServiceStub(channel)
-            return stub.CommitOffsets(request, timeout=timeout_s, metadata=self._group().metadata)
-
-        await call_group(self._group, self._channels, send)
+        await call_log_service(self._group, self._channels, lambda stub: stub.CommitOffsets, request)
         for owned, offset in rows:
             owned.committed = max(owned.committed, offset)
