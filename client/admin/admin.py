@@ -36,7 +36,7 @@ from ..arguments import (
     whole,
     wrong,
 )
-from ..cluster.calls import CALL_TIMEOUT_S, call_broker_group
+from ..cluster.calls import call_broker_group
 from ..cluster.channels import Channels, unreachable
 from ..cluster.every_group import Silent, ask_all, change_each, check_that_all_answer
 from ..cluster.gone_groups import groups_gone_error
@@ -51,6 +51,7 @@ from ..errors import (
     similar_names,
 )
 from ..message import MessageQueue
+from ..pauses import CALL_TIMEOUT_S
 from .broker_group_rules import check_kept
 from .message_query import DEFAULT_LIMIT, FoundMessages, query_groups
 

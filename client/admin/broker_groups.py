@@ -24,6 +24,7 @@ from ..cluster.calls import call_log_service
 from ..cluster.every_group import Silent
 from ..cluster.topic_route import BrokerGroup
 from ..errors import FencedError, LedgerMQError, RouteError, UsageError, shortened
+from ..pauses import NAMESERVER_LOOK_S, NAMESERVER_WAIT_S
 from .broker_group_rules import (
     ORDERED_TYPES,
     Comparison,
@@ -38,8 +39,6 @@ from .forget_broker_group import GroupForgetting
 logger = logging.getLogger(__name__)
 
 #: Nodes hear of a removal at the latest with the next heartbeat of their leader; one that is down is dropped after 10 s.
-_UNLISTED_S = 3.0
-_LISTED_PAUSE_S = 0.05
 
 _WHY_NOT = {route_pb2.MODE_DRAINING: "is being drained", route_pb2.MODE_REMOVED: "was removed"}
 
@@ -214,16 +213,16 @@ class GroupAdmin(GroupForgetting):
         self, group: BrokerGroup, removed: pb.SetBrokerGroupModeResponse
     ) -> pb.SetBrokerGroupModeResponse:
         """Return when no nameserver that answers lists a removed group any more: its nodes tell them, each as it hears of it."""
-        end = time.monotonic() + _UNLISTED_S
+        end = time.monotonic() + NAMESERVER_WAIT_S
         request = nameserver_pb2.ListGroupsRequest(cluster=group.cluster)
         while time.monotonic() < end:
             answers, _ = await self._routes.ask_every(
-                lambda stub: stub.ListGroups(request, timeout=_UNLISTED_S)
+                lambda stub: stub.ListGroups(request, timeout=NAMESERVER_WAIT_S)
             )
             views = [view for answer in answers.values() for view in answer.groups]
             if not any((view.group, view.group_id) == (group.name, group.group_id) for view in views):
                 return removed
-            await asyncio.sleep(_LISTED_PAUSE_S)
+            await asyncio.sleep(NAMESERVER_LOOK_S)
         logger.warning(
             "removed, and a nameserver still lists it: a node that is down, or just came back, broker_group=%s",
             group.name,

@@ -25,10 +25,9 @@ from ..errors import (
     NotANameserverError,
     UsageError,
 )
+from ..pauses import ASK_TIMEOUT_S
 from . import status_report
 from .status_report import GroupAnswers, GroupReport
-
-_ASK_SECONDS = 2.0
 
 
 async def collect(nameserver: str, nodes: list[str]) -> tuple[list[GroupReport], LedgerMQError | None]:
@@ -57,7 +56,7 @@ async def ask(address: str) -> pb.GetStatusResponse | None:
     async with grpc.aio.insecure_channel(address) as channel:
         try:
             answer: pb.GetStatusResponse = decoded(
-                await AdminServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=_ASK_SECONDS)
+                await AdminServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=ASK_TIMEOUT_S)
             )
         except grpc.aio.AioRpcError as error:
             if is_stranger(error):
@@ -120,7 +119,7 @@ async def list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
             try:
                 listed: nameserver_pb2.ListGroupsResponse = decoded(
                     await stub.ListGroups(
-                        nameserver_pb2.ListGroupsRequest(gone_too=True), timeout=_ASK_SECONDS
+                        nameserver_pb2.ListGroupsRequest(gone_too=True), timeout=ASK_TIMEOUT_S
                     )
                 )
             except grpc.aio.AioRpcError as error:
@@ -172,7 +171,7 @@ async def _groups_by_nodes(addresses: list[str]) -> list[GroupAnswers]:
             if node.addresses.log_address:
                 targets.setdefault(answer.group, {})[node.node_id] = node.addresses.log_address
     if not groups:
-        raise BrokerUnreachableError(", ".join(addresses), f"no answer within {_ASK_SECONDS:g} s")
+        raise BrokerUnreachableError(", ".join(addresses), f"no answer within {ASK_TIMEOUT_S:g} s")
     for name, group in groups.items():
         missing = {k: v for k, v in targets.get(name, {}).items() if k not in group.answers}
         await _ask_all(group, missing)

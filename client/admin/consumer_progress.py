@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -21,10 +21,9 @@ from ..cluster.every_group import Silent, ask_all
 from ..cluster.routes import check_address
 from ..cluster.topic_route import BrokerGroup, Node
 from ..errors import NoQuorumError, UsageError
+from ..pauses import ASK_TIMEOUT_S
 from ..trace.events import TRACE_TOPIC
 from .admin import NEITHER, Admin, Stub
-
-_READING_S: Final = 2.0  # a node that does not say so soon who reads there is left out
 
 T = TypeVar("T")
 
@@ -81,7 +80,9 @@ class GroupProgress(Admin):
         async def ask(node: Node) -> Sequence[pb.LiveReading]:
             stub = Stub(self._channels.get(node.log_address))
             try:
-                answer = decoded(await stub.GetStatus(pb.GetStatusRequest(readers=True), timeout=_READING_S))
+                answer = decoded(
+                    await stub.GetStatus(pb.GetStatusRequest(readers=True), timeout=ASK_TIMEOUT_S)
+                )
             except grpc.RpcError:
                 return ()
             return answer.readers if answer.group == group.name else ()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import nameserver_pb2_grpc
@@ -19,9 +18,9 @@ from ..arguments import a_text, checked
 from ..cluster.gone_groups import GoneGroup, gone_of
 from ..cluster.topic_route import Node
 from ..errors import LedgerMQError, NameserversDownError, NotANameserverError, UsageError, error_of
+from ..pauses import ASK_TIMEOUT_S
 from .consumer_progress import GroupProgress
 
-_TIMEOUT_S: Final = 2.0
 Listed = tuple[
     ns.ListGroupsResponse, ns.ListGroupsResponse
 ]  # the living groups, and with those that are gone
@@ -75,9 +74,9 @@ class GroupForgetting(GroupProgress):
 
     async def _listed(self, stub: nameserver_pb2_grpc.NameServerServiceStub) -> Listed:
         request = ns.ListGroupsRequest(cluster=self._routes.cluster)
-        listed = decoded(await stub.ListGroups(request, timeout=_TIMEOUT_S))
+        listed = decoded(await stub.ListGroups(request, timeout=ASK_TIMEOUT_S))
         request.gone_too = request.gone_topics = True
-        return listed, decoded(await stub.ListGroups(request, timeout=_TIMEOUT_S))
+        return listed, decoded(await stub.ListGroups(request, timeout=ASK_TIMEOUT_S))
 
     async def _check_nodes(self, name: str, found: Iterable[GoneGroup]) -> None:
         """Ask the nodes themselves: they may live without reaching a nameserver. Raises: UsageError."""
@@ -106,7 +105,7 @@ class GroupForgetting(GroupProgress):
         lost = await self.lost_group(name)
         request = ns.ForgetGroupRequest(cluster=lost.gone.group.cluster, group=name)
         answers, silent = await self._routes.ask_every(
-            lambda stub: stub.ForgetGroup(request, timeout=_TIMEOUT_S)
+            lambda stub: stub.ForgetGroup(request, timeout=ASK_TIMEOUT_S)
         )
         for address, error in silent.items():
             if isinstance(error, NotANameserverError):

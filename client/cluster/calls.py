@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -28,16 +28,10 @@ from ..errors import (
     UsageError,
     error_of,
 )
+from ..pauses import ATTEMPT_TIMEOUT_S, CALL_TIMEOUT_S, REFUSED_PAUSE_S
 from .channels import Channels, unreachable
 from .leader_tracker import LeaderTracker, Port
 from .topic_route import BrokerGroup
-
-#: How long a call may take with all its attempts, s: longer than an election.
-CALL_TIMEOUT_S: Final = 5.0
-#: How long one node may take of that, s: the next one may be quicker.
-ATTEMPT_TIMEOUT_S: Final = 2.5
-#: The longest pause between two rounds, s: the caller waits, and the deadline is near.
-LONGEST_CALL_PAUSE_S: Final = 0.1
 
 T = TypeVar("T")
 
@@ -111,7 +105,7 @@ async def call_broker_group(
         address, pause_ms = tracker.next()
         rest = end - time.monotonic()
         if pause_ms or rest <= 0:
-            pause_s = min(pause_ms / 1000, LONGEST_CALL_PAUSE_S)
+            pause_s = min(pause_ms / 1000, REFUSED_PAUSE_S)  # the caller waits, and has a deadline
             if once or pause_s >= rest:
                 last = refused or earlier or last or _nobody_asked(tracker, timeout_s)
                 last.perhaps_done = perhaps_done

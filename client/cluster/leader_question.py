@@ -15,12 +15,9 @@ from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import admin_pb2_grpc
 from ledgermq.proto.grpc_answers import decoded
 
+from ..pauses import LEADER_PATIENCE_S, LEADER_TIMEOUT_S
 from .channels import Channels
 
-#: Nodes that are there answer from memory; a question to one that is lost must not hold up the others' answers.
-PATIENCE_S: Final = 0.1
-#: As long as nobody has answered it is waited longer: the nodes may be far away, or the machine busy.
-_LONGEST_S: Final = 1.0
 _NOBODY: Final = (0, "")
 
 
@@ -30,7 +27,7 @@ async def who_leads(channels: Channels, addresses: Iterable[str]) -> tuple[int, 
     if not asked:
         return _NOBODY
     try:
-        done, waiting = await asyncio.wait(asked, timeout=PATIENCE_S)
+        done, waiting = await asyncio.wait(asked, timeout=LEADER_PATIENCE_S)
         while waiting and all(task.result() == _NOBODY for task in done):
             more, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             done |= more
@@ -44,7 +41,7 @@ async def who_leads(channels: Channels, addresses: Iterable[str]) -> tuple[int, 
 async def _ask(channel: Any) -> tuple[int, str]:
     try:
         stub = admin_pb2_grpc.AdminServiceStub(channel)
-        status = decoded(await stub.GetStatus(pb.GetStatusRequest(), timeout=_LONGEST_S))
+        status = decoded(await stub.GetStatus(pb.GetStatusRequest(), timeout=LEADER_TIMEOUT_S))
     except grpc.RpcError:
         return _NOBODY
     return status.term, status.leader_id

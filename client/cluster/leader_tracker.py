@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from ..pauses import backoff_ms
+from ..pauses import LONGEST_SEARCH_PAUSE_MS, SEARCH_PAUSE_MS, backoff_ms
 from .topic_route import BrokerGroup, Node
 
-_SEARCH_PAUSE_MS: Final = 100  # an election takes a few hundred ms: look often
 #: After so many rounds no node will be back soon, and news of the route end the pause: it doubles with every few rounds.
 _PATIENT_ROUNDS: Final = 50
 _ROUNDS_PER_STEP: Final = 4
-_LONGEST_SEARCH_PAUSE_MS: Final = 2_000
 
 #: Which address of a node is called.
 Port = Literal["log_address", "messaging_address"]
@@ -115,6 +113,6 @@ class LeaderTracker:
 
 def _search_pause_ms(rounds: int) -> int:
     if rounds <= _PATIENT_ROUNDS:
-        return min(backoff_ms(rounds + 1), _SEARCH_PAUSE_MS)
+        return min(backoff_ms(rounds + 1), SEARCH_PAUSE_MS)
     steps = min((rounds - _PATIENT_ROUNDS) // _ROUNDS_PER_STEP + 1, 16)
-    return min(_SEARCH_PAUSE_MS << steps, _LONGEST_SEARCH_PAUSE_MS)
+    return min(SEARCH_PAUSE_MS << steps, LONGEST_SEARCH_PAUSE_MS)

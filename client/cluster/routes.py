@@ -36,6 +36,7 @@ from ..errors import (
     TopicNotFoundError,
     error_of,
 )
+from ..pauses import ASK_TIMEOUT_S, NAMESERVER_LOOK_S, NAMESERVER_WAIT_S, RETRY_PAUSE_S
 from .calls import being_cancelled
 from .channels import Channels, unreachable
 from .gone_groups import GoneGroup, gone_of
@@ -45,9 +46,6 @@ logger = logging.getLogger(__name__)
 
 #: Age at which a route is fetched again, s.
 CACHE_S: Final = 30.0
-_CALL_TIMEOUT_S: Final = 2.0
-_WATCH_PAUSE_S: Final = 0.5
-_CREATE_WAIT_S: Final = 3.0
 #: A name or an IPv4 address; an IPv6 address in brackets. Whether it exists is found out later.
 _HOST: Final = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+(%[^\s/\]]+)?\]")
 _HTTP_1: Final = "Trying to connect an http1.x server"  # how gRPC puts it, with the code UNAVAILABLE
@@ -183,7 +181,7 @@ class Routes:
     async def _list_groups(self, *, gone_too: bool) -> ns.ListGroupsResponse:
         request = ns.ListGroupsRequest(cluster=self.cluster, gone_too=gone_too)
         answer: ns.ListGroupsResponse = await self._ask(
-            lambda stub: stub.ListGroups(request, timeout=_CALL_TIMEOUT_S)
+            lambda stub: stub.ListGroups(request, timeout=ASK_TIMEOUT_S)
         )
         if not answer.groups:
             raise NoBrokersError(self.asked)
@@ -265,7 +263,7 @@ class Routes:
 
     async def _get_route(self, topic: str) -> TopicRoute:
         request = ns.GetRouteRequest(cluster=self.cluster, topic=topic)
-        answer = await self._ask(lambda stub: stub.GetRoute(request, timeout=_CALL_TIMEOUT_S))
+        answer = await self._ask(lambda stub: stub.GetRoute(request, timeout=ASK_TIMEOUT_S))
         if answer.HasField("refusal"):
             if answer.refusal.code == pb.NO_QUORUM:
                 await self.groups()  # raises, when there are none at all
@@ -308,7 +306,7 @@ class Routes:
             stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(self._channels.get(node.messaging_address))
             metadata = (("x-mq-client-id", "ledgermq"), ("x-mq-language", "PYTHON"))
             try:
-                answer = decoded(await stub.QueryRoute(request, timeout=_CALL_TIMEOUT_S, metadata=metadata))
+                answer = decoded(await stub.QueryRoute(request, timeout=ASK_TIMEOUT_S, metadata=metadata))
             except grpc.RpcError as error:
                 logger.info("broker does not answer address=%s error=%s", node.messaging_address, error)
                 if not is_stranger(error):
@@ -321,7 +319,7 @@ class Routes:
 
     async def _wait_for_route(self, topic: str, groups: Collection[str]) -> TopicRoute:
         """The topic exists in these groups; wait until the nameserver has heard of it."""
-        end = time.monotonic() + _CREATE_WAIT_S
+        end = time.monotonic() + NAMESERVER_WAIT_S
         while True:
             try:
                 route = await self._get_route(topic)
@@ -331,7 +329,7 @@ class Routes:
             except (TopicNotFoundError, NoQuorumError):
                 if time.monotonic() > end:
                     raise
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(NAMESERVER_LOOK_S)
 
     def _keep(self, route: TopicRoute) -> None:
         old = self._cache.get(route.topic)
@@ -353,7 +351,7 @@ class Routes:
             except grpc.RpcError as error:
                 logger.info("route watch broke nameserver=%s error=%s", self.asked, error)
                 self._at = (self._at + 1) % len(self.nameservers)
-                await asyncio.sleep(_WATCH_PAUSE_S)
+                await asyncio.sleep(RETRY_PAUSE_S)
             finally:
                 changed.cancel()
 

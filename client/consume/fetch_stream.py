@@ -13,7 +13,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Final, Generic
+from typing import Generic
 
 import grpc
 from grpc import aio
@@ -28,21 +28,11 @@ from ..cluster.channels import Channels, unreachable
 from ..cluster.topic_route import BrokerGroup, Node
 from ..cluster.waiting import happens
 from ..errors import CorruptMessageError, LedgerMQError
+from ..pauses import FOLLOWER_POLL_MS, GRACE_S, PARKED_S, REFUSED_PAUSE_S, ROUTE_AGAIN_S
 from .intake import Intake, Q, Refused
 from .read_source import FetchSource, ReadSource
 
 logger = logging.getLogger(__name__)
-
-#: How long to wait after a refusal before asking again, s. Of a queue: the others go on meanwhile.
-REFUSED_PAUSE_S: Final = 0.1
-#: A queue of a topic that is gone is asked for again after so long, s; the others go on meanwhile.
-PARKED_S: Final = 1.0
-#: At a follower that was suggested: it has much to send, so one with nothing has caught up, or lags.
-_FOLLOWER_POLL_MS: Final = 1_000
-#: The route of a group in which nobody answers is asked for again after so long, s; changes are pushed besides.
-_REFRESH_S: Final = 2.0
-_ANSWER_GRACE_S: Final = 3.0  # a node that is silent for longer than the poll and this is left
-_CONNECT_S: Final = 3.0  # a node that cannot be connected to, or takes no request, for so long is left
 
 
 class GroupFetcher(ABC, Generic[Q]):
@@ -66,7 +56,7 @@ class GroupFetcher(ABC, Generic[Q]):
         self._read = ReadSource(group)
         self._address = ""  # of the open stream
         self._news = asyncio.Event()  # the route of the group changed
-        self._refreshed_at = -_REFRESH_S
+        self._refreshed_at = -ROUTE_AGAIN_S
         self._exchanging: asyncio.Task[None] | None = None
         self._timers: set[asyncio.TimerHandle] = set()
         self._task = asyncio.create_task(self._run(), name=f"ledgermq-fetch-{group.name}")
@@ -126,7 +116,7 @@ class GroupFetcher(ABC, Generic[Q]):
     def _poll_ms_now(self) -> int:
         """Return how long a node may hold the next request."""
         if self._read.follower:  # one that has nothing for so long is left: that must not come sooner
-            return min(_FOLLOWER_POLL_MS, self._poll_ms)
+            return min(FOLLOWER_POLL_MS, self._poll_ms)
         now = asyncio.get_running_loop().time()
         due = min((math.ceil((timer.when() - now) * 1000) for timer in self._timers), default=self._poll_ms)
         return max(min(due, self._poll_ms), 1)
@@ -173,7 +163,7 @@ class GroupFetcher(ABC, Generic[Q]):
 
     async def _refresh_sometimes(self) -> None:
         now = time.monotonic()
-        if now - self._refreshed_at >= _REFRESH_S:
+        if now - self._refreshed_at >= ROUTE_AGAIN_S:
             self._refreshed_at = now
             await self.refresh()
 
@@ -227,9 +217,9 @@ class GroupFetcher(ABC, Generic[Q]):
                 await self.changed.wait()
             poll_ms = self._poll_ms_now()
             request, asked = self._intake.next_request(poll_ms)
-            async with asyncio.timeout(_CONNECT_S):
+            async with asyncio.timeout(GRACE_S):
                 await call.write(request)
-            async with asyncio.timeout(poll_ms / 1000 + _ANSWER_GRACE_S):
+            async with asyncio.timeout(poll_ms / 1000 + GRACE_S):
                 response = decoded(await call.read())
             if not isinstance(response, pb.FetchResponse):
                 raise TimeoutError  # the node ended the stream

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 
 from ledgermq.proto import log_pb2 as pb
 
-from ..cluster.calls import CALL_TIMEOUT_S, call_log_service
+from ..cluster.calls import call_log_service
 from ..cluster.channels import Channels
 from ..cluster.topic_route import BrokerGroup
 from ..message import MessageQueue
+from ..pauses import CALL_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Final
 
 from ..arguments import check_queue
 from ..cluster.channels import Channels
@@ -17,6 +16,7 @@ from ..cluster.routes import Routes
 from ..cluster.topic_route import BrokerGroup, TopicInGroup, TopicRoute
 from ..errors import LedgerMQError, MessagesDeletedError, UsageError, error_of
 from ..message import MessageQueue, MessageView
+from ..pauses import POLL_MS
 from .fetch_buffer import MAX_BUFFER_BYTES, FetchBuffer
 from .fetch_stream import GroupFetcher
 from .intake import AssignedQueue, OutOfRange, Refused
@@ -24,9 +24,6 @@ from .read_source import FetchSource
 from .statistics import PulledQueue
 
 logger = logging.getLogger(__name__)
-
-
-_POLL_MS: Final = 10_000  # long poll of one fetch
 
 
 class QueueReader:
@@ -369,7 +366,7 @@ class _Fetcher(GroupFetcher[AssignedQueue]):
         self.buffer = FetchBuffer(max_bytes)
         self.topics: set[str] = set()
         self._owner = owner
-        super().__init__(group, owner.channels, self.buffer, _POLL_MS, owner.consumer_group)
+        super().__init__(group, owner.channels, self.buffer, POLL_MS, owner.consumer_group)
 
     async def refresh(self) -> None:
         await self._owner.refresh(self.topics)

@@ -12,14 +12,10 @@ Owns: the choice. Must not: do I/O, read clocks (`now` is monotonic seconds).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from ..cluster.leader_tracker import LeaderTracker
 from ..cluster.topic_route import BrokerGroup
-
-#: How long a node that failed is not gone to by suggestion, s. Doubled with every failure.
-AVOID_S: Final = 5.0
-_AVOID_S_MAX: Final = 60.0
+from ..pauses import AVOID_S, LONGEST_AVOID_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +79,7 @@ class ReadSource:
 
     def _avoid(self, node_id: str, now: float) -> None:
         _, seconds = self._avoided.get(node_id, (0.0, AVOID_S))
-        self._avoided[node_id] = (now + seconds, min(2 * seconds, _AVOID_S_MAX))
+        self._avoided[node_id] = (now + seconds, min(2 * seconds, LONGEST_AVOID_S))
 
     def _is_avoided(self, node_id: str, now: float) -> bool:
         return node_id in self._avoided and now < self._avoided[node_id][0]

@@ -6,11 +6,8 @@ Must not: read clocks (`now` is monotonic seconds); keep anybody from asking whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
-#: How long a group is left alone after it did not answer, s. Doubled with every further time.
-FIRST_S: Final = 0.5
-LONGEST_S: Final = 5.0
+from ..pauses import FIRST_SILENCE_S, LONGEST_SILENCE_S
 
 Source = tuple[str, str]  # topic, broker group
 
@@ -23,8 +20,8 @@ class SilentGroups:
 
     def failed(self, broker_group: str, now: float) -> None:
         """No node of the group answered."""
-        _, seconds = self._until.get(broker_group, (0.0, FIRST_S))
-        self._until[broker_group] = (now + seconds, min(2 * seconds, LONGEST_S))
+        _, seconds = self._until.get(broker_group, (0.0, FIRST_SILENCE_S))
+        self._until[broker_group] = (now + seconds, min(2 * seconds, LONGEST_SILENCE_S))
 
     def answered(self, broker_group: str) -> None:
         """Some node did."""

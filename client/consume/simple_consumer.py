@@ -57,6 +57,7 @@ from ..errors import (
     UsageError,
 )
 from ..message import LeasedMessage
+from ..pauses import GRACE_S, POLL_MS, REFUSED_PAUSE_S
 from .consume_trace import consume_trace
 from .silent_groups import SilentGroups
 from .statistics import LeaseCounts, LeaseStatistics
@@ -67,10 +68,7 @@ INVISIBLE_MS: Final = 30_000
 RECEIVE_BATCH: Final = 32
 #: Everything one acknowledgement needs, with failover.
 _CALL_TIMEOUT_S: Final = 10.0
-_POLL_MS: Final = 10_000
 _SLICE_MS: Final = 500
-_POLL_GRACE_S: Final = 3.0
-_PAUSE_S: Final = 0.1
 _MAX_ACKS: Final = 256
 #: What brokers say with the answer to a receive when there is nothing that a person should know.
 _NOTHING_TO_SAY: Final = ("", "OK", "no new message")
@@ -174,10 +172,10 @@ class SimpleConsumer:
                 raise ClosedError("consumer")
             every = await self._sources()
             sources = self._silent.among(every, time.monotonic())
-            rest_ms = _POLL_MS if end is None else max(int((end - time.monotonic()) * 1000), 0)
+            rest_ms = POLL_MS if end is None else max(int((end - time.monotonic()) * 1000), 0)
             # With several sources a long poll would hold up the others: it is cut into slices, and nothing is waited for
             # before each of them has said that it has nothing.
-            slice_ms = _POLL_MS
+            slice_ms = POLL_MS
             if len(every) > 1:
                 slice_ms = _SLICE_MS if self._empty >= len(sources) else 0
             poll_ms = min(rest_ms, slice_ms)
@@ -225,11 +223,11 @@ class SimpleConsumer:
         request.invisible_duration.FromMilliseconds(invisible_ms)
 
         def receive(channel: Any, rest_s: float) -> Awaitable[list[LeasedMessage]]:
-            request.long_polling_timeout.FromMilliseconds(max(int((rest_s - _POLL_GRACE_S) * 1000), 0))
+            request.long_polling_timeout.FromMilliseconds(max(int((rest_s - GRACE_S) * 1000), 0))
             return self._receive_once(Stub(channel), request, broker_group, rest_s)
 
         # One deadline for all nodes: the grace is for an answer that is on its way when the long poll ends.
-        timeout_s = poll_ms / 1000 + _POLL_GRACE_S
+        timeout_s = poll_ms / 1000 + GRACE_S
         try:
             messages = await call_broker_group(
                 lambda: self._group(topic, broker_group),
@@ -248,7 +246,7 @@ class SimpleConsumer:
             self._silent.answered(broker_group)
             return messages
         self._silent.failed(broker_group, time.monotonic())
-        await asyncio.sleep(_PAUSE_S)
+        await asyncio.sleep(REFUSED_PAUSE_S)
         await self._refresh(topic)
         return []
 

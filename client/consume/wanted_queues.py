@@ -11,26 +11,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from typing import Final
 
 from ledgermq.proto import log_pb2 as pb
 
-from ..cluster.calls import CALL_TIMEOUT_S
 from ..cluster.routes import Routes
 from ..cluster.topic_route import TopicRoute
 from ..cluster.waiting import happens
 from ..errors import LedgerMQError, RouteError, UsageError
 from ..message import MessageQueue
+from ..pauses import ATTEMPT_TIMEOUT_S, CALL_TIMEOUT_S, JOIN_PATIENCE_S, ROUTE_AGAIN_S
 from .offsets import GroupOffsets
 from .queue_reader import QueueReader
 
 logger = logging.getLogger(__name__)
 
-#: How long a broker group with living nodes is waited for when another one has answered, s: longer than an election.
-PATIENCE_S: Final = 2.0
-#: A missing group is asked again after so long, and when the topic's route changes, s.
-_RETRY_S: Final = 2.0
-_LATE_TIMEOUT_S: Final = 2.5
 
 Part = tuple[str, str]  # topic, broker group
 
@@ -131,7 +125,7 @@ class WantedQueues:
             done, waiting = await self._until_one_joined(set(joins))
             living = {task for task in waiting if self._is_alive(joins[task])}
             if living:
-                done |= (await asyncio.wait(living, timeout=PATIENCE_S))[0]
+                done |= (await asyncio.wait(living, timeout=JOIN_PATIENCE_S))[0]
         finally:
             for task in joins:
                 task.cancel()
@@ -183,7 +177,7 @@ class WantedQueues:
                 if not error.retryable and not isinstance(error, RouteError):
                     self._forget(topic, name)
             if self._missing_of(topic, name):
-                await happens(news, _RETRY_S)
+                await happens(news, ROUTE_AGAIN_S)
 
     async def _join(self, topic: str, name: str, *, late: bool = False) -> None:
         """Find out where the missing queues of a group start, and have them read. Raises: as call_broker_group."""
@@ -197,7 +191,7 @@ class WantedQueues:
             name,
             timestamp=since,
             allow_stale=True,
-            timeout_s=_LATE_TIMEOUT_S if late else CALL_TIMEOUT_S,
+            timeout_s=ATTEMPT_TIMEOUT_S if late else CALL_TIMEOUT_S,
         )
         route = self._routes.cached(topic)  # it may have changed meanwhile
         part = route.part(name) if route else None

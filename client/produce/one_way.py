@@ -10,16 +10,14 @@ import concurrent.futures
 import logging
 import threading
 from collections.abc import Callable
-from typing import Final
 
 from ..errors import BufferFullError
 from ..message import SendReceipt
+from ..pauses import REPORT_S
 
 logger = logging.getLogger(__name__)
 
 Receipt = asyncio.Future[SendReceipt] | concurrent.futures.Future[SendReceipt]
-#: Between two lines about losses, ms.
-REPORT_MS: Final = 10_000
 
 
 class OneWay:
@@ -67,4 +65,4 @@ class OneWay:
             "one-way messages lost group=%s failed=%d reason=%s dropped=%d (no room: send slower, or raise max_pending_bytes)",
             self._group, failed, self._reason if failed else "", dropped,
         )  # fmt: skip
-        self._reported, self._next_report = lost, now + REPORT_MS
+        self._reported, self._next_report = lost, now + int(1000 * REPORT_S)

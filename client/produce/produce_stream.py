@@ -26,20 +26,13 @@ from ..cluster.channels import Channels, unreachable
 from ..cluster.leader_question import who_leads
 from ..cluster.leader_tracker import LeaderTracker
 from ..cluster.topic_route import BrokerGroup, Node, TopicRoute
+from ..cluster.waiting import happens_anew
+from ..pauses import ANSWER_TIMEOUT_MS, CHECK_S, FIRST_AVOID_MS, LONGEST_AVOID_MS, SUSPICION_MS
 from .latency_fault import CallTimes
 from .send_window import Outcome, Request, SendWindow
 
 logger = logging.getLogger(__name__)
 
-#: A request without an answer for this long makes the stream suspect, ms: its node may be stopped or cut off.
-ANSWER_TIMEOUT_MS: Final = 2_000
-#: After this long without one the other nodes are asked whether they know another leader, ms; then at every check.
-SUSPICION_MS: Final = 300
-_CHECK_S: Final = 0.15
-_NO_NODE_PAUSE_MS: Final = 10
-#: For so long new messages go to another group after no node of this one took any; doubles, up to the longest.
-FIRST_AVOID_MS: Final = 500
-LONGEST_AVOID_MS: Final = 30_000
 _PRODUCE: Final = "/ledgermq.v1.LogService/Produce"
 #: With these a stream ends that nobody here has ended.
 _BROKEN: Final = (grpc.RpcError, TimeoutError)
@@ -148,14 +141,14 @@ class GroupConnection:
     async def _run(self) -> None:
         while True:
             if not self.window.wants_to_send:
-                await _wait(self._wake, None)
+                await happens_anew(self._wake)
                 continue
             address, pause_ms = self._tracker.next()
             if pause_ms > 0 or not address:
                 self._give_way()
-            pause_ms = max(pause_ms, self.window.paused_until - now_ms(), 0 if address else _NO_NODE_PAUSE_MS)
+            pause_ms = max(pause_ms, self.window.paused_until - now_ms())
             if pause_ms > 0:
-                await _wait(self._news, pause_ms)
+                await happens_anew(self._news, pause_ms / 1000)
                 if self._tracker.has_hint:
                     continue  # ask again: somebody leads now
             if address:
@@ -217,7 +210,7 @@ class GroupConnection:
             request = self.window.next_request(now)
             if request is None:
                 rest = self.window.paused_until - now
-                await _wait(self._wake, rest if rest > 0 else None)
+                await happens_anew(self._wake, rest / 1000 if rest > 0 else None)
                 continue
             self._on_flush(request.count)
             if self.window.in_flight == 1:
@@ -256,7 +249,7 @@ class GroupConnection:
     async def _watch_answers(self) -> None:
         """When requests are in flight and no answer comes, ask the others who leads; in the end raise TimeoutError."""
         while True:
-            await asyncio.sleep(_CHECK_S)
+            await asyncio.sleep(CHECK_S)
             silent_ms = now_ms() - self._sent_at if self.window.in_flight else 0
             if silent_ms > ANSWER_TIMEOUT_MS:
                 raise TimeoutError
@@ -267,19 +260,6 @@ class GroupConnection:
 
 def _never_connected(address: str, result: object) -> bool:
     return isinstance(result, grpc.RpcError) and unreachable(address, result).not_sent
-
-
-async def _wait(event: asyncio.Event, at_most_ms: int | None) -> None:
-    """Wait for the next set() of `event`, and not longer than `at_most_ms` (None: without end)."""
-    event.clear()
-    if at_most_ms is None:
-        await event.wait()
-        return
-    timer = asyncio.get_running_loop().call_later(at_most_ms / 1000, event.set)
-    try:
-        await event.wait()
-    finally:
-        timer.cancel()
 
 
 def encoded(request: Request) -> bytes:

@@ -38,6 +38,7 @@ from ..cluster.routes import Routes
 from ..cluster.topic_route import BrokerGroup, TopicInGroup, TopicRoute, no_queue_to_write, with_lost_parts
 from ..errors import ClosedError, LedgerMQError, SendTimeoutError, TopicNotFoundError, error_of
 from ..message import Message, MessageQueue, SendReceipt
+from ..pauses import CHECK_S
 from ..trace.tracer import TRACE_TIMEOUT_MS, Tracer, trace_source
 from .early_message import keep, message_of
 from .encoding import COMPRESS_ABOVE, RecordEncoder
@@ -67,7 +68,6 @@ logger = logging.getLogger(__name__)
 SEND_TIMEOUT_MS: Final = 10_000
 #: Bytes of messages that may wait for their acknowledgement.
 MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
-_CHECK_S: Final = 0.1
 
 
 class Producer:
@@ -538,7 +538,7 @@ class Producer:
 
     async def _watch_deadlines(self) -> None:
         while True:
-            await asyncio.sleep(_CHECK_S)
+            await asyncio.sleep(CHECK_S)
             now = now_ms()
             for connection in self._connections.values():
                 for failed in connection.window.expire(now):

@@ -10,18 +10,18 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from ..cluster.routes import Routes
 from ..cluster.topic_route import TopicRoute
 from ..errors import LedgerMQError, TopicNotFoundError
+from ..pauses import RETRY_PAUSE_S
 from .outbox import Outbox
 from .produce_stream import GroupConnection, now_ms
 from .send_window import Failed
 
 logger = logging.getLogger(__name__)
 
-_AGAIN_S: Final = 0.5
 
 #: Tells the caller of a section: (what failed, at which group, the error of each message).
 Fail = Callable[[Failed, GroupConnection, Callable[[], Exception]], Any]
@@ -53,7 +53,7 @@ class OldRoutes:
         by nothing that would ask again, so it is asked for here until somebody can say.
         """
         while not await self._refresh(topic, refused_by):  # noqa: ASYNC110  # nothing tells of it
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _refresh(self, topic: str, refused_by: GroupConnection | None) -> bool:
         """Return whether nothing waits for another answer."""

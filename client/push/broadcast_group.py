@@ -8,20 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Final
 
 from ..cluster.topic_route import BrokerGroup, TopicInGroup
 from ..consume.intake import OutOfRange
 from ..consume.start_offsets import start_offsets
 from ..errors import LedgerMQError, OffsetsFileError
 from ..message import MessageQueue
+from ..pauses import RETRY_PAUSE_S
 from .offsets_file import FileCommits, OffsetsFile
 from .owned_queue import OwnedQueue
 from .push_group import QueueGroup, Shared
 
 logger = logging.getLogger(__name__)
-
-_RETRY_S: Final = 0.5
 
 
 class BroadcastGroup(QueueGroup):
@@ -77,7 +75,7 @@ class BroadcastGroup(QueueGroup):
                     logger.info("topic cannot be read yet topic=%s reason=%s", topic, error)
                     self._since.setdefault(topic, began)
                     await self._shared.refresh([topic])
-                    await asyncio.sleep(_RETRY_S)
+                    await asyncio.sleep(RETRY_PAUSE_S)
                     continue
                 if topic not in self._again:
                     return

@@ -29,12 +29,11 @@ from ..cluster.leader_tracker import LeaderTracker
 from ..cluster.topic_route import BrokerGroup, Node
 from ..cluster.waiting import happens
 from ..errors import LedgerMQError, error_of
+from ..pauses import LEAVE_S, REFUSED_PAUSE_S
 from .options import PushOptions
 
 logger = logging.getLogger(__name__)
 
-_LEAVE_S: Final = 1.0
-_NO_NODE_PAUSE_MS: Final = 100
 #: Refusals that are not retryable as a call, but a new stream may do better: another stream took this membership over.
 _NOT_FINAL: Final = frozenset({route_pb2.FENCED})
 
@@ -128,7 +127,7 @@ class GroupMembership:
         self._wake.set()
         if self._tasks and self._joined:
             try:
-                async with asyncio.timeout(_LEAVE_S):
+                async with asyncio.timeout(LEAVE_S):
                     await asyncio.shield(self._tasks[0])
             except TimeoutError:
                 logger.info("no leader heard the leave group=%s", self.group.name)
@@ -141,7 +140,6 @@ class GroupMembership:
     async def _run(self) -> None:
         while not self._left:
             address, pause_ms = self._tracker.next()
-            pause_ms = max(pause_ms, 0 if address else _NO_NODE_PAUSE_MS)
             if pause_ms and await happens(self._news, pause_ms / 1000):
                 self._news.clear()
                 continue  # somebody leads now: ask again
@@ -161,7 +159,7 @@ class GroupMembership:
                 self._on_response(pb.MembershipResponse())  # taken out: nothing is ours any more
             self._tracker.hint(refusal.leader_address)
             if refusal.retry_after_ms or refusal.code in _NOT_FINAL:
-                await asyncio.sleep((refusal.retry_after_ms or _NO_NODE_PAUSE_MS) / 1000)
+                await asyncio.sleep(refusal.retry_after_ms / 1000 or REFUSED_PAUSE_S)
 
     async def _use_stream(self, address: str) -> route_pb2.Refusal | None:
         """Be a member over one stream until it breaks; return the refusal that ended it, if one did."""

@@ -20,11 +20,11 @@ from ..cluster.calls import call_log_service
 from ..cluster.channels import Channels
 from ..cluster.topic_route import BrokerGroup
 from ..errors import FencedError, LedgerMQError, RefusedError, StaleRouteError
+from ..pauses import RETRY_PAUSE_S
 from .owned_queue import OwnedQueue, Stage
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S: Final = 0.2
 #: Offsets of one request: brokers take no more.
 MAX_COMMIT_ROWS: Final = 4096
 
@@ -66,7 +66,7 @@ class OffsetCommits(ABC):
         position = owned.progress.position
         while _is_open(owned) and owned.committed < position:
             if not await self.commit(self._queues()):
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(RETRY_PAUSE_S)
 
     async def close(self) -> None:
         """Stop; what is not stored by now is not stored."""
@@ -84,7 +84,7 @@ class OffsetCommits(ABC):
                 logger.exception("commit failed")
                 stored = False
             if not stored:
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(RETRY_PAUSE_S)
                 self._progressed.set()
 
     @abstractmethod

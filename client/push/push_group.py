@@ -23,6 +23,7 @@ from ..consume.fetched_records import tag_hashes
 from ..consume.intake import OutOfRange, Refused
 from ..errors import LedgerMQError, error_of
 from ..message import MessageQueue
+from ..pauses import RETRY_PAUSE_S
 from .assignment import QueueKey, changes
 from .listener_calls import ListenerCalls
 from .membership_stream import GroupMembership
@@ -32,7 +33,6 @@ from .owned_queue import ByteBudget, OwnedQueue, PushIntake, Stage, owned_queue
 
 logger = logging.getLogger(__name__)
 
-_JOIN_RETRY_S: Final = 0.5
 _MAX_FILTER: Final = 4096  # characters that brokers take
 _FOR_LISTENERS: Final = 0.8  # part of the release time; the rest is for the commit
 
@@ -290,7 +290,7 @@ class MemberGroup(QueueGroup):
                     return
                 logger.info("group cannot be joined yet broker_group=%s reason=%s", self.group.name, error)
                 await shared.refresh(self._topics)
-                await asyncio.sleep(_JOIN_RETRY_S)
+                await asyncio.sleep(RETRY_PAUSE_S)
                 await self._listed.wait()  # what nobody has heard of for long is not asked all the time
         if not shared.options.max_attempts and not shared.orderly and found.max_attempts:
             shared.calls.max_attempts = found.max_attempts

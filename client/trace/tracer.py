@@ -17,9 +17,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from ..cluster.waiting import happens
+from ..cluster.waiting import happens_anew
 from ..errors import LedgerMQError, MessageTooLargeError, RefusedError, TopicNotFoundError
 from ..message import Message
+from ..pauses import REPORT_S
 from .events import BATCH, TRACE_TOPIC, TraceEvent, TraceSource, encode_batch, take_batch
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,6 @@ CLOSE_S: Final = 2.0
 TRACE_TIMEOUT_MS: Final = 5_000
 #: Without a trace topic nothing is tried for so long.
 _NO_TOPIC_S: Final = 5.0
-#: Between two lines about losses.
-_REPORT_S: Final = 10.0
 
 
 class TraceProducer(Protocol):
@@ -129,8 +128,7 @@ class Tracer:
         """Wait until there is a batch, or the first event has waited long enough."""
         if self._closing or len(self._events) >= BATCH:
             return
-        self._wake.clear()
-        await happens(self._wake, FLUSH_S if self._events else None)
+        await happens_anew(self._wake, FLUSH_S if self._events else None)
 
     async def _send(self, producer: TraceProducer, events: list[TraceEvent], keys: Sequence[str]) -> None:
         """Send one trace message. It is retried like any other; what cannot be sent is lost."""
@@ -162,8 +160,7 @@ class Tracer:
         self._report()
         until = time.monotonic() + _NO_TOPIC_S
         while not self._closing and (rest := until - time.monotonic()) > 0:
-            self._wake.clear()
-            await happens(self._wake, rest)
+            await happens_anew(self._wake, rest)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Nobody awaits the task: a defect is told here, and nothing waits any more for what it would have sent."""
@@ -195,4 +192,4 @@ class Tracer:
             "traces lost client=%s group=%s events=%d reason=%s",
             self._source.client_id, self._source.group, self.dropped - self._reported, self._reason,
         )  # fmt: skip
-        self._reported, self._report_at = self.dropped, now + _REPORT_S
+        self._reported, self._report_at = self.dropped, now + REPORT_S

@@ -23,7 +23,7 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine must not decide."""
-    monkeypatch.setattr(leader_question, "PATIENCE_S", 20.0)
+    monkeypatch.setattr(leader_question, "LEADER_PATIENCE_S", 20.0)
 
 
 def test_the_newest_term_counts_and_a_node_that_is_gone_does_not() -> None:
@@ -46,8 +46,8 @@ def test_an_answer_from_far_away_is_waited_for_as_long_as_there_is_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a consumer with a long way to its brokers takes them all for lost."""
-    monkeypatch.setattr(leader_question, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(leader_question, "_LONGEST_S", 20.0)
+    monkeypatch.setattr(leader_question, "LEADER_PATIENCE_S", 0.0)
+    monkeypatch.setattr(leader_question, "LEADER_TIMEOUT_S", 20.0)
 
     async def scenario() -> None:
         group = FakeGroup()

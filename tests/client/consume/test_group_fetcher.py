@@ -75,7 +75,7 @@ def group_of(term: int, leader: str, *addresses: str) -> BrokerGroup:
 def test_a_leader_that_is_stopped_while_it_is_connected_to_is_left_for_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_fetcher, "_CONNECT_S", 3600.0)
+    monkeypatch.setattr(group_fetcher, "GRACE_S", 3600.0)
 
     async def scenario() -> None:
         async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
@@ -115,7 +115,7 @@ def test_an_older_route_that_comes_late_moves_nobody() -> None:
 def test_the_leader_of_a_group_that_took_the_name_is_read_whatever_its_term(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_fetcher, "_ANSWER_GRACE_S", 3600.0)
+    monkeypatch.setattr(group_fetcher, "GRACE_S", 3600.0)
 
     async def scenario() -> None:
         async with FakeCluster(FakeGroup(topics={"orders": 1}), nodes=2) as cluster:

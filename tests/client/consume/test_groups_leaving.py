@@ -320,7 +320,7 @@ class Fetcher(GroupFetcher[AssignedQueue]):
 def test_a_fetcher_of_a_dead_group_asks_for_its_route_rarely_and_wakes_when_that_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_fetcher, "_REFRESH_S", 3600.0)
+    monkeypatch.setattr(group_fetcher, "ROUTE_AGAIN_S", 3600.0)
 
     async def scenario() -> None:
         channels = Channels()

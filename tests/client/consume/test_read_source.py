@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ledgermq.client.cluster.topic_route import BrokerGroup, Node
-from ledgermq.client.consume.read_source import AVOID_S, FetchSource, ReadSource
+from ledgermq.client.consume.read_source import FetchSource, ReadSource
+from ledgermq.client.pauses import AVOID_S
 
 NODES = tuple(Node(f"n{i}", f"host{i}:1", f"host{i}:2", alive=True) for i in (1, 2, 3))
 GROUP = BrokerGroup("local", "g0", 1, "n1", NODES, writable=True)

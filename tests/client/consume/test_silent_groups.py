@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ledgermq.client.consume.silent_groups import FIRST_S, LONGEST_S, SilentGroups
+from ledgermq.client.consume.silent_groups import SilentGroups
+from ledgermq.client.pauses import FIRST_SILENCE_S as FIRST_S
+from ledgermq.client.pauses import LONGEST_SILENCE_S as LONGEST_S
 
 BOTH = [("orders", "g0"), ("orders", "g1")]
 

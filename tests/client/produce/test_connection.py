@@ -224,7 +224,7 @@ def test_a_leader_that_fell_silent_is_left_when_another_node_names_the_next_one(
 ) -> None:
     """Without a nameserver: it may be on the host that was lost."""
     monkeypatch.setattr(module, "SUSPICION_MS", -1)
-    monkeypatch.setattr(module, "_CHECK_S", 0.0)
+    monkeypatch.setattr(module, "CHECK_S", 0.0)
     asked: asyncio.Queue[list[str]] = asyncio.Queue()
 
     async def who_leads(_channels: object, addresses: list[str]) -> tuple[int, str]:

@@ -22,7 +22,8 @@ from ledgermq.client.errors import (
     TopicNotFoundError,
 )
 from ledgermq.client.message import SendReceipt
-from ledgermq.client.produce.one_way import REPORT_MS, OneWay
+from ledgermq.client.pauses import REPORT_S
+from ledgermq.client.produce.one_way import OneWay
 from ledgermq.proto import route_pb2 as pb
 
 from ..fakes import FakeCluster, FakeGroup
@@ -152,14 +153,14 @@ def test_many_losses_are_one_line_and_the_next_comes_later(caplog: pytest.LogCap
     assert not one_way.send(no_room)
     one_way.report(5)
     assert not one_way.send(no_room)
-    one_way.report(5 + REPORT_MS - 1)
+    one_way.report(5 + int(1000 * REPORT_S) - 1)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "failed=1000 reason=no luck dropped=1 " in caplog.text
     caplog.clear()
-    one_way.report(5 + REPORT_MS)
+    one_way.report(5 + int(1000 * REPORT_S))
     assert "failed=0 reason= dropped=1 " in caplog.text
     assert one_way.send(lambda: outcome(ValueError("again")))
-    one_way.report(5 + REPORT_MS + 1, last=True)
+    one_way.report(5 + int(1000 * REPORT_S) + 1, last=True)
     assert "failed=1 reason=again dropped=0 " in caplog.text
     assert (one_way.stored, one_way.failed, one_way.dropped) == (1, 1001, 2)
 

@@ -199,7 +199,7 @@ def test_latest_is_when_the_topic_was_wanted_also_when_nobody_could_tell_then(
             return await start_offsets(channels, of, topic, start)
 
         monkeypatch.setattr(broadcast_group, "start_offsets", once_without_a_leader)
-        monkeypatch.setattr(broadcast_group, "_RETRY_S", 0.0)
+        monkeypatch.setattr(broadcast_group, "RETRY_PAUSE_S", 0.0)
         async with FakeCluster(group) as cluster:
             await fill(cluster, [b"old"])
             seen = Seen()
