@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from ledgermq.client import MessageQueue, PullConsumer
-from ledgermq.client.consume import fetch_stream as group_fetcher
+from ledgermq.client.consume import fetch_stream
 from ledgermq.client.errors import BrokerUnreachableError, RefusedError, UsageError
+from ledgermq.client.pauses import REFUSED_PAUSE_S
 
 from ..fakes import FakeCluster, FakeGroup
 from ..reading import fill, read, run
@@ -194,7 +195,7 @@ def test_a_seek_beyond_the_end_is_told_once_and_invents_no_end(caplog: pytest.Lo
 def test_a_queue_that_stands_beyond_its_end_does_not_hold_up_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_fetcher, "REFUSED_PAUSE_S", 1000.0)
+    monkeypatch.setattr(fetch_stream, "REFUSED_PAUSE_S", 1000.0)
 
     async def scenario() -> None:
         group = FakeGroup(topics={"orders": 1, "ahead": 1})
@@ -223,7 +224,7 @@ def test_a_queue_that_stands_beyond_its_end_goes_on_when_it_has_grown_so_far() -
             await consumer.subscribe("ahead")
             consumer.seek(MessageQueue("ahead", "g0", 0), 1)
             node = cluster.node()
-            while not (consumer._reader.beyond and node.max_wait_ms <= 1000 * group_fetcher.REFUSED_PAUSE_S):
+            while not (consumer._reader.beyond and node.max_wait_ms <= 1000 * REFUSED_PAUSE_S):
                 await consumer.poll(1, 20)
             streams = node.streams
             await fill(cluster, [b"a", b"b"], "ahead")
