@@ -61,17 +61,18 @@ def test_five_nodes_survive_two_kills(tmp_path: Path) -> None:
 
 LOSE_ONE = """
 import sys
-from ledgermq.client import cli, demo_ledger
+from ledgermq.client import cli
+from ledgermq.client.demo import ledger
 
-take = demo_ledger.ReceiveBook.on_message
+take = ledger.ReceiveBook.on_message
 
 def lose_number_77(book, queue_id, offset, body):
-    if demo_ledger.number_of(body) == 77:
+    if ledger.number_of(body) == 77:
         book.stored += 1
     else:
         take(book, queue_id, offset, body)
 
-demo_ledger.ReceiveBook.on_message = lose_number_77
+ledger.ReceiveBook.on_message = lose_number_77
 cli.main(["demo", "--messages", "5000", "--kills", "0", "--data", sys.argv[1]])
 """
 
