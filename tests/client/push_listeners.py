@@ -15,7 +15,7 @@ QUICK = PushOptions(commit_interval_ms=5, retry_ms=1, longest_retry_ms=4)
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 30))
+    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 async def fill(cluster: FakeCluster, bodies: list[bytes], topic: str = "orders", tag: str = "") -> None:

@@ -12,7 +12,7 @@ from .fakes import FakeCluster
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 30))
+    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 async def fill(cluster: FakeCluster, bodies: list[bytes], topic: str = "orders") -> None:

@@ -28,7 +28,7 @@ from tests.ports import free_ports
 
 from . import nursery
 
-_START_TIMEOUT = 30.0
+_START_TIMEOUT = 90.0  # a guard against hangs: a machine that is busy is no failure
 _POLL = 0.02
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ NO_CONTEXT: Any = None  # of a call that is made without a server; it is asked o
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 30))
+    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from ledgermq.proto import route_pb2
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 30))
+    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 async def until(done: Callable[[], bool]) -> None:

@@ -19,7 +19,7 @@ from ..reading import fill
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 30))
+    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 def old_and_new() -> tuple[FakeGroup, FakeGroup]:

@@ -21,7 +21,7 @@ from ..served import Served, served
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 30))
+    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 def groups() -> tuple[FakeGroup, FakeGroup]:

@@ -24,7 +24,7 @@ SHORT = Settings(size=32, seconds=0.02, warm_up_s=0.01, in_flight=8)
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 30))
+    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 def short(cluster: FakeCluster, **changes: Any) -> Workloads:

@@ -35,7 +35,7 @@ NOTHING = object()
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 30))
+    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 def silence(*, perhaps_done: bool = False) -> LedgerMQError:

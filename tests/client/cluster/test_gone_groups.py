@@ -23,7 +23,7 @@ TOPICS = {"orders": 1, TRACE_TOPIC: 1}
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 30))
+    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 def two_groups() -> FakeCluster:

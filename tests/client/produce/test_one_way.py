@@ -31,7 +31,7 @@ from .test_producer_sizes import stored
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 30))
+    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 def test_a_one_way_message_is_stored_without_waiting_for_route_or_answer() -> None:

@@ -28,7 +28,7 @@ from ..fakes import FakeCluster, FakeGroup
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 30))
+    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 def test_a_message_is_stored_and_its_receipt_names_the_place() -> None:

@@ -23,7 +23,7 @@ DEADLINE_MS = 600_000
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 30))
+    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 def delete(group: FakeGroup, topic: str) -> None:

@@ -30,7 +30,7 @@ from .test_producer_groups import group_name_for, two_groups
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 30))
+    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 def refusal(code: pb.RefusalCode, retry_after_ms: int = 1) -> pb.Refusal:
